@@ -107,6 +107,27 @@ test_frameworks() {
   (cd python/tests && HF_HUB_OFFLINE=1 "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA frameworks)
 }
 
+# The wheel with everything in it, under the oldest torch that the package serves and under the newest.
+test_wheels() {
+  say "testing the wheel that holds its libraries"
+  rm -rf build/manylinux
+  SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so tools/wheel.sh "$PWD/build/manylinux"
+  local version status
+  for version in 2.6.0 newest; do
+    local environment=$PWD/build/torch-$version named=()
+    [[ $version == newest ]] || named=(--torch "$version")
+    status=0
+    tools/torch_environment.py "$environment" "${named[@]}" || status=$?
+    if [[ $status == 77 ]]; then
+      say "SKIPPED: the wheel under torch $version, which cannot be had here"
+      continue
+    fi
+    [[ $status == 0 ]] || return "$status"
+    "$environment/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps --force-reinstall build/manylinux/*.whl
+    (cd python/tests && "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA --ignore frameworks .)
+  done
+}
+
 tools/install_packages.sh run test
 mkdir -p build
 
@@ -129,6 +150,7 @@ if [[ $slow == yes ]]; then
   run tsan --label-regex '^(cpu|io)$'
   SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'
   test_frameworks
+  test_wheels
   say "compiling each source alone"
   build_alone
   say "building twice in different folders"

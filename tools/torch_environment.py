@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""usage: tools/torch_environment.py FOLDER [--frameworks]
+"""usage: tools/torch_environment.py FOLDER [--frameworks] [--torch VERSION]
 
 Makes FOLDER a virtual environment with torch and pytest for the tests of python/, unless it is that already, and checks
 that torch can be imported there. Exits with 77, and says why, where the package index cannot give torch. With --frameworks
-it adds transformers, accelerate, lightning and peft; a framework that is missing is then a failure.
+it adds transformers, accelerate, lightning and peft; a framework that is missing is then a failure. --torch names a version,
+such as 2.6.0; by default the newest.
 
 The package index has torch for x86-64 with CUDA alone, which wants 4 GB of NVIDIA's libraries. On a machine without a GPU
 nothing calls them; but the loader wants them there. So torch is installed without what it depends on, and each library that
 is missing is replaced by one whose every function returns "no device".
 """
 
+import argparse
 import pathlib
 import re
 import subprocess
@@ -71,15 +73,16 @@ def add_frameworks(folder):
 
 
 def main():
-    frameworks = sys.argv[2:] == ["--frameworks"]
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-") or (len(sys.argv) > 2 and not frameworks):
-        print(__doc__)
-        return 2
-    folder = pathlib.Path(sys.argv[1])
+    parser = argparse.ArgumentParser(usage=__doc__, add_help=False)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--frameworks", action="store_true")
+    parser.add_argument("--torch", metavar="VERSION")
+    given = parser.parse_args()
+    folder, frameworks = given.folder, given.frameworks
     python = folder / "bin" / "python"
     done = folder / "complete"
     begin = time.monotonic()
-    wanted = ["--no-deps", "torch>=2.6", *PURE, *OTHERS]
+    wanted = ["--no-deps", f"torch=={given.torch}" if given.torch else "torch>=2.6", *PURE, *OTHERS]
     mark = " ".join(wanted) + " with stand-ins 2"
     if not done.exists() or done.read_text(encoding="utf-8") != mark:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)

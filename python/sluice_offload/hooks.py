@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .activations import ActivationStore
 from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError, SluiceError
 from .library import BACKWARD, FORWARD, INFERENCE
@@ -74,8 +75,10 @@ class Walk:
     """Hooks on every site of a model, and the state of its step. `rates` gives the learning rates of now."""
 
     def __init__(self, model: nn.Module, units: Units, engine: Engine, storages: "list[UnitStorage]",
-                 rates: "Callable[[], tuple[float, list[float]]]") -> None:
+                 rates: "Callable[[], tuple[float, list[float]]]", activations: Optional[ActivationStore] = None) -> None:
         self.model, self.units, self.engine, self.storages, self.rates = model, units, engine, storages, rates
+        self.activations = activations
+        self._keeping: Any = None           # the context in which autograd gives its tensors to `activations`
         self.leases = units.leases
         self.held: "dict[int, _Held]" = {}  # by unit, in order of use
         self.kept: "set[int]" = set()       # held units that have been copied for this step or inference
@@ -149,6 +152,7 @@ class Walk:
     def _recover(self) -> None:
         """Closes the leases that an exception has left open without a hook hearing of it: one in backward, or an
         interrupt."""
+        self._stop_keeping()
         if self.in_backward and torch._C._current_graph_task_id() == -1:
             self._release_all()
         if self.active == INFERENCE:
@@ -247,6 +251,9 @@ class Walk:
             return
         self.depth = 0  # an interrupt may have kept it from getting there
         self._enter()
+        if self.activations is not None and self.active == FORWARD and torch.is_grad_enabled():
+            self._keeping = self.activations.hooks()
+            self._keeping.__enter__()
         if not self._warned and self.engine.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
             self._warned = True
             warnings.warn("autocast keeps a copy of every weight for backward, which is the memory that offload saves; "
@@ -254,7 +261,13 @@ class Walk:
 
     def _root_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
+            self._stop_keeping()
             self._leave()
+
+    def _stop_keeping(self) -> None:
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.__exit__(None, None, None)
 
     def _site_begins(self, site: Site, args: Any, kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:  # computed again for backward, by a checkpoint

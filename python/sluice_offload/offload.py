@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from . import guards
+from .activations import ActivationStore
 from .described import take_over
 from .engine import Config, Engine, complete_config, read_config
-from .errors import ArgumentError
+from .errors import ArgumentError, ConfigError
 from .hooks import Walk
 from .optimizer import OffloadOptimizer
 from .processes import World, find_world
@@ -82,6 +83,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         take_over(settings, optimizer, model)
     world = find_world()
     settings = complete_config(settings, found, 1 if world is None else world.local_size)
+    make_activations = _activation_store(settings)
     if lr is None:
         lr = float(settings["optimizer"].get("learning_rate", 1e-3))
     if settings.get("sharding", {}).get("group") == "node":
@@ -100,6 +102,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         else:
             engine.initialize(_values_of(values), found)
         storages = _storages(found, engine, storage)
+        activations = make_activations(storages)
         made = OffloadOptimizer(found, engine, settings, lr)
         for group, given in zip(made.param_groups, [] if optimizer is None else optimizer.param_groups):
             group.update({key: given[key] for key in ("lr", "initial_lr") if key in given})
@@ -110,7 +113,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         engine.destroy()
         raise
     _adopt(found, engine, storages)
-    walk = Walk(model, found, engine, storages, made.rates)
+    walk = Walk(model, found, engine, storages, made.rates, activations)
     made.bind(walk)
     hook_state_dict(found, engine)
     guards.own(model.parameters(), made)
@@ -138,6 +141,30 @@ def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool) -> bo
         raise ArgumentError(f"the store \"{name}\" holds the state of step {step} already; go on from it with resume=True, "
                             "choose another storage.state.name, or remove the store's files with `sluice state remove`")
     return bool(name)
+
+
+def _activation_store(settings: "dict[str, Any]") -> "Callable[[list[UnitStorage]], Optional[ActivationStore]]":
+    """Takes `activations` out of the config, for the engine keeps those of programs that tell it of them, and returns a function
+    that makes the store for them."""
+    home = settings.pop("activations", "keep")
+    if home == "recompute":
+        raise ArgumentError('activations is "recompute": the program says what is computed again, by torch.utils.checkpoint or, in '
+                            'transformers, gradient_checkpointing_enable(); activations is then "keep", or "nvme" for what '
+                            "the checkpoints keep")
+    if home not in ("keep", "host", "nvme"):
+        raise ConfigError(f'activations is {home!r}; it has to be "keep", "host" or "nvme"')
+    if home != "nvme":  # torch's own memory is host memory
+        return lambda storages: None
+    section = settings.get("storage", {})
+    paths = section.get("paths") or []
+    if not paths:
+        raise ConfigError('activations is "nvme", but storage.paths names no folder')
+
+    def make(storages: "list[UnitStorage]") -> ActivationStore:
+        known = {storage.storage._cdata for storage in storages}
+        return ActivationStore([os.fspath(path) for path in paths], section.get("verify", "full"),
+                               lambda storage: storage._cdata in known)
+    return make
 
 
 def _check_values(units: Units, world: World) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from .activations import ActivationStore
 from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError
 from .hooks import Walk
@@ -78,6 +79,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if self._walk is None or self._walk.active is None:
             raise ArgumentError("loss_scale belongs to the step that a forward begins; read it behind the forward")
         return self._engine.loss_scale()
+
+    @property
+    def activations(self) -> Optional[ActivationStore]:
+        """With `activations: "nvme"`, what has gone to storage and back: written_bytes, read_bytes, used_bytes_max."""
+        return None if self._walk is None else self._walk.activations
 
     def answer_clipping(self, max_norm: float) -> torch.Tensor:
         """Answers clip_grad_norm_ for these parameters: there is nothing to do, since the engine has clipped to the
@@ -197,6 +203,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """Brings every update home and gives the engine's memory back. The model cannot be used any more."""
         if self._walk is not None:
             self._walk.abandon()
+            if self._walk.activations is not None:
+                self._walk.activations.close()
         self._engine.close()
 
 

@@ -1,0 +1,228 @@
+"""Activations on storage (`activations: "nvme"`): what autograd keeps for backward while the model's forward runs goes to a
+file, and comes back before backward needs it. With checkpointing that is what the checkpoints keep, their inputs.
+
+- The newest tensors stay in memory, since backward begins with them. Each older one is written when a newer one comes, on a
+  thread, from a copy. So the bytes follow from shapes alone: of the tensors of a forward, all but the newest `KEPT` are
+  written once, and read once per backward.
+- Backward takes them in the reverse order. Each one that is taken starts the reads of those before it.
+- Parameters are not kept here: autograd's views of them show the engine's memory.
+
+Thread rule: one thread at a time, not always the same; reads and writes run on threads of their own.
+"""
+
+import concurrent.futures
+import ctypes as C
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+import zlib
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+
+from .errors import StorageError
+
+KEPT = 2            # the newest, in memory
+AHEAD = 2           # read before they are taken
+WRITES_AT_ONCE = 2  # older ones wait for the drive
+PAGE = 4096         # of direct transfers
+_VERIFY_EVERY = {"full": 1, "sample": 8, "off": 0}
+
+
+def rounded(nbytes: int) -> int:
+    """The bytes that a tensor takes in the file."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+def _room(nbytes: int) -> torch.Tensor:
+    """Whole pages, which go back to the system with the tensor: in a heap, copies between other tensors would leave gaps."""
+    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+
+
+def _bytes(memory: torch.Tensor) -> Any:
+    return (C.c_char * memory.numel()).from_address(memory.data_ptr())
+
+
+class _File:
+    """A file without a name in `folder`, and which parts of it are in use."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.end = self.used_bytes = self.used_bytes_max = 0
+        self._free: "dict[int, list[int]]" = {}  # offsets by size
+        try:
+            self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageError(f"cannot make a file for activations in {folder}: {error.strerror}") from error
+        try:
+            fcntl.fcntl(self.descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_DIRECT)
+        except OSError:
+            pass  # such as tmpfs, which has no direct transfers
+
+    def take(self, nbytes: int) -> int:
+        self.used_bytes += nbytes
+        self.used_bytes_max = max(self.used_bytes_max, self.used_bytes)
+        free = self._free.get(nbytes)
+        if free:
+            return free.pop()
+        self.end += nbytes
+        return self.end - nbytes
+
+    def give(self, offset: int, nbytes: int) -> None:
+        self.used_bytes -= nbytes
+        self._free.setdefault(nbytes, []).append(offset)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def transfer(self, call: "Callable[..., int]", word: str, memory: torch.Tensor, offset: int) -> None:
+        view = memoryview(_bytes(memory)).cast("B")
+        done = 0
+        while done < len(view):
+            try:
+                count = call(self.descriptor, [view[done:]], offset + done)
+            except OSError as error:
+                raise StorageError(f"{word} activations in a file of {self.folder}, [{offset}, +{len(view)}): "
+                                   f"{error.strerror}; optimizer.zero_grad() abandons the step") from error
+            if count == 0 or (count % PAGE and done + count < len(view)):
+                raise StorageError(f"{word} activations in a file of {self.folder}, [{offset}, +{len(view)}): only {done + count} "
+                                   "bytes went through; optimizer.zero_grad() abandons the step")
+            done += count
+
+
+class _Saved:
+    """A tensor that autograd keeps. Its memory and its part of the file are given back with it."""
+
+    def __init__(self, store: "ActivationStore", number: int, tensor: torch.Tensor) -> None:
+        self.store, self.number = store, number
+        self.dtype, self.shape, self.stride = tensor.dtype, tensor.shape, tensor.stride()
+        self.nbytes = tensor.numel() * tensor.itemsize
+        self.memory: Optional[torch.Tensor] = _room(rounded(self.nbytes))  # until it is written
+        self.memory[:self.nbytes].view(self.dtype).copy_(torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset()))
+        self.file: Optional[_File] = None
+        self.offset = 0
+        self.write: "Optional[concurrent.futures.Future[int]]" = None  # gives the checksum
+        self.read: "Optional[concurrent.futures.Future[torch.Tensor]]" = None
+
+    def tensor(self, memory: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(memory[:self.nbytes].view(self.dtype), self.shape, self.stride)
+
+    def __del__(self) -> None:
+        self.store._give_back(self)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is all elements of a range of memory, in any order of its dimensions."""
+    extents = sorted((stride, extent) for extent, stride in zip(tensor.shape, tensor.stride()) if extent > 1)
+    expected = 1
+    for stride, extent in extents:
+        if stride != expected:
+            return False
+        expected *= extent
+    return tensor.numel() > 0
+
+
+class ActivationStore:
+    """Keeps tensors for autograd: `hooks()` is a context in which it does. `is_ours` says of a storage that it shows the engine's
+    memory."""
+
+    def __init__(self, folders: "Sequence[str]", verify: str, is_ours: "Callable[[torch.UntypedStorage], bool]") -> None:
+        self._files = [_File(folder) for folder in folders]
+        self._is_ours = is_ours
+        self._verify_every = _VERIFY_EVERY[verify]
+        self._threads = concurrent.futures.ThreadPoolExecutor(AHEAD + 1 + WRITES_AT_ONCE, "sluice activations")
+        self._lock = threading.RLock()  # again by the same thread, where a tensor dies in the middle of something
+        self._pid = os.getpid()
+        self._alive: "weakref.WeakValueDictionary[int, _Saved]" = weakref.WeakValueDictionary()
+        self._next = 0
+        self._newest: "list[int]" = []
+        self._writes: "list[concurrent.futures.Future[int]]" = []
+        self.read_bytes = self.written_bytes = 0
+
+    @property
+    def used_bytes_max(self) -> int:
+        """The most that lay in files at a time."""
+        return sum(file.used_bytes_max for file in self._files)
+
+    def hooks(self) -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for file in self._files:
+            file.close()
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        is_kept = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided \
+            and tensor.numel() * tensor.itemsize >= PAGE and _is_dense(tensor) and not self._is_ours(tensor.untyped_storage())
+        if not is_kept:
+            return tensor
+        with self._lock:
+            saved = _Saved(self, self._next, tensor.detach())
+            self._alive[saved.number] = saved
+            self._next += 1
+            self._newest.append(saved.number)
+            older = self._alive.get(self._newest.pop(0)) if len(self._newest) > KEPT else None
+        if older is not None:
+            self._write(older)
+        return saved
+
+    def _write(self, saved: _Saved) -> None:
+        while len(self._writes) >= WRITES_AT_ONCE:
+            concurrent.futures.wait([self._writes.pop(0)])  # a failure is the reader's, if the tensor is ever wanted
+        with self._lock:
+            memory, saved.memory = saved.memory, None
+            assert memory is not None
+            file = saved.file = self._files[saved.number % len(self._files)]
+            saved.offset = file.take(memory.numel())
+            self.written_bytes += memory.numel()
+        sums = self._verify_every != 0 and saved.number % self._verify_every == 0
+        saved.write = self._threads.submit(_write, file, memory, saved.offset, sums)
+        self._writes.append(saved.write)
+
+    def _begin_read(self, saved: _Saved) -> None:
+        if saved.memory is None and saved.read is None:
+            assert saved.file is not None and saved.write is not None
+            self.read_bytes += rounded(saved.nbytes)
+            saved.read = self._threads.submit(_read, saved.file, rounded(saved.nbytes), saved.offset, saved.write)
+
+    def _unpack(self, saved: Any) -> torch.Tensor:
+        if not isinstance(saved, _Saved):
+            return saved  # type: ignore[no-any-return]
+        with self._lock:
+            self._begin_read(saved)
+            before = (self._alive.get(number) for number in range(saved.number - 1, max(-1, saved.number - 1 - 4 * AHEAD), -1))
+            for other in [other for other in before if other is not None][:AHEAD]:
+                self._begin_read(other)
+            read, saved.read = saved.read, None
+        return saved.tensor(saved.memory if read is None else read.result())  # type: ignore[arg-type]
+
+    def _give_back(self, saved: _Saved) -> None:
+        if saved.file is None or os.getpid() != self._pid:
+            return
+        last = saved.read or saved.write
+        file, offset, nbytes = saved.file, saved.offset, rounded(saved.nbytes)
+
+        def give(_: Any) -> None:
+            with self._lock:
+                file.give(offset, nbytes)
+        assert last is not None
+        last.add_done_callback(give)  # no transfer may be under way when another tensor takes the place
+
+
+def _write(file: _File, memory: torch.Tensor, offset: int, sums: bool) -> int:
+    total = zlib.crc32(_bytes(memory)) if sums else -1
+    file.transfer(os.pwritev, "cannot write", memory, offset)
+    return total
+
+
+def _read(file: _File, nbytes: int, offset: int, write: "concurrent.futures.Future[int]") -> torch.Tensor:
+    expected = write.result()
+    memory = _room(nbytes)
+    file.transfer(os.preadv, "cannot read", memory, offset)
+    if expected >= 0 and zlib.crc32(_bytes(memory)) != expected:
+        raise StorageError(f"activations in a file of {file.folder}, [{offset}, +{nbytes}), have come back with other bytes than were "
+                           "written; check the drive")
+    return memory

