@@ -29,7 +29,7 @@ SLUICE_HOST_DEVICE constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-// The key of a step, and from it the key of a tensor, by the tensor's position in the model.
+// The key of a step, and the key of one of its tensors, by the tensor's position in the model.
 constexpr std::uint64_t rounding_key_of_step(std::uint64_t seed, std::uint64_t step) {
   return mix_bits(mix_bits(seed + 0x9e3779b97f4a7c15u) + step);
 }

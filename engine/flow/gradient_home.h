@@ -76,7 +76,7 @@ class GradientHome {
 
 // The part of the unit that this rank updates.
 GradientRange owned_range(const Layout& layout, UnitId unit);
-// Where the sum has the range, for sums in memory.
+// The address of the range in the sum, for homes in memory.
 std::byte* in_set(const Layout& layout, const Tiers& tiers, const GradientRange& range);
 // Enqueues one copy straight into the sum: a unit's first gradient of the step needs no addition.
 void copy_to_set(const Layout& layout, const Tiers& tiers, Device& device, const GradientMove& move,

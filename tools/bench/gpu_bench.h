@@ -87,8 +87,8 @@ struct TrainingBench {
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
-// Measures the drive under `path`, reading, writing and both, and sets its rates in `rates`. The
-// test file has no name.
+// Measures how fast the drive under `path` reads, writes, and does both, and sets its rates in
+// `rates`. The test file has no name.
 // Fails with: kNoSpace, kInput, kIo.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 
