@@ -187,6 +187,31 @@ void Engine::close() {
     parts_->loop.drain();
 }
 
+void Engine::set_norm_group(NormGroup group) {
+  const CallGuard guard(parts_->link, "set_norm_group");
+  if (parts_->loop.is_active())
+    throw Error(ErrorCode::kInvalidArgument,
+                "set_norm_group: a step or an inference is active; finish or destroy it first");
+  if (!group.add && !group.counted_elsewhere.empty())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("set_norm_group: {} tensors count elsewhere, but there is no function "
+                            "that adds over the group",
+                            group.counted_elsewhere.size()));
+  CountedTensors counted;
+  if (!group.counted_elsewhere.empty())
+    counted.is_elsewhere.resize(parts_->layout.tensors().size(), false);
+  for (const TensorId tensor : group.counted_elsewhere)
+    counted.is_elsewhere[index_of(parts_->layout.tensor(tensor).id)] = true;
+  std::string names;
+  for (const TensorPlace& tensor : parts_->layout.tensors())
+    if (!counted.count_here(tensor.id)) names += tensor.name + "\n";
+  if (parts_->ranks.are_several())
+    parts_->ranks.require_agreement(group.add ? "with a group\n" + names : "without a group",
+                                    "the norm group and the tensors that count elsewhere");
+  parts_->counted = std::move(counted);
+  parts_->loop.set_norm_group(std::move(group));
+}
+
 void Engine::set_last_words(std::function<void(const std::string& message)> last_words) {
   parts_->last_words = std::move(last_words);
 }

@@ -103,7 +103,7 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
       store(config.storage, layout, tiers, *queue, scheduler),
       worker(config.threads, scheduler),
       flow{config, model,  layout,    placement, tiers, store,
-           *queue, device, scheduler, worker,    ranks},
+           *queue, device, scheduler, worker,    ranks, counted},
       loop(flow, durable ? &durable->start() : nullptr),
       activations(flow, loop.timeline()),
       state(layout, placement, tiers, store, device, scheduler) {

@@ -13,6 +13,7 @@
 #include <sluice/engine.h>
 #include "engine/durable/durable_store.h"
 #include "engine/flow/activation_flow.h"
+#include "engine/flow/counted_norm.h"
 #include "engine/step/engine_link.h"
 #include "engine/step/step_loop.h"
 #include "engine/store/state_access.h"
@@ -74,6 +75,7 @@ struct Engine::Parts {
   std::unique_ptr<IoQueue> queue;
   BlockStore store;
   Worker worker;
+  CountedTensors counted;
   FlowParts flow;
   StepLoop loop;
   ActivationFlow activations;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cpu_optim/gradient_ops.h"
+#include "engine/flow/counted_norm.h"
 
 namespace sluice {
 
@@ -14,6 +15,7 @@ DeviceGradients::DeviceGradients(const FlowParts& parts, const ResidentUnits& re
                                  DeviceMath* math, Callbacks callbacks)
     : GradientHome(std::move(callbacks)),
       layout_(parts.layout),
+      counted_(parts.counted),
       tiers_(parts.tiers),
       device_(parts.device),
       scheduler_(parts.scheduler),
@@ -61,11 +63,14 @@ void DeviceGradients::leaves_arrived(UnitId unit) {
 
 // On the worker's thread.
 void DeviceGradients::add_leaves(UnitId unit) {
-  NormAccumulator& norm = norms_[index_of(unit)];
-  norm = NormAccumulator();
-  const std::span leaves(tiers_.host_tally(unit).leaves,
-                         owned_range(layout_, unit).count / kDeviceLeafElements);
-  for (const double leaf : leaves) norm.add(leaf);
+  const GradientRange own = owned_range(layout_, unit);
+  const double* const leaves = tiers_.host_tally(unit).leaves;
+  norms_[index_of(unit)] =
+      counted_norm(layout_, counted_, unit, own.begin, own.count,
+                   [&](std::uint64_t begin, std::uint64_t count, NormAccumulator& norm) {
+                     for (std::uint64_t at = begin; at < begin + count; at += kDeviceLeafElements)
+                       norm.add(leaves[(at - own.begin) / kDeviceLeafElements]);
+                   });
 }
 
 // The sums give the leaf, and the device the element. The range begins with a leaf.

@@ -33,6 +33,7 @@ class DeviceGradients final : public GradientHome {
   void add_leaves(UnitId unit);
 
   const Layout& layout_;
+  const CountedTensors& counted_;
   const Tiers& tiers_;
   Device& device_;
   Scheduler& scheduler_;

@@ -11,6 +11,7 @@
 namespace sluice {
 
 class BlockStore;
+struct CountedTensors;
 class IoQueue;
 class Layout;
 struct Placement;
@@ -31,6 +32,7 @@ struct FlowParts {
   Scheduler& scheduler;
   Worker& worker;
   Ranks& ranks;
+  const CountedTensors& counted;
 };
 
 }  // namespace sluice

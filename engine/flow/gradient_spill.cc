@@ -6,12 +6,14 @@
 
 #include <sluice/error.h>
 #include "base/trace/trace.h"
+#include "engine/flow/counted_norm.h"
 
 namespace sluice {
 
 GradientSpill::GradientSpill(const FlowParts& parts, WaitingGradients& waiting, Callbacks callbacks)
     : GradientHome(std::move(callbacks)),
       layout_(parts.layout),
+      counted_(parts.counted),
       placement_(parts.placement),
       tiers_(parts.tiers),
       device_(parts.device),
@@ -132,8 +134,13 @@ void GradientSpill::add(std::uint32_t index) {
     worker_.optimizer().accumulate(type, sum, tiers_.gradient_staging(index), block.element_count);
   }
   Sum& unit = sums_[index_of(block.unit)];
-  NormAccumulator norm;
-  worker_.optimizer().add_squared_norm(type, sum, block.element_count, norm);
+  const NormAccumulator norm =
+      counted_norm(layout_, counted_, block.unit, block.offset_elements, block.element_count,
+                   [&](std::uint64_t begin, std::uint64_t count, NormAccumulator& part) {
+                     const std::byte* const first =
+                         sum + (begin - block.offset_elements) * layout_.format().gradient_bytes();
+                     worker_.optimizer().add_squared_norm(type, first, count, part);
+                   });
   unit.norm.merge(norm);
   if (!norm.finite()) {
     const std::optional<std::uint64_t> at = find_non_finite(type, sum, block.element_count);

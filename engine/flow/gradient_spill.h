@@ -72,6 +72,7 @@ class GradientSpill final : public GradientHome {
   }
 
   const Layout& layout_;
+  const CountedTensors& counted_;
   const Placement& placement_;
   const Tiers& tiers_;
   Device& device_;

@@ -6,12 +6,14 @@
 
 #include <sluice/units.h>
 #include "base/trace/trace_ranges.h"
+#include "engine/flow/counted_norm.h"
 
 namespace sluice {
 
 HostGradients::HostGradients(const FlowParts& parts, Callbacks callbacks)
     : GradientHome(std::move(callbacks)),
       layout_(parts.layout),
+      counted_(parts.counted),
       placement_(parts.placement),
       tiers_(parts.tiers),
       device_(parts.device),
@@ -109,10 +111,12 @@ void HostGradients::measure(const GradientSum& sum) {
                           .step = sum.step,
                           .unit = index_of(sum.unit),
                           .kind = TraceKind::kNorm});
-  NormAccumulator& norm = norms_[index_of(sum.unit)];
-  norm = NormAccumulator();
-  worker_.optimizer().add_squared_norm(format.gradient, in_set(layout_, tiers_, own), own.count,
-                                       norm);
+  norms_[index_of(sum.unit)] = counted_norm(
+      layout_, counted_, sum.unit, own.begin, own.count,
+      [&](std::uint64_t begin, std::uint64_t count, NormAccumulator& norm) {
+        worker_.optimizer().add_squared_norm(
+            format.gradient, in_set(layout_, tiers_, {sum.unit, begin, count}), count, norm);
+      });
 }
 
 std::optional<std::uint64_t> HostGradients::first_non_finite(const GradientRange& range) const {

@@ -41,6 +41,7 @@ class HostGradients final : public GradientHome {
   std::uint32_t block_of(const GradientRange& piece) const;
 
   const Layout& layout_;
+  const CountedTensors& counted_;
   const Placement& placement_;
   const Tiers& tiers_;
   Device& device_;

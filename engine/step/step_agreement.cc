@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <span>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -100,19 +101,55 @@ StepVote vote_of(const StepOptions& options, std::uint64_t step, std::uint32_t u
           .use = use};
 }
 
+// With the norm's words travel one, the step and the gradients' divisor. If all members have the
+// same values, the sums are the number of members times the own values.
+NormAccumulator over_group(const NormGroup& group, const NormAccumulator& own, std::uint64_t step,
+                           double divisor) {
+  NormAccumulator::Words words = own.words();
+  const std::array<std::uint64_t, 2> equal{step, std::bit_cast<std::uint64_t>(divisor)};
+  std::vector<std::uint64_t> sums(words.begin(), words.end());
+  sums.push_back(1);
+  sums.insert(sums.end(), equal.begin(), equal.end());
+  group.add(sums);
+  const std::uint64_t members = sums[words.size()];
+  for (std::size_t i = 0; i < equal.size(); ++i) {
+    if (sums[words.size() + 1 + i] == members * equal[i]) continue;
+    throw Error(ErrorCode::kRanks,
+                fmt::format("the {} members of the norm group take different steps: here it is "
+                            "step {}, whose gradients are divided by {}; all have to call "
+                            "finish() equally often, with equal micro-batches and loss scales",
+                            members, step, divisor));
+  }
+  std::copy_n(sums.begin(), words.size(), words.begin());
+  return NormAccumulator::of_words(words);
+}
+
 }  // namespace
 
-// The norm over all ranks. All ranks derive the same decisions from it.
+// The norm over all ranks, and over the norm group. All of them derive the same decisions from it.
 NormAccumulator StepLoop::agree() {
-  if (!ranks_.are_several()) return drain_.norm();
-  StepVote own = vote_of(terms_.options(), step_, cursor_.next());
-  own.is_at_norm = 1;
-  NormAccumulator::Words words{};
-  if (ranks_.rank() < ranks_.owner_count()) words = drain_.norm().words();
-  std::uint64_t none = 0;
-  vote(ranks_, layout_, own, words, none, "the gradient norm");
-  if (commits_) scheduler_.run([this] { commits_->count_for_all(); });
-  return NormAccumulator::of_words(words);
+  NormAccumulator norm = drain_.norm();
+  if (ranks_.are_several()) {
+    StepVote own = vote_of(terms_.options(), step_, cursor_.next());
+    own.is_at_norm = 1;
+    NormAccumulator::Words words{};
+    if (ranks_.rank() < ranks_.owner_count()) words = norm.words();
+    std::uint64_t none = 0;
+    vote(ranks_, layout_, own, words, none, "the gradient norm");
+    if (commits_) scheduler_.run([this] { commits_->count_for_all(); });
+    norm = NormAccumulator::of_words(words);
+  }
+  if (!norm_group_.add) return norm;
+  try {
+    return over_group(norm_group_, norm, step_ + 1, terms_.gradient_count(scaler_.scale()));
+  } catch (const Error& error) {
+    scheduler_.fail(error);
+    throw;
+  } catch (const std::exception& error) {
+    scheduler_.fail(Error(ErrorCode::kRanks,
+                          fmt::format("the function of the norm group failed: {}", error.what())));
+    throw;
+  }
 }
 
 // How far a rank has fetched ahead depends on its timing. Where each fetch is a gather, all fetch

@@ -37,7 +37,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
   await_computation(rest);
   failure_.throw_if_device_failed();
-  if (ranks_.are_several())
+  if (ranks_.are_several() || norm_group_.add)
     scheduler_.run(
         [this] { timeline_.waits_for(kTraceNone, {.reason = TraceReason::kCollective}); });
   await_commits();  // of the steps before: the vote tells others that this rank has them

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <sluice/norm_group.h>
 #include <sluice/state_source.h>
 #include <sluice/step_report.h>
 #include <sluice/use.h>
@@ -77,6 +78,8 @@ class StepLoop {
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return cursor_.plans().predict_traffic(micro_batches, order);
   }
+  // Requires: no step is active, and Engine::set_norm_group() has checked `group`.
+  void set_norm_group(NormGroup group) { norm_group_ = std::move(group); }
   // With a durable store: commit_first() makes the first commit, of the present state, and
   // commit_now() commits the last step. Both return when every rank has the commit. Requires: no
   // step is active.
@@ -167,6 +170,7 @@ class StepLoop {
   std::unique_ptr<Commits> commits_;  // null where the state is scratch
   OptimizerPass pass_;
   StepFailure failure_;
+  NormGroup norm_group_;  // without a function: no group
 
   // The step under way:
   StepTerms terms_;

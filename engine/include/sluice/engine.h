@@ -49,6 +49,7 @@
 #include <sluice/device.h>
 #include <sluice/export.h>
 #include <sluice/model_spec.h>
+#include <sluice/norm_group.h>
 #include <sluice/state.h>
 #include <sluice/state_source.h>
 #include <sluice/step.h>
@@ -155,6 +156,13 @@ class SLUICE_EXPORT Engine {
   // if there was one.
   Step begin_step(const StepOptions& options);
   Inference begin_inference();
+
+  // From the next step on, StepReport::gradient_norm, clipping, skipped steps and the loss scale
+  // are those of the whole group. A group without a function ends that. Several ranks of one engine
+  // give the same tensors.
+  // Fails with: kInvalidArgument while a step is active, for a tensor that does not exist, and for
+  // tensors without a function; kRanks where ranks differ.
+  void set_norm_group(NormGroup group);
 
   // Returns when every scheduled update has been applied and its state is back at home.
   void drain();

@@ -1,0 +1,47 @@
+// The norm of a part of a unit's gradient, without tensors that another member of the norm group
+// counts (sluice/norm_group.h). Pure, callable from any thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "base/norm_accumulator.h"
+#include "engine/plan/layout.h"
+
+namespace sluice {
+
+// Changes between steps only, so that any thread can read it during one.
+struct CountedTensors {
+  std::vector<bool> is_elsewhere = {};  // by tensor; empty: all tensors count here
+
+  bool count_here(TensorId tensor) const {
+    return is_elsewhere.empty() || !is_elsewhere[index_of(tensor)];
+  }
+};
+
+// `add(first, count, norm)` adds the squares of elements [first, first + count) of the unit to
+// `norm`, for whole leaves. A value that is not finite counts in any tensor, so that a tensor whose
+// other copy is not equal cannot hide it.
+template <class Add>
+NormAccumulator counted_norm(const Layout& layout, const CountedTensors& counted, UnitId unit,
+                             std::uint64_t begin, std::uint64_t count, const Add& add) {
+  NormAccumulator own, elsewhere;
+  const auto tensors = layout.tensors_of(unit);
+  const std::uint64_t end = begin + count;
+  for (std::size_t i = 0; i < tensors.size() && begin < end;) {
+    const bool is_here = counted.count_here(tensors[i].id);
+    while (i < tensors.size() && counted.count_here(tensors[i].id) == is_here) ++i;
+    // Padding belongs to the tensor before it.
+    const std::uint64_t part_end =
+        i == tensors.size() ? end : std::min(end, tensors[i].offset_elements);
+    if (part_end <= begin) continue;
+    add(begin, part_end - begin, is_here ? own : elsewhere);
+    begin = part_end;
+  }
+  if (!elsewhere.finite()) own.add(std::numeric_limits<double>::infinity());
+  return own;
+}
+
+}  // namespace sluice

@@ -1,0 +1,28 @@
+// The gradient norm of a model that the application splits itself, by tensor or pipeline
+// parallelism. Each process then has an engine for its part of the model, and the processes that
+// have the whole model between them form a norm group. With the group's norm, all of them clip by
+// the same factor, skip the same steps and keep the same loss scale, as one engine with the whole
+// model would. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include <sluice/ids.h>
+
+namespace sluice {
+
+struct NormGroup {
+  // Replaces each of `sums` by its sum over the group, modulo 2^64: for example MPI_Allreduce() of
+  // unsigned 64-bit integers, in place. Step::finish() calls the function once, on its own thread,
+  // after the gradients and before the update. All members of the group call finish() equally
+  // often. An exception stops the engine.
+  std::function<void(std::span<std::uint64_t> sums)> add = {};
+  // Tensors of which another member has an equal copy with an equal gradient, such as layer norms
+  // under tensor parallelism. Exactly one member counts each tensor, and all others name it here.
+  std::vector<TensorId> counted_elsewhere = {};
+};
+
+}  // namespace sluice
