@@ -154,6 +154,24 @@ sluice_status sluice_drain(sluice_engine* engine) {
   return guarded(engine, __func__, [&](const char*) { engine->engine->drain(); });
 }
 
+sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
+                                    const uint32_t* elsewhere, uint32_t elsewhere_count) {
+  return guarded(engine, __func__, [&](const char* name) {
+    if (elsewhere_count != 0) require(elsewhere, name, "the list of tensors");
+    NormGroup group;
+    for (std::uint32_t i = 0; i < elsewhere_count; ++i)
+      group.counted_elsewhere.push_back(TensorId{elsewhere[i]});
+    if (add != nullptr)
+      group.add = [add, context](std::span<std::uint64_t> sums) {
+        if (const int returned = add(context, sums.data(), sums.size()); returned != 0)
+          throw Error(ErrorCode::kRanks,
+                      fmt::format("sluice_set_norm_group: the function for sums has failed with {}",
+                                  returned));
+      };
+    engine->engine->set_norm_group(std::move(group));
+  });
+}
+
 sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options) {
   return guarded(engine, __func__, [&](const char* name) {
     require(options, name, "options");

@@ -395,6 +395,19 @@ sluice_status sluice_read_config(const char* text, const char* file_name, const 
 sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
                                     uint32_t tensor_count, sluice_values values, void* context);
 
+// Adds each of `count` sums over the group, modulo 2^64, and puts the results in their places; for
+// example MPI_Allreduce() of unsigned 64-bit integers. Returns 0, or any other number for a
+// failure, which stops the engine with SLUICE_RANKS. The function must not call the same engine.
+typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
+// For an application that splits its model itself, by tensor or pipeline parallelism: engines that
+// have the whole model between them clip by its norm, skip the same steps and keep the same loss
+// scale (<sluice/norm_group.h>). sluice_finish_step() calls `add` once, on its own thread; all
+// members of the group finish equally often. `elsewhere` has the numbers of the tensors of which
+// another member counts an equal copy. A null `add` ends the group. Must not be called while a step
+// is active. `context` must stay valid until the group ends or the engine is destroyed.
+sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
+                                    const uint32_t* elsewhere, uint32_t elsewhere_count);
+
 #ifdef __cplusplus
 }
 #endif

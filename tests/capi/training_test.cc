@@ -99,6 +99,36 @@ TEST_F(CApiTraining, OtherValuesBetweenTwoSteps) {
   EXPECT_EQ(sluice_replace_values(engine_, &bias, 1, ones, nullptr), SLUICE_UNSUPPORTED);
 }
 
+// The other member has the same gradients.
+int add_an_equal_member(void* context, uint64_t* sums, uint64_t count) {
+  ++*static_cast<int*>(context);
+  for (uint64_t i = 0; i < count; ++i) sums[i] *= 2;
+  return 0;
+}
+
+TEST_F(CApiTraining, TheNormIsThatOfTheGroup) {
+  make(kSgd);
+  const double own = step(step_, nullptr).gradient_norm;
+  int calls = 0;
+  ASSERT_EQ(sluice_set_norm_group(engine_, add_an_equal_member, &calls, nullptr, 0), SLUICE_OK);
+  EXPECT_NEAR(step(step_, nullptr).gradient_norm / own, std::sqrt(2.0) * 0.99, 1e-6)
+      << "after a step that has taken a hundredth off parameters and gradients";
+  EXPECT_EQ(calls, 1);
+  const std::uint32_t missing = 1000;
+  EXPECT_EQ(sluice_set_norm_group(engine_, add_an_equal_member, &calls, &missing, 1),
+            SLUICE_INVALID_ARGUMENT);
+  ASSERT_EQ(sluice_set_norm_group(engine_, nullptr, nullptr, nullptr, 0), SLUICE_OK);
+  (void)step(step_, nullptr);
+  EXPECT_EQ(calls, 1);
+  const auto fails = [](void*, uint64_t*, uint64_t) { return 7; };
+  ASSERT_EQ(sluice_set_norm_group(engine_, fails, nullptr, nullptr, 0), SLUICE_OK);
+  ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
+  walk(1);
+  sluice_step_report report{};
+  EXPECT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_RANKS);
+  EXPECT_NE(std::string(sluice_last_error()).find("failed with 7"), std::string::npos);
+}
+
 TEST_F(CApiTraining, BytesAreThePlans) {
   make(R"("overlap": "serial")");
   (void)step(step_, nullptr);
