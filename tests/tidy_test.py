@@ -178,8 +178,10 @@ def check_cycles(tree):
 def check_lengths(tree):
     for path, text in tree.cpp.items():
         lines = text.splitlines()
-        if len(lines) > FILE_LINES_MAX:
-            tree.report("file-length", path, FILE_LINES_MAX, f"{len(lines)} lines; {FILE_LINES_MAX} are allowed")
+        # The C interface is one header, as C programs expect, and its comments are its manual.
+        lines_max = 500 if path == "capi/sluice.h" else FILE_LINES_MAX
+        if len(lines) > lines_max:
+            tree.report("file-length", path, lines_max, f"{len(lines)} lines; {lines_max} are allowed")
         for number, line in enumerate(lines, 1):
             if len(line) > LINE_CHARACTERS_MAX and 'R"' not in line:  # a raw string cannot be broken
                 tree.report("line-length", path, number, f"{len(line)} characters; {LINE_CHARACTERS_MAX} are allowed")

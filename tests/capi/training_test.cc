@@ -123,6 +123,8 @@ TEST_F(CApiTraining, TheNormIsThatOfTheGroup) {
   const auto fails = [](void*, uint64_t*, uint64_t) { return 7; };
   ASSERT_EQ(sluice_set_norm_group(engine_, fails, nullptr, nullptr, 0), SLUICE_OK);
   ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
+  EXPECT_EQ(sluice_set_norm_group(engine_, nullptr, nullptr, nullptr, 0), SLUICE_INVALID_ARGUMENT)
+      << "a step is active";
   walk(1);
   sluice_step_report report{};
   EXPECT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_RANKS);
