@@ -29,107 +29,53 @@
 #include "tools/commands/generate_command.h"
 #include "tools/commands/plan_command.h"
 #include "tools/commands/state_command.h"
+#include "tools/commands/tokenize_command.h"
 #include "tools/commands/top_command.h"
 #include "tools/commands/trace_options.h"
 #include "tools/commands/train_command.h"
+#include "tools/commands/train_options.h"
 #include "tools/commands/tune_options.h"
 #include "tools/commands/version_command.h"
 
 namespace {
 
-void add_checkpoints(CLI::App& train, sluice::CheckpointOptions& options) {
-  train.add_option("--checkpoint", options.root,
-                   "Folder for checkpoints: all of the state, for --resume and other programs");
-  train
-      .add_option("--checkpoint-every", options.every,
-                  "Steps from one checkpoint to the next; 0 = only at the end or a signal")
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40))
-      ->capture_default_str();
-  train.add_option("--keep", options.keep, "Number of newest checkpoints to keep; 0 = all")
-      ->check(CLI::Range(0, 1'000'000'000))
-      ->capture_default_str();
-  train
-      .add_option("--shard-size", options.shard_size,
-                  "Largest size of a checkpoint's file, like 5GB")
-      ->check(sluice::is_size())
-      ->capture_default_str();
-  train
-      .add_flag("--resume{newest}", options.resume,
-                "Go on from the durable store (storage.state.name) or the newest whole checkpoint, "
-                "whichever has more steps, or begin anew where there is neither; "
-                "--resume=required: fail there")
-      ->check(CLI::IsMember({"newest", "required"}));
-  train.add_flag("--convert", options.converts,
-                 "Accept a checkpoint with another precision or other frozen units");
-  train.add_flag("--accept-config", options.accepts_config,
-                 "Accept settings that differ from those of the checkpoint or store");
-  train.add_flag("--accept-data", options.accepts_data,
-                 "Accept a text that differs from that of the checkpoint or store");
-  train.add_flag("--accept-kernels", options.accepts_kernels,
-                 "Go on with a store whose matrix products were computed by another library, "
-                 "version or kernel family; the report names the step");
-}
-
-void add_train(CLI::App& app, sluice::TrainOptions& options) {
-  CLI::App* train = app.add_subcommand(
-      "train", "Train a GPT on a text, with its state in device memory, host memory and on NVMe");
-  sluice::add_input(train, "CONFIG", options.config_file,
-                    "Config file (docs/configuration.md), or a DeepSpeed file")
-      ->required();
-  sluice::add_input(train, "--data", options.data_file, "Text or token file; overrides data.file");
-  train->add_option("--steps", options.steps, "Overrides run.steps");
-  train->add_option("--seed", options.seed, "Overrides run.seed");
-  train
-      ->add_option("--set", options.assignments,
-                   "Override any key: --set memory.host=10MiB (may be repeated)")
-      ->allow_extra_args(false)
-      ->type_name("KEY=VALUE");
-  sluice::add_input(train, "--init", options.init_file,
-                    "Start from the weights of a saved model (safetensors)");
-  sluice::add_output(train, "--save", options.save_file,
-                     "Save the fp32 master weights at the end (safetensors)");
-  sluice::add_output(train, "--json", options.json_file,
-                     "Write every step's figures and the state's SHA-256 at the end");
-  sluice::add_output(train, "--json-lines", options.json_lines_file,
-                     "Write a line of JSON for each step as it ends");
-  sluice::add_output(train, "--csv", options.csv_file,
-                     "Write one row of figures for each step as it ends");
-  train
-      ->add_option("--log-every", options.log_every,
-                   "Print and write only every N-th step, and the last one")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
-      ->capture_default_str();
-  sluice::add_output(train, "--trace", options.trace_file,
-                     "Record every transfer, copy, update and wait (sluice trace reads it)");
-  add_checkpoints(*train, options.checkpoints);
-  sluice::add_deepspeed_values(train, options.deepspeed);
-  train->add_flag("--quiet", options.quiet, "Print nothing but errors");
-}
-
 void add_generate(CLI::App& app, sluice::GenerateOptions& options) {
-  CLI::App* generate =
-      app.add_subcommand("generate", "Continue a prompt with a saved byte-level model");
+  CLI::App* generate = app.add_subcommand("generate", "Continue a prompt with a saved model");
   sluice::add_input(generate, "--model", options.model_file, "Model file (safetensors)")
       ->required();
+  sluice::add_input(generate, "--tokenizer", options.tokenizer,
+                    "Tokenizer (tokenizer.json, vocab.json or a folder); default: the one in the "
+                    "model's folder, or bytes");
   generate->add_option("--prompt", options.prompt, "Text to continue")->required();
-  generate->add_option("--tokens", options.tokens, "How many bytes to add")
+  generate->add_option("--tokens", options.tokens, "How many tokens to add")
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1'000'000'000}))
       ->capture_default_str();
   generate
       ->add_option("--temperature", options.temperature,
-                   "0 = the most probable byte; higher = more varied")
+                   "0 = the most probable token; higher = more varied")
       ->check(sluice::between(0, 1e6))
       ->capture_default_str();
   generate
-      ->add_option("--top-k", options.top_k, "Draw from the k most probable bytes; 0 = from all")
+      ->add_option("--top-k", options.top_k, "Draw from the k most probable tokens; 0 = from all")
       ->capture_default_str();
-  generate->add_option("--seed", options.seed, "The same seed draws the same bytes")
+  generate->add_option("--seed", options.seed, "The same seed draws the same tokens")
       ->check(CLI::Range(std::uint64_t{0}, (std::uint64_t{1} << 53) - 1))
       ->capture_default_str();
   generate
       ->add_option("--threads", options.threads, "Threads; 0 = the cores granted to the process")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
+}
+
+void add_tokenize(CLI::App& app, sluice::TokenizeOptions& options) {
+  CLI::App* tokenize = app.add_subcommand("tokenize", "Turn a text into a file of tokens");
+  sluice::add_input(tokenize, "TEXT", options.text_file, "The text")->required();
+  sluice::add_input(tokenize, "--tokenizer", options.tokenizer,
+                    "Tokenizer (tokenizer.json, vocab.json or a folder)")
+      ->required();
+  sluice::add_output(tokenize, "--output", options.output_file,
+                     "The token file (llm.c's format with a header)")
+      ->required();
 }
 
 void add_plan(CLI::App& app, sluice::PlanOptions& options) {
@@ -226,6 +172,7 @@ struct Commands {
   GeneralOptions general;
   sluice::TrainOptions train;
   sluice::GenerateOptions generate;
+  sluice::TokenizeOptions tokenize;
   sluice::DoctorOptions doctor;
   sluice::PlanOptions plan;
   sluice::TuneOptions tune;
@@ -265,13 +212,15 @@ struct Commands {
     if (app.got_subcommand("trace")) return trace.run(app.get_subcommand("trace"));
     if (app.got_subcommand("top")) return sluice::run_top(top);
     if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
+    if (app.got_subcommand("tokenize")) return sluice::run_tokenize(tokenize);
     return sluice::run_generate(generate);
   }
 };
 
 void add_commands(CLI::App& app, Commands& commands) {
-  add_train(app, commands.train);
+  sluice::add_train(app, commands.train);
   add_generate(app, commands.generate);
+  add_tokenize(app, commands.tokenize);
   add_plan(app, commands.plan);
   sluice::add_tune(app, commands.tune);
   sluice::add_bench(app, commands.bench);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,6 +15,7 @@
 #include "tools/gpt/model/gpt_compute.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/model/sampling.h"
+#include "tools/gpt/text/tokenizer.h"
 #include "tools/gpt/train/model_file.h"
 
 namespace sluice {
@@ -55,6 +57,50 @@ class UnitReader {
   AlignedBuffer buffer_;
 };
 
+// The tokens of a text, and back: a byte each without a tokenizer.
+class Vocabulary {
+ public:
+  Vocabulary(const GenerateOptions& options, std::uint32_t token_count) {
+    const std::string path =
+        options.tokenizer.empty() ? tokenizer_in_folder(options.model_file) : options.tokenizer;
+    if (!path.empty()) {
+      tokenizer_.emplace(path);
+      if (tokenizer_->token_count() > token_count)
+        throw Error(ErrorCode::kInput,
+                    fmt::format("tokenizer \"{}\" has {} tokens, but \"{}\" has a vocabulary of "
+                                "{}; it belongs to another model",
+                                tokenizer_->path(), tokenizer_->token_count(), options.model_file,
+                                token_count));
+    } else if (token_count != 256) {
+      throw Error(
+          ErrorCode::kInput,
+          fmt::format("\"{}\" has a vocabulary of {} tokens; pass --tokenizer FILE with the "
+                      "tokenizer that it was trained with (without one, the tokens are the "
+                      "256 bytes)",
+                      options.model_file, token_count));
+    }
+  }
+
+  std::vector<std::uint32_t> tokens_of(const std::string& text) {
+    std::vector<std::uint32_t> tokens;
+    if (tokenizer_) {
+      tokenizer_->encode(text, tokens);
+    } else {
+      for (const char letter : text) tokens.push_back(static_cast<unsigned char>(letter));
+    }
+    return tokens;
+  }
+
+  // Tokens beyond the tokenizer's, which pad some models' vocabularies, have no bytes.
+  std::string bytes_of(std::uint32_t token) const {
+    return tokenizer_ ? std::string(tokenizer_->bytes_of(token))
+                      : std::string(1, static_cast<char>(token));
+  }
+
+ private:
+  std::optional<Tokenizer> tokenizer_;
+};
+
 }  // namespace
 
 int run_generate(const GenerateOptions& options) {
@@ -63,17 +109,12 @@ int run_generate(const GenerateOptions& options) {
   if (options.prompt.empty())
     throw Error(ErrorCode::kInput,
                 "the prompt is empty; pass --prompt TEXT with at least one byte");
-  if (config.vocabulary != 256)
-    throw Error(
-        ErrorCode::kInput,
-        fmt::format("\"{}\" has a vocabulary of {} tokens; generate understands byte models (256)",
-                    options.model_file, config.vocabulary));
+  Vocabulary vocabulary(options, config.vocabulary);
   const ModelSpec model = validated(gpt::gpt_model_spec(config));
   const unsigned threads = granted_threads(options.threads);
   gpt::GptCompute compute(config, {.batch = 1, .sequence = config.context}, {.threads = threads});
   UnitReader reader(file, model);
-  std::vector<std::uint32_t> tokens;
-  for (const char letter : options.prompt) tokens.push_back(static_cast<unsigned char>(letter));
+  std::vector<std::uint32_t> tokens = vocabulary.tokens_of(options.prompt);
   say_text(options.prompt);
   for (std::uint64_t position = 0; position < options.tokens && said_failure() == 0; ++position) {
     const std::size_t seen = std::min<std::size_t>(tokens.size(), config.context);
@@ -89,8 +130,7 @@ int run_generate(const GenerateOptions& options) {
         logits, {.temperature = options.temperature, .top_k = options.top_k, .seed = options.seed},
         position);
     tokens.push_back(token);
-    const char letter = static_cast<char>(token);
-    say_text({&letter, 1});
+    say_text(vocabulary.bytes_of(token));
     flush_said();
   }
   say_text("\n");

@@ -9,6 +9,7 @@ namespace sluice {
 
 struct GenerateOptions {
   std::string model_file;
+  std::string tokenizer;  // empty = the one in the model's folder, or bytes
   std::string prompt;
   std::uint64_t tokens = 200;
   double temperature = 0.8;
@@ -17,7 +18,7 @@ struct GenerateOptions {
   unsigned threads = 0;  // 0 = the granted cores
 };
 
-// Prints the prompt and its continuation as bytes. Returns the exit code.
+// Prints the prompt and its continuation token by token. Returns the exit code.
 // Fails with: kInput (model file, also with weights that are not finite; an empty prompt; a
 // temperature below 0; a vocabulary that is not bytes).
 int run_generate(const GenerateOptions& options);

@@ -24,12 +24,15 @@
 #include "tools/commands/train_outputs.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/model/peak_rate.h"
 #include "tools/gpt/train/compute_device.h"
+#include "tools/gpt/train/host_trainer.h"
 #include "tools/gpt/train/kernel_agreement.h"
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
 #include "tools/gpt/train/run_publisher.h"
+#include "tools/gpt/train/tokenized_data.h"
 #include "tools/gpt/train/train_ranks.h"
 #include "tools/gpt/train/train_report.h"
 #include "tools/report/state_hash.h"
@@ -38,9 +41,6 @@
 
 namespace sluice {
 namespace {
-
-// Enough for a loss that is good to about 0.02 nats, at the cost of a few steps.
-constexpr std::uint64_t kValidationTokens = 32 << 10;
 
 // `introduction` is what a run says of a config that is not Sluice's own.
 TrainConfig read_config(const TrainOptions& options, std::string& introduction) {
@@ -55,6 +55,7 @@ TrainConfig read_config(const TrainOptions& options, std::string& introduction) 
   if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
   TrainConfig config = train_config(document);
   if (!options.data_file.empty()) config.data_file = options.data_file;
+  if (!options.tokenizer.empty()) config.tokenizer = options.tokenizer;
   if (!options.trace_file.empty()) config.trace_file = options.trace_file;
   return config;
 }
@@ -86,7 +87,9 @@ class TrainRun {
         limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
                 config.engine.storage.calibration, config.engine.storage.state.commit_every),
         log_(outputs.csv, outputs.json_lines, options.log_every),
-        publisher_(config_, engine_) {}
+        publisher_(config_, engine_),
+        watch_(options.watch, config_, dataset_, *trainer_, publisher_, outputs.events, is_quiet_),
+        peak_flops_(peak_of(options)) {}
 
   int run() {
     introduce();
@@ -150,6 +153,18 @@ class TrainRun {
     flush_said();
   }
 
+  // Per second, of one rank; 0 = unknown.
+  double peak_of(const TrainOptions& options) const {
+    if (!options.measures_peak) return options.peak_flops.value_or(0);
+    if (!device_.is_host())
+      throw Error(
+          ErrorCode::kUnsupported,
+          "--measure-peak measures on the host only; pass --peak-flops with the GPU's rate");
+    const Progress progress("measuring the peak rate of matrix products", is_quiet_);
+    return gpt::measured_peak_flops(granted_threads(config_.engine.threads),
+                                    compute_options(config_).matmul);
+  }
+
   // The state of the store or of the newest checkpoint, or a fresh one.
   void resume() {
     checkpoints_.set_products(describe(device_.matrix_kernels()));
@@ -191,15 +206,17 @@ class TrainRun {
   // Nothing can be refused any more: files that grow get their names, in place of older files.
   void accept() {
     log_.begin(steps_ended_);
+    watch_.begin();
     defer_interrupts(
         "sluice: ending after this step; a second signal ends at once, without saving\n");
     outputs_.trace.accept();
     log_.accept();
+    watch_.accept();
   }
 
   void train() {
     publisher_.enter(RunPhase::kTraining, steps_ended_);
-    ProgressDisplay progress(config_.steps, gpt::flops_per_token(config_.model), is_quiet_);
+    ProgressDisplay progress(config_.steps, is_quiet_);
     while (steps_ended_ < config_.steps && !record_.interrupted) {
       const std::uint64_t step = steps_ended_;
       const auto begin = std::chrono::steady_clock::now();
@@ -207,30 +224,16 @@ class TrainRun {
       const TrainedStep trained = trainer_->train_step(step);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
       record_.steps.push_back(
-          {.step = step + 1,
-           .loss = mean_over_ranks(trained.loss),
-           .gradient_norm = trained.report.gradient_norm,
-           .loss_scale = trained.report.loss_scale,
-           .skipped = trained.report.skipped,
-           .time_s = time.count(),
-           .tokens = std::uint64_t{config_.sequences} * config_.micro_batches *
-                     config_.model.context * engine_.rank_count(),
-           .nvme_read_bytes = trained.report.nvme_read_bytes,
-           .nvme_write_bytes = trained.report.nvme_write_bytes,
-           .rank_traffic = trained.report.rank_traffic,
-           .activation_out_bytes = trained.report.activation_out_bytes,
-           .activation_in_bytes = trained.report.activation_in_bytes,
-           .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
-           .stall_for_update_s = static_cast<double>(trained.report.stall_for_update_ns) * 1e-9,
-           .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,
-           .times = trained.report.times,
-           .policy = trained.report.policy});
+          record_of(config_, trained, step, time.count(), engine_.rank_count(), peak_flops_));
+      record_.steps.back().loss = mean_over_ranks(trained.loss);
       raise_marks(record_.buffers, trained.report.buffers);
       publisher_.step_ended(record_.steps.back(), trained.report);
       limits_.note(trained.report);
+      watch_.step_ended(record_.steps.back());
       log_.add(record_.steps.back());
       if (log_.is_due(record_.steps.back()) || step + 1 == config_.steps)
         progress.show(record_.steps.back());
+      watch_.tell(record_.steps.back());
       for (const std::string& note : trained.report.notes) warn("{}\n", note);
       checkpoints_.step_ended(engine_, ++steps_ended_);
       record_.interrupted = mean_over_ranks(interrupted() ? 1 : 0) != 0;  // of one: all stop
@@ -253,13 +256,8 @@ class TrainRun {
     if (checkpoints_.has_store()) failures.attempt([this] { engine_.commit_now(); });
     failures.attempt([this] { checkpoints_.run_ended(engine_, steps_ended_); });
     if (!record_.interrupted) {
-      const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
-      const auto count = static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens));
-      const std::vector<TokenBatch> batches = dataset_.validation_batches(count);
-      publisher_.enter(RunPhase::kEvaluating, steps_ended_);
-      const Progress progress(fmt::format("evaluating on {} batches", batches.size()), is_quiet_);
-      record_.validation_loss = trainer_->evaluate(batches);
-      record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
+      record_.validation_loss = watch_.validation_loss(steps_ended_);
+      record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(watch_.validation_batches());
     }
     publisher_.enter(RunPhase::kSaving, steps_ended_);
     {
@@ -297,6 +295,7 @@ class TrainRun {
     if (is_saved_) failures.attempt([this] { save_model(outputs_.save, config_.model, engine_); });
     failures.attempt([this] { log_.finish_csv(); });
     failures.attempt([this] { log_.finish_json_lines(); });
+    failures.attempt([this] { watch_.finish(steps_ended_, record_.validation_loss); });
     if (outputs_.json.is_wanted()) failures.attempt([this] { write_json(outputs_.json, record_); });
     failures.rethrow();
   }
@@ -317,6 +316,8 @@ class TrainRun {
   LimitMeter limits_;
   StepLog log_;
   RunPublisher publisher_;
+  TrainWatch watch_;
+  const double peak_flops_;  // per second, of one rank; 0 = unknown
   RunRecord record_;
   std::uint64_t steps_ended_ = 0;  // also before this run
 };
@@ -356,6 +357,7 @@ int train_here(const TrainOptions& options, const TrainConfig& config, TrainRank
 // Settles this rank's part, as its host and the ranks on it allow, and runs it.
 int train_in(const TrainOptions& options, TrainConfig& config, TrainRanks& ranks) {
   if (ranks.rank() != 0) silence_interrupts();
+  settle_data_file(config, options.quiet || ranks.rank() != 0);
   ranks.share_host(config);
   const bool is_on_host = computes_on_host(config, ranks.gpu());
   const HostMemory share =
@@ -372,7 +374,8 @@ int train_as_told(const TrainOptions& options) {
   std::string introduction;
   TrainConfig config = read_config(options, introduction);
   TrainRanks ranks(config);
-  if (!options.quiet && ranks.rank() == 0) say("{}", introduction);
+  const bool is_quiet = options.quiet || ranks.rank() != 0;
+  if (!is_quiet) say("{}", introduction);
   if (!ranks.are_several()) return train_in(options, config, ranks);
   // A rank that fails alone tells the others; leaving would wait for them.
   try {
@@ -392,6 +395,7 @@ int run_train(const TrainOptions& options) {
                      {"run.steps", "--steps", options.steps.has_value()},
                      {"run.seed", "--seed", options.seed.has_value()},
                      {"data.file", "--data", !options.data_file.empty()},
+                     {"data.tokenizer", "--tokenizer", !options.tokenizer.empty()},
                      {"trace.file", "--trace", !options.trace_file.empty()}},
                     [&] { return train_as_told(options); });
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/commands/train_watch.h"
 #include "tools/deepspeed/deepspeed_import.h"
 #include "tools/gpt/train/checkpointing.h"
 
@@ -14,6 +15,7 @@ namespace sluice {
 struct TrainOptions {
   std::string config_file;
   std::string data_file;  // empty = as in the config
+  std::string tokenizer;  // empty = as in the config
   std::optional<std::uint64_t> steps;
   std::optional<std::uint64_t> seed;
   std::vector<std::string> assignments;  // --set
@@ -25,6 +27,9 @@ struct TrainOptions {
   std::string init_file;
   std::string trace_file;
   CheckpointOptions checkpoints;
+  WatchOptions watch;
+  std::optional<double> peak_flops;  // per second, of one rank
+  bool measures_peak = false;
   DeepspeedValues deepspeed;  // used for a DeepSpeed file
   bool quiet = false;
 };

@@ -1,9 +1,13 @@
 #include "tools/commands/train_outputs.h"
 
+#include <chrono>
+#include <filesystem>
+
 #include <fmt/format.h>
 
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "tools/commands/store_inputs.h"
+#include "tools/report/event_file.h"
 
 namespace sluice {
 namespace {
@@ -11,6 +15,18 @@ namespace {
 std::string trace_file_of(const TrainConfig& config, std::uint32_t rank) {
   if (config.trace_file.empty() || rank == 0) return config.trace_file;
   return fmt::format("{}.rank{}", config.trace_file, rank);
+}
+
+// The folder is made, as for checkpoints.
+std::string event_file_of(const TrainOptions& options) {
+  const std::string& folder = options.watch.tensorboard_folder;
+  if (folder.empty()) return {};
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return (std::filesystem::path(folder) /
+          event_file_name(std::chrono::duration<double>(now).count()))
+      .string();
 }
 
 }  // namespace
@@ -21,9 +37,12 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
       json(add("--json", options.json_file, ranks)),
       csv(add("--csv", options.csv_file, ranks)),
       json_lines(add("--json-lines", options.json_lines_file, ranks)),
-      trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)) {
+      trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)),
+      events(add("--tensorboard", event_file_of(options), ranks)) {
   files.add_input("the config", options.config_file);
-  files.add_input("the text", config.data_file);
+  files.add_input("the text", config.text_file);
+  files.add_input(config.text_file.empty() ? "the text" : "the tokens", config.data_file);
+  files.add_input("the tokenizer", config.tokenizer);
   files.add_input("--init", options.init_file, "--save");  // training goes on
   files.add_input("storage.calibration", config.engine.storage.calibration);
   const Config::Storage& storage = config.engine.storage;

@@ -24,6 +24,7 @@ struct TrainOutputs {
   OutputFile& csv;
   OutputFile& json_lines;
   OutputFile& trace;
+  OutputFile& events;
 
  private:
   OutputFile& add(const char* option, const std::string& path, const TrainRanks& ranks);

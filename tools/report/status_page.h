@@ -64,6 +64,7 @@ struct RunStatus {
   double gradient_norm;
   double step_s;
   double flops_per_token;  // of the model; 0 = unknown
+  double peak_flops;       // per second, of all ranks together; 0 = unknown
   std::int64_t total_ns;
   std::int64_t compute_ns;
   std::int64_t exposed_io_ns;
@@ -78,6 +79,7 @@ struct RunStatus {
   double tokens_per_s() const { return step_s > 0 ? static_cast<double>(tokens) / step_s : 0; }
   // The rate of all ranks together.
   double flops_per_s() const { return flops_per_token * tokens_per_s(); }
+  double mfu() const { return peak_flops > 0 ? flops_per_s() / peak_flops : 0; }
   // The reason that computation waited for most in the last step; kNone if it never waited.
   TraceReason longest_wait() const;
 };

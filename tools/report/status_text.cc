@@ -41,8 +41,10 @@ std::string link_text(const RunStatus& status, StatusLink link) {
 
 std::string step_text(const RunStatus& status) {
   std::string text = fmt::format(
-      "  loss {:.4f}  norm {:.3f}  {:.0f} tok/s  {:.3g} TFLOP/s  {:.3f} s per step\n", status.loss,
-      status.gradient_norm, status.tokens_per_s(), 1e-12 * status.flops_per_s(), status.step_s);
+      "  loss {:.4f}  norm {:.3f}  {:.0f} tok/s  {:.3g} TFLOP/s{}  {:.3f} s per step\n",
+      status.loss, status.gradient_norm, status.tokens_per_s(), 1e-12 * status.flops_per_s(),
+      status.peak_flops > 0 ? fmt::format("  MFU {:.1f} %", 100 * status.mfu()) : "",
+      status.step_s);
   text += fmt::format(
       "  compute {:.1f} %  exposed I/O {:.1f} %  exposed optimizer {:.1f} %  other {:.1f} %\n",
       percent(status.compute_ns, status), percent(status.exposed_io_ns, status),
@@ -92,6 +94,7 @@ Json run_json(const RunStatus& status, std::int64_t now_unix_ns) {
       {"time_s", status.step_s},
       {"tokens_per_s", status.tokens_per_s()},
       {"flops_per_s", status.flops_per_token == 0 ? Json(nullptr) : Json(status.flops_per_s())},
+      {"mfu", status.peak_flops == 0 ? Json(nullptr) : Json(status.mfu())},
       {"total_s", seconds(status.total_ns)},
       {"compute_s", seconds(status.compute_ns)},
       {"exposed_io_s", seconds(status.exposed_io_ns)},
@@ -141,6 +144,10 @@ const std::vector<Metric>& metrics() {
        [](const RunStatus& run, const auto& add) { add("", run.tokens_per_s()); }},
       {"flops_per_second", "Operations of the model's products, of all ranks, in the last step.",
        [](const RunStatus& run, const auto& add) { add("", run.flops_per_s()); }},
+      {"mfu", "The part of the peak rate that the last step reached.",
+       [](const RunStatus& run, const auto& add) {
+         if (run.peak_flops > 0) add("", run.mfu());
+       }},
       {"step_seconds", "Where the time of the last step went.",
        [](const RunStatus& run, const auto& add) {
          add(",part=\"compute\"", seconds(run.compute_ns));

@@ -17,22 +17,29 @@ constexpr const char* kCsvHeader =
     "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,gathered_bytes,"
     "reduced_bytes,stall_s,stall_for_update_s,optimizer_s,compute_s,exposed_io_s,"
     "exposed_optimizer_s,other_s,hidden_share,policy,activation_out_bytes,activation_in_bytes,"
-    "loss_scale,skipped,crossed_bytes\n";
+    "loss_scale,skipped,crossed_bytes,tokens_per_s,flops_per_s,mfu,validation_loss\n";
 
 double logged_seconds(std::int64_t duration_ns) {
   return static_cast<double>(duration_ns) * 1e-9;
 }
 
+// Empty where there is no value.
+std::string csv_text(const std::optional<double>& value) {
+  return value ? fmt::format("{}", *value) : std::string();
+}
+
 std::string csv_row(const StepRecord& step) {
   return fmt::format(
-      "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},{}\n", step.step,
-      step.loss, step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes,
+      "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},{},{},{},{},{}\n",
+      step.step, step.loss, step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes,
       step.nvme_write_bytes, step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes,
       step.stall_s, step.stall_for_update_s, step.optimizer_s,
       logged_seconds(step.times.compute_ns), logged_seconds(step.times.exposed_io_ns),
       logged_seconds(step.times.exposed_optimizer_ns), logged_seconds(step.times.other_ns),
       step.times.hidden_share(), name_of(step.policy), step.activation_out_bytes,
-      step.activation_in_bytes, step.loss_scale, step.skipped, step.rank_traffic.crossed_bytes);
+      step.activation_in_bytes, step.loss_scale, step.skipped, step.rank_traffic.crossed_bytes,
+      step.tokens_per_s(), step.flops_per_s(), csv_text(step.mfu()),
+      csv_text(step.validation_loss));
 }
 
 // The whole rows, of these steps, in the file that is about to be replaced.
@@ -56,6 +63,10 @@ nlohmann::ordered_json json_number(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
 }
 
+nlohmann::ordered_json json_number(const std::optional<double>& value) {
+  return value ? json_number(*value) : nlohmann::ordered_json(nullptr);
+}
+
 nlohmann::ordered_json json_of(const StepRecord& step) {
   return {{"step", step.step},
           {"loss", json_number(step.loss)},
@@ -64,6 +75,10 @@ nlohmann::ordered_json json_of(const StepRecord& step) {
           {"skipped", step.skipped},
           {"time_s", step.time_s},
           {"tokens", step.tokens},
+          {"tokens_per_s", step.tokens_per_s()},
+          {"flops_per_s", step.flops_per_s()},
+          {"mfu", json_number(step.mfu())},
+          {"validation_loss", json_number(step.validation_loss)},
           {"nvme_read_bytes", step.nvme_read_bytes},
           {"nvme_write_bytes", step.nvme_write_bytes},
           {"gathered_bytes", step.rank_traffic.gathered_bytes},

@@ -23,6 +23,8 @@ struct StepRecord {
   bool skipped = false;
   double time_s = 0;
   std::uint64_t tokens = 0;
+  double flops = 0;       // of the model's products, of all ranks
+  double peak_flops = 0;  // per second, of all ranks together; 0 = unknown
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   RankTraffic rank_traffic;
@@ -33,11 +35,21 @@ struct StepRecord {
   double optimizer_s = 0;
   StepTimes times;
   OverlapPolicy policy = OverlapPolicy::kSerial;
+  std::optional<double> validation_loss = {};  // after the step, where it was measured
+
+  double tokens_per_s() const { return static_cast<double>(tokens) / time_s; }
+  double flops_per_s() const { return flops / time_s; }
+  // Model FLOP utilization: the part of the peak rate that the step reached.
+  std::optional<double> mfu() const {
+    return peak_flops > 0 ? std::optional(flops_per_s() / peak_flops) : std::nullopt;
+  }
 };
 
 // Returns null for NaN, which JSON does not have. The gradient norm of a skipped step is such a
 // number.
 nlohmann::ordered_json json_number(double value);
+// Also null where there is no value.
+nlohmann::ordered_json json_number(const std::optional<double>& value);
 // The figures of a step in `--json`, without the limits, which are known only at the end of the
 // run.
 nlohmann::ordered_json json_of(const StepRecord& step);

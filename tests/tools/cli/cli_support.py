@@ -100,6 +100,18 @@ class CliCase(unittest.TestCase):
             json.dump(with_values(base or SMALL_CONFIG, values or {}), file)
         return name
 
+    def write_tokenizer(self, name="tokenizer.json", merges=(("t", "h"), ("th", "e")), **parts):
+        """A byte-level tokenizer: the bytes in the order of their values, then a token for each merge."""
+        printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in printed]
+        letters = [chr(0x100 + others.index(byte)) if byte in others else chr(byte) for byte in range(256)]
+        tokens = [*letters, *("".join(pair) for pair in merges)]
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            json.dump({"model": {"type": "BPE", "vocab": {token: place for place, token in enumerate(tokens)},
+                                 "merges": [" ".join(pair) for pair in merges]},
+                       "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}, **parts}, file)
+        return name
+
     def command(self, *arguments):
         return [self.binary, *map(str, arguments)]
 

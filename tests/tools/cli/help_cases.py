@@ -20,7 +20,7 @@ class Help(CliCase):
 
     def options(self):
         text = "".join(self.help_of(*words) for words in (
-            (), ("train",), ("top",), ("version",), ("man",), ("completion",), ("generate",), ("bench", "io"), ("bench", "adam"), ("bench", "gpu"),
+            (), ("train",), ("top",), ("version",), ("man",), ("completion",), ("generate",), ("tokenize",), ("bench", "io"), ("bench", "adam"), ("bench", "gpu"),
             ("bench", "step"), ("plan",), ("tune",), ("doctor",), ("trace", "summary"), ("trace", "html"),
             ("trace", "export"), ("trace", "diff"), ("trace", "whatif"), ("config", "import"), ("config", "check"),
             ("config", "show"), ("config", "rates"), ("config", "diff"), ("config", "explain")))

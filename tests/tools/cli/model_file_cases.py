@@ -267,6 +267,6 @@ class Generate(CliCase):
         done = self.run_sluice("generate", "--model", "bad", "--prompt", "x", expect=2)
         self.assertIn("damaged", done.stderr)
 
-    def test_generate_needs_bytes(self):
+    def test_generate_needs_bytes_or_a_tokenizer(self):
         self.train({"model.vocabulary": 300}, "--save", "model", "--steps", 1)
-        self.assertIn("300", self.generate(expect=2))
+        self.assertIn("pass --tokenizer", self.generate(expect=2))

@@ -19,6 +19,7 @@ COMMANDS = {
     "bench adam": (["bench", "adam", "--parameters", "1000", "--rounds", "1", "--threads", "1"], ()),
     "bench step": (["bench", "step", "--path", "storage", "--parameters", "100000", "--units", "4", "--steps", "1",
                     "--regime", "compute-bound", "--policy", "serial"], ()),
+    "tokenize": (["tokenize", "text.txt", "--tokenizer", "tokenizer.json"], ("text.txt", "tokenizer.json")),
     "trace html": (["trace", "html", "old.trace"], ("old.trace",)),
     "trace export": (["trace", "export", "old.trace"], ("old.trace",)),
     "tune": (["tune", "config.json", "--seconds", "1", "--steps", "1", "--finalists", "1"], ("config.json", "text.txt")),
@@ -32,7 +33,7 @@ COMMANDS = {
 GROWS = {("train", "--trace"), ("train", "--csv"), ("train", "--json-lines")}
 OUTPUTS = GROWS | {
     ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("plan", "--tensors"), ("bench io", "--json"), ("bench adam", "--json"),
-    ("bench step", "--json"), ("bench step", "--trace"), ("trace html", "--output"), ("trace export", "--chrome"),
+    ("bench step", "--json"), ("bench step", "--trace"), ("tokenize", "--output"), ("trace html", "--output"), ("trace export", "--chrome"),
     ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json"),
     ("state list", "--json"), ("state inspect", "--json"), ("state verify", "--json"), ("state export", "--json")}
 # The first needs a GPU before it comes to its output. The second makes its store but once; see Stores below.
@@ -40,7 +41,7 @@ NOT_TRIED = {("bench gpu", "--json"), ("state import", "--json")}
 # Options with a text that names no file that is written.
 NO_OUTPUTS = {"--checkpoint", "--set", "--shape", "--path", "--size", "--pattern", "--request", "--backend", "--regime", "--policy", "--rate",
               "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--bytes-written-rating", "--input", "--prompt", "--precision", "--device", "--host-memory",
-              "--shard-size"}
+              "--shard-size", "--sample-prompt", "--tensorboard"}
 
 
 class OutputCase(CliCase):
@@ -53,6 +54,7 @@ class OutputCase(CliCase):
         self.write_config()
         with open(self.path("ds.json"), "w", encoding="ascii") as file:
             file.write('{"train_batch_size": 1}')
+        self.write_tokenizer()
         self.run_sluice("train", "config.json", "--quiet", "--steps", 1, "--save", "model", "--trace", "old.trace")
         os.mkdir(self.path("stored"))
         store = with_values(SMALL_CONFIG, {**ON_NVME, "storage.paths": ["stored"], "storage.state.name": "run-7"})

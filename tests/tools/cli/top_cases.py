@@ -73,7 +73,7 @@ class StatusPages:
 class Top(StatusPages, CliCase):
     def test_it_agrees_with_the_run_and_its_trace(self):
         values = {**ON_NVME, "optimizer.overlap": "serial"}
-        process = self.start(values, "--json", "run.json", "--trace", "run.trace")
+        process = self.start(values, "--json", "run.json", "--trace", "run.trace", "--peak-flops", "5G")
         answers = [self.ask_behind(0)["runs"][0]]
         while len(answers) < 10:
             answers.append(self.ask_behind(answers[-1]["step"])["runs"][0])
@@ -98,6 +98,8 @@ class Top(StatusPages, CliCase):
             # 2 layers of width 64 with a vocabulary of 256 and a context of 32: multiply-adds twice, three passes.
             flops = 6 * (2 * 12 * 64 * 64 + 64 * 256 + 2 * 64 * 32)
             self.assertAlmostEqual(answer["flops_per_s"] / (flops * answer["tokens_per_s"]), 1, places=9)
+            self.assertAlmostEqual(answer["mfu"], step["mfu"], places=9)
+            self.assertAlmostEqual(answer["mfu"], answer["flops_per_s"] / 5e9, places=9)
 
     def test_a_killed_run_is_said_to_be_gone(self):
         process = self.start()
@@ -132,8 +134,9 @@ class Top(StatusPages, CliCase):
             time.sleep(0.01)
 
     def test_prometheus(self):
-        process = self.start(ON_NVME)
+        process = self.start(ON_NVME, "--peak-flops", "5G")
         self.ask_behind(1)
+        self.assertIn("  MFU ", self.run_sluice("top").stdout)
         text = self.run_sluice("top", "--prometheus").stdout
         names = set()
         for line in text.splitlines():
@@ -145,7 +148,7 @@ class Top(StatusPages, CliCase):
             self.assertEqual(int(sample.group(2)), process.pid)
             float(sample.group(5))
             names.add(sample.group(1))
-        self.assertEqual(names, {"sluice_" + name for name in ("step", "loss", "tokens_per_second", "flops_per_second", "step_seconds", "link_bytes",
+        self.assertEqual(names, {"sluice_" + name for name in ("step", "loss", "tokens_per_second", "flops_per_second", "mfu", "step_seconds", "link_bytes",
                                                                "memory_bytes", "age_seconds")})
         self.assertIn("excludes", self.run_sluice("top", "--json", "--prometheus", expect=2).stderr)
 

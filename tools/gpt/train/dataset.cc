@@ -16,18 +16,17 @@
 #include "io/errno_action.h"
 #include "io/transfer_progress.h"
 #include "tools/gpt/model/counter_random.h"
+#include "tools/gpt/text/token_file.h"
 
 namespace sluice {
 namespace {
 
-// llm.c's token files: 256 32-bit words, of which the first is a magic number, the second the
-// version and the third the number of tokens; then uint16 tokens.
-constexpr std::uint32_t kHeaderBytes = 1024;
-constexpr std::uint32_t kHeaderMagic = 20240520;
-constexpr std::uint32_t kHeaderVersion = 1;
-
 // Tokens looked at together where the whole file is.
 constexpr std::uint64_t kPieceTokens = 1 << 20;
+
+std::uint64_t pair_of(std::uint32_t first, std::uint32_t second) {
+  return std::uint64_t{first} << 32 | second;
+}
 
 [[noreturn]] void fail(const std::string& file, const std::string& why) {
   throw Error(ErrorCode::kInput, fmt::format("data file \"{}\": {}", file, why));
@@ -69,20 +68,26 @@ void Dataset::detect_format() {
   token_count_ = file_bytes_;
   if (config_.data_format == TokenFormat::kBytes) return;
   std::array<std::uint32_t, 3> header{};
-  if (file_bytes_ >= kHeaderBytes)
+  if (file_bytes_ >= kTokenHeaderBytes)
     read_bytes(0, {reinterpret_cast<unsigned char*>(header.data()), sizeof header});
-  const bool has_header = header[0] == kHeaderMagic;
+  const auto kind = std::ranges::find(kTokenFileKinds, header[0], &TokenFileKind::magic);
+  const bool has_header = kind != kTokenFileKinds.end();
   if (config_.data_format == TokenFormat::kAuto && !has_header) return;
-  if (has_header && header[1] != kHeaderVersion)
+  const std::uint32_t wanted_bytes = config_.data_format == TokenFormat::kUint32 ? 4 : 2;
+  token_bytes_ = has_header ? kind->token_bytes : wanted_bytes;
+  if (has_header && header[1] != kind->version)
     fail(config_.data_file,
          fmt::format("its header says version {} of the token format; only {} is known", header[1],
-                     kHeaderVersion));
-  token_bytes_ = 2;
-  header_bytes_ = has_header ? kHeaderBytes : 0;
+                     kind->version));
+  if (config_.data_format != TokenFormat::kAuto && token_bytes_ != wanted_bytes)
+    fail(config_.data_file, fmt::format("data.format is \"uint{}\", but its header says uint{}; "
+                                        "use \"auto\"",
+                                        8 * wanted_bytes, 8 * token_bytes_));
+  header_bytes_ = has_header ? kTokenHeaderBytes : 0;
   token_count_ = (file_bytes_ - header_bytes_) / token_bytes_;
   if ((file_bytes_ - header_bytes_) % token_bytes_ != 0)
-    fail(config_.data_file, fmt::format("its {} bytes are no whole number of uint16 tokens",
-                                        file_bytes_ - header_bytes_));
+    fail(config_.data_file, fmt::format("its {} bytes are no whole number of uint{} tokens",
+                                        file_bytes_ - header_bytes_, 8 * token_bytes_));
   if (has_header && header[2] != token_count_)
     fail(config_.data_file,
          fmt::format("its header promises {} tokens, but {} follow; it is cut or damaged",
@@ -137,9 +142,8 @@ std::vector<std::uint32_t> Dataset::read_tokens(std::uint64_t first, std::uint64
   read_bytes(header_bytes_ + first * token_bytes_, bytes);
   std::vector<std::uint32_t> tokens(count);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = token_bytes_ == 1
-                    ? bytes[i]
-                    : static_cast<std::uint32_t>(bytes[2 * i] | (bytes[2 * i + 1] << 8));
+    for (std::uint32_t byte = 0; byte < token_bytes_; ++byte)
+      tokens[i] |= std::uint32_t{bytes[i * token_bytes_ + byte]} << (8 * byte);
   }
   return tokens;
 }
@@ -184,13 +188,13 @@ std::vector<TokenBatch> Dataset::validation_batches(std::uint32_t count) const {
 }
 
 double Dataset::bigram_cross_entropy(std::span<const TokenBatch> batches) const {
-  std::unordered_map<std::uint32_t, std::uint64_t> pairs;
+  std::unordered_map<std::uint64_t, std::uint64_t> pairs;
   std::vector<std::uint64_t> firsts(config_.model.vocabulary, 0);
   for (std::uint64_t first = 0; first + 1 < training_tokens_; first += kPieceTokens) {
     // One more than a piece: its last token is the first of a pair, too.
     const auto tokens = read_tokens(first, std::min(kPieceTokens + 1, training_tokens_ - first));
     for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
-      ++pairs[tokens[i] << 16 | tokens[i + 1]];
+      ++pairs[pair_of(tokens[i], tokens[i + 1])];
       ++firsts[tokens[i]];
     }
   }
@@ -198,7 +202,7 @@ double Dataset::bigram_cross_entropy(std::span<const TokenBatch> batches) const 
   std::uint64_t count = 0;
   for (const TokenBatch& batch : batches) {
     for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
-      const auto pair = pairs.find(batch.tokens[i] << 16 | batch.targets[i]);
+      const auto pair = pairs.find(pair_of(batch.tokens[i], batch.targets[i]));
       const auto seen = static_cast<double>(pair == pairs.end() ? 0 : pair->second);
       const auto total = static_cast<double>(firsts[batch.tokens[i]] + config_.model.vocabulary);
       sum -= std::log((seen + 1) / total);

@@ -147,18 +147,31 @@ double HostTrainer::evaluate(std::span<const TokenBatch> batches) {
     Inference inference = engine_.begin_inference();
     device_.launch(stream_.id(),
                    [this, &batch] { compute_.start_evaluation(batch.tokens, batch.targets); });
-    for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
-      const Lease lease = inference.acquire(model_.forward_order[use], stream_);
-      const BoundaryLeases held = boundaries_of(inference, use, 0, Pass::kInference);
-      device_.launch(stream_.id(),
-                     [this, use, parameters = parameters_of(lease), boundaries = held.boundaries] {
-                       compute_.forward(use, parameters, boundaries);
-                     });
-    }
+    infer(inference);
     device_.launch(stream_.id(), [this, &loss] { loss += compute_.loss(); });
     device_.synchronize(stream_.id());
   }
   return loss / static_cast<double>(batches.size());
+}
+
+void HostTrainer::infer(Inference& inference) {
+  for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
+    const Lease lease = inference.acquire(model_.forward_order[use], stream_);
+    const BoundaryLeases held = boundaries_of(inference, use, 0, Pass::kInference);
+    device_.launch(stream_.id(),
+                   [this, use, parameters = parameters_of(lease), boundaries = held.boundaries] {
+                     compute_.forward(use, parameters, boundaries);
+                   });
+  }
+}
+
+std::span<const float> HostTrainer::next_logits(std::span<const std::uint32_t> tokens) {
+  const StreamGuard guard(device_, stream_);
+  Inference inference = engine_.begin_inference();
+  device_.launch(stream_.id(), [this, tokens] { compute_.start_generation(tokens); });
+  infer(inference);
+  device_.synchronize(stream_.id());
+  return compute_.last_logits();
 }
 
 }  // namespace sluice

@@ -29,6 +29,8 @@ class HostTrainer final : public Trainer {
 
   TrainedStep train_step(std::uint64_t step) override;
   double evaluate(std::span<const TokenBatch> batches) override;
+  bool can_sample() const override { return true; }
+  std::span<const float> next_logits(std::span<const std::uint32_t> tokens) override;
   std::uint64_t activation_bytes() const override { return compute_.activation_bytes(); }
   gpt::MatrixWork matrix_work() const override { return compute_.matrix_work(); }
 
@@ -53,6 +55,8 @@ class HostTrainer final : public Trainer {
   std::uint32_t slot_of(std::uint32_t micro_batch) const { return micro_batch % at_once_; }
   void forward(Step& step, const Use& use, double& loss);
   void backward(Step& step, const Use& use);
+  // Computation has been started by the caller. Returns when it is queued.
+  void infer(Inference& inference);
   // `forward_use` is the use's place in forward order.
   template <class Walk>
   BoundaryLeases boundaries_of(Walk& walk, std::uint32_t forward_use, std::uint32_t micro_batch,

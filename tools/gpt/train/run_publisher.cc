@@ -56,6 +56,7 @@ void RunPublisher::step_ended(const StepRecord& record, const StepReport& report
   status_.phase = RunPhase::kTraining;
   status_.step = record.step;
   status_.tokens = record.tokens;
+  status_.peak_flops = record.peak_flops;
   status_.loss = record.loss;
   status_.gradient_norm = record.gradient_norm;
   status_.step_s = record.time_s;

@@ -11,6 +11,7 @@ namespace {
 
 TokenFormat format_from(const std::string& name) {
   if (name == "bytes") return TokenFormat::kBytes;
+  if (name == "uint32") return TokenFormat::kUint32;
   return name == "uint16" ? TokenFormat::kUint16 : TokenFormat::kAuto;
 }
 
@@ -48,6 +49,7 @@ TrainConfig train_config(const ConfigDocument& document) {
                   .vocabulary = integer32("model.vocabulary"),
                   .tied_head = document.boolean("model.tied_head")};
   config.data_file = document.string("data.file");
+  config.tokenizer = document.string("data.tokenizer");
   config.data_format = format_from(document.string("data.format"));
   config.validation_fraction = document.number("data.validation_fraction");
   config.sequences = integer32("batch.sequences");

@@ -17,12 +17,14 @@ namespace sluice {
 // The device that computes. kAuto takes a GPU where a suitable one is available.
 enum class DeviceChoice : std::uint8_t { kAuto, kCuda, kHost };
 
-enum class TokenFormat : std::uint8_t { kAuto, kBytes, kUint16 };
+enum class TokenFormat : std::uint8_t { kAuto, kBytes, kUint16, kUint32 };
 
 struct TrainConfig : LearningRateOptions {
   Config engine;
   gpt::GptConfig model;
   std::string data_file;
+  std::string text_file;  // behind data_file, where a tokenizer made that; empty = data_file itself
+  std::string tokenizer;  // its file or folder; empty = one token per byte, or a token file
   TokenFormat data_format = TokenFormat::kAuto;
   double validation_fraction = 0.05;
   std::uint32_t sequences = 8;  // in one micro-batch

@@ -12,6 +12,7 @@
 #include "io/direct_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/gpt/model/gpt_model.h"
 
 namespace sluice {
 namespace {
@@ -52,7 +53,41 @@ nlohmann::ordered_json share_of(std::uint64_t work, const RunRecord& run) {
   return 100 * static_cast<double>(work) / static_cast<double>(all);
 }
 
+// "5746 tok/s  0.108 TFLOP/s  MFU 41.0 %", the tokens in `width` columns.
+std::string speed_text(const StepRecord& record, int width) {
+  const auto share = record.mfu();
+  return fmt::format("{:>{}.0f} tok/s  {:.3g} TFLOP/s{}", record.tokens_per_s(), width,
+                     1e-12 * record.flops_per_s(),
+                     share ? fmt::format("  MFU {:.1f} %", 100 * *share) : "");
+}
+
 }  // namespace
+
+StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std::uint64_t step,
+                     double time_s, std::uint32_t ranks, double peak_flops) {
+  const StepReport& report = trained.report;
+  const std::uint64_t tokens =
+      std::uint64_t{config.sequences} * config.micro_batches * config.model.context * ranks;
+  return {.step = step + 1,
+          .loss = trained.loss,
+          .gradient_norm = report.gradient_norm,
+          .loss_scale = report.loss_scale,
+          .skipped = report.skipped,
+          .time_s = time_s,
+          .tokens = tokens,
+          .flops = gpt::flops_per_token(config.model) * static_cast<double>(tokens),
+          .peak_flops = peak_flops * ranks,
+          .nvme_read_bytes = report.nvme_read_bytes,
+          .nvme_write_bytes = report.nvme_write_bytes,
+          .rank_traffic = report.rank_traffic,
+          .activation_out_bytes = report.activation_out_bytes,
+          .activation_in_bytes = report.activation_in_bytes,
+          .stall_s = static_cast<double>(report.stall_ns) * 1e-9,
+          .stall_for_update_s = static_cast<double>(report.stall_for_update_ns) * 1e-9,
+          .optimizer_s = static_cast<double>(report.optimizer_ns) * 1e-9,
+          .times = report.times,
+          .policy = report.policy};
+}
 
 // Means over all steps except the first, as tools/trace/trace_steps.h takes them from a trace, so
 // that both say the same of one run.
@@ -143,28 +178,19 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
   return table;
 }
 
-ProgressDisplay::ProgressDisplay(std::uint64_t steps, double flops_per_token, bool quiet)
-    : steps_(steps),
-      flops_per_token_(flops_per_token),
-      quiet_(quiet),
-      is_terminal_(is_terminal(STDOUT_FILENO)) {}
+ProgressDisplay::ProgressDisplay(std::uint64_t steps, bool quiet)
+    : steps_(steps), quiet_(quiet), is_terminal_(is_terminal(STDOUT_FILENO)) {}
 
 void ProgressDisplay::show(const StepRecord& record) {
   if (quiet_) return;
   if (is_terminal_) return show_bar(record);
-  say("step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3g} TFLOP/s  {:.3f} s  read "
-      "{:>8}  written "
-      "{:>8}  stall {:.3f} s  hidden {:.0f} %{}\n",
-      record.step, steps_, record.loss, record.gradient_norm,
-      static_cast<double>(record.tokens) / record.time_s, teraflops(record), record.time_s,
+  say("step {:>5}/{}  loss {:.4f}  norm {:.3f}  {}  {:.3f} s  read {:>8}  written {:>8}  stall "
+      "{:.3f} s  hidden {:.0f} %{}\n",
+      record.step, steps_, record.loss, record.gradient_norm, speed_text(record, 7), record.time_s,
       format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
       100 * record.times.hidden_share(),
       record.skipped ? fmt::format("  skipped at loss scale {}", record.loss_scale) : "");
   flush_said();
-}
-
-double ProgressDisplay::teraflops(const StepRecord& record) const {
-  return 1e-12 * flops_per_token_ * static_cast<double>(record.tokens) / record.time_s;
 }
 
 void ProgressDisplay::show_bar(const StepRecord& record) {
@@ -172,13 +198,11 @@ void ProgressDisplay::show_bar(const StepRecord& record) {
   const auto filled = static_cast<int>(done * kBarWidth);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
   std::string line = fmt::format(
-      "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {:.0f} tok/s  {:.3g} TFLOP/s  {:.3f} s/step  "
-      "r {} w {}  stall "
-      "{:.3f} s",
+      "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {}  {:.3f} s/step  r {} w {}  stall {:.3f} s",
       "", filled, "", kBarWidth - filled, record.step, steps_,
-      duration_text(elapsed.count() * (1 / done - 1)), record.loss,
-      static_cast<double>(record.tokens) / record.time_s, teraflops(record), record.time_s,
-      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s);
+      duration_text(elapsed.count() * (1 / done - 1)), record.loss, speed_text(record, 0),
+      record.time_s, format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes),
+      record.stall_s);
   // A line that wraps could not be replaced by the next one. The important part stands first.
   line.resize(std::min(line.size(), terminal_columns(STDOUT_FILENO) - 1));
   say_text(fmt::format("\r{}\x1b[K", line));

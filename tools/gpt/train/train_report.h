@@ -14,6 +14,7 @@
 #include "tools/gpt/model/matmul.h"
 #include "tools/gpt/train/checkpointing.h"
 #include "tools/gpt/train/train_config.h"
+#include "tools/gpt/train/trainer.h"
 #include "tools/report/rank_memory.h"
 #include "tools/report/step_limits.h"
 #include "tools/report/step_log.h"
@@ -45,6 +46,11 @@ struct RunRecord {
   std::optional<StepLimits> limits;
 };
 
+// The figures of step number `step`, counted from 0. `peak_flops` is one rank's peak rate; 0 =
+// unknown.
+StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std::uint64_t step,
+                     double time_s, std::uint32_t ranks, double peak_flops);
+
 // A table of the pools of every tier with their reasons. Compares each tier's sum with its budget.
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
                        const HostMemory& memory);
@@ -59,17 +65,15 @@ std::string time_report(const RunRecord& run);
 // Shows one line for each step or, on a terminal, one bar that every step redraws.
 class ProgressDisplay {
  public:
-  ProgressDisplay(std::uint64_t steps, double flops_per_token, bool quiet);
+  ProgressDisplay(std::uint64_t steps, bool quiet);
   void show(const StepRecord& record);
   // Ends the bar's line, so that further output starts on a new line.
   void finish();
 
  private:
   void show_bar(const StepRecord& record);
-  double teraflops(const StepRecord& record) const;
 
   std::uint64_t steps_;
-  double flops_per_token_;
   bool quiet_;
   bool is_terminal_;
   bool bar_is_open_ = false;

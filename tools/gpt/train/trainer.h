@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include <sluice/error.h>
 #include <sluice/step.h>
 #include "tools/gpt/model/matmul.h"
 #include "tools/gpt/train/dataset.h"
@@ -35,6 +36,14 @@ class Trainer {
 
   // The mean cross-entropy of `batches` in nats per token.
   virtual double evaluate(std::span<const TokenBatch> batches) = 0;
+
+  // Whether next_logits() works.
+  virtual bool can_sample() const { return false; }
+  // The logits of the token that follows `tokens`. They are valid until the next call of any
+  // function. Requires: can_sample(); between 1 and model.context tokens; no step is active.
+  virtual std::span<const float> next_logits(std::span<const std::uint32_t> /*tokens*/) {
+    throw Error(ErrorCode::kUnsupported, "this trainer draws no samples");
+  }
 
   virtual std::uint64_t activation_bytes() const = 0;
 

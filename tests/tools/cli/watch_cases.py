@@ -1,0 +1,114 @@
+"""The words of `sluice train` about the model between steps: validation, samples, TensorBoard's files, rates and MFU."""
+
+import csv
+import glob
+import json
+import os
+import struct
+
+from cli_support import CliCase, ON_NVME, mount_tmpfs
+from event_files import events_in
+
+# The rate stays the same, so that a shorter run is the beginning of a longer one.
+STEADY = {"optimizer.learning_rate": 3e-3, "optimizer.minimum_learning_rate": 3e-3, "precision.parameters": "fp32"}
+
+
+def fp32(number):
+    return struct.unpack("<f", struct.pack("<f", number))[0]
+
+
+class Watch(CliCase):
+    LABEL = "command"
+
+    def run_train(self, values, *arguments):
+        """(--json's document, what was printed)."""
+        done = self.run_sluice("train", self.write_config(values), "--json", "run.json", *arguments)
+        return self.read_json("run.json"), done.stdout
+
+    def test_validation_between_steps_changes_no_bit(self):
+        for placement in ({}, {**ON_NVME, "optimizer.overlap": "serial"}):
+            with self.subTest(placement):
+                values = {**STEADY, **placement, "run.steps": 5}
+                plain = self.train(values)
+                watched, printed = self.run_train(values, "--validate-every", 2, "--sample-every", 3, "--sample-tokens", 5)
+                self.assertEqual(watched["state_sha256"], plain["state_sha256"])
+                self.assertEqual(watched["validation_loss"], plain["validation_loss"])
+                found = [step["validation_loss"] for step in watched["steps"]]
+                for steps in (2, 4):
+                    self.assertEqual(found[steps - 1], self.train({**values, "run.steps": steps})["validation_loss"])
+                    self.assertIn(f"step     {steps}: validation loss {found[steps - 1]:.4f}", printed)
+                self.assertEqual([found[0], found[2], found[4]], [None] * 3)
+                if placement:
+                    for step in watched["steps"]:
+                        self.assertEqual(step["nvme_read_bytes"], watched["predicted_nvme_read_bytes"])
+                        self.assertEqual(step["nvme_write_bytes"], watched["predicted_nvme_write_bytes"])
+
+    def test_a_sample_is_what_generate_says(self):
+        values = {**STEADY, "run.steps": 4}
+        _, printed = self.run_train(values, "--save", "model", "--sample-every", 4, "--sample-tokens", 40, "--sample-prompt", "in the", "--quiet")
+        self.assertEqual(printed, "")
+        _, printed = self.run_train(values, "--save", "model", "--sample-every", 4, "--sample-tokens", 40, "--sample-prompt", "in the")
+        said = self.run_sluice("generate", "--model", "model", "--prompt", "in the", "--tokens", 40, "--seed", 7).stdout
+        self.assertIn("step     4: sample: " + said, printed)
+        self.assertEqual(printed.count("sample:"), 1)
+
+    def test_samples_speak_the_tokenizer(self):
+        self.write_tokenizer()
+        words = ("--tokenizer", "tokenizer.json", "--save", "model", "--sample-every", 20, "--sample-prompt", "the", "--sample-tokens", 20)
+        values = {**STEADY, "model.vocabulary": 258, "run.steps": 20, "activations": "recompute", "batch.micro_batches": 2, **ON_NVME}
+        _, printed = self.run_train(values, *words)
+        said = self.run_sluice("generate", "--model", "model", "--tokenizer", "tokenizer.json", "--prompt", "the", "--tokens", 20, "--seed", 7).stdout
+        self.assertIn("step    20: sample: " + said, printed)
+
+    def test_events_have_the_rows_of_the_csv(self):
+        values = {**STEADY, "run.steps": 5}
+        self.run_train(values, "--tensorboard", "board", "--csv", "run.csv", "--validate-every", 2, "--sample-every", 5, "--sample-tokens", 3,
+                       "--sample-prompt", "a", "--peak-flops", "1T")
+        path, = glob.glob(self.path("board", "events.out.tfevents.*"))
+        events = events_in(path)
+        with open(self.path("run.csv"), encoding="ascii", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual([step for step, _ in events], [1, 2, 3, 4, 5, 5, 5])
+        pairs = {"train/loss": "loss", "train/gradient_norm": "gradient_norm", "speed/step_s": "time_s", "speed/tokens_per_s": "tokens_per_s",
+                 "speed/flops_per_s": "flops_per_s", "speed/mfu": "mfu", "traffic/nvme_read_bytes": "nvme_read_bytes",
+                 "traffic/nvme_write_bytes": "nvme_write_bytes", "validation/loss": "validation_loss"}
+        for row, (_, told) in zip(rows, events):
+            self.assertAlmostEqual(told.pop("train/learning_rate"), 3e-3 * min(1, int(row["step"]) / 4), places=6)
+            self.assertEqual(told, {tag: fp32(float(row[name])) for tag, name in pairs.items() if row[name]})
+        self.assertTrue(events[5][1]["sample"].startswith("a"))
+        self.assertEqual(events[6][1], {"validation/loss": fp32(self.read_json("run.json")["validation_loss"])})
+
+    def test_rates_follow_from_tokens_operations_and_time(self):
+        run, printed = self.run_train({}, "--peak-flops", "2G")
+        weights = 2 * 12 * 64 * 64 + 256 * 64  # of the products: two blocks and the head
+        for step in run["steps"]:
+            self.assertAlmostEqual(step["tokens_per_s"], step["tokens"] / step["time_s"])
+            operations = step["flops_per_s"] / step["tokens_per_s"]
+            self.assertGreater(operations, 6 * weights)  # attention comes on top
+            self.assertLess(operations, 1.2 * 6 * weights)
+            self.assertAlmostEqual(step["mfu"], step["flops_per_s"] / 2e9)
+        self.assertRegex(printed, r"step +1/3 .* tok/s  \S+ TFLOP/s  MFU \d+\.\d %")
+        plain = self.train()
+        self.assertEqual({step["mfu"] for step in plain["steps"]}, {None})
+
+    def test_the_peak_is_measured(self):
+        run, printed = self.run_train({}, "--measure-peak", "--json-lines", "lines")
+        self.assertIn("MFU", printed)
+        with open(self.path("lines"), encoding="ascii") as file:
+            for line in file:
+                step = json.loads(line)
+                self.assertGreater(step["mfu"], 0)
+        peaks = {round(step["flops_per_s"] / step["mfu"]) for step in run["steps"]}
+        self.assertEqual(len(peaks), 1)
+
+    def test_what_cannot_be_sampled_is_refused(self):
+        self.assertIn("pass --tokenizer", self.fail_train(2, {"model.vocabulary": 300}, "--sample-every", 1))
+        self.assertIn("--sample-prompt is empty", self.fail_train(2, None, "--sample-every", 1, "--sample-prompt", ""))
+        self.assertIn("--measure-peak", self.fail_train(2, None, "--peak-flops", 1, "--measure-peak"))
+
+    def test_a_full_disk_ends_the_events_and_not_the_run(self):
+        os.mkdir(self.path("board"))
+        mount_tmpfs(self, self.path("board"), "4k")
+        done = self.run_sluice("train", self.write_config({"run.steps": 20}), "--json", "run.json", "--tensorboard", "board", expect=5)
+        self.assertIn("training goes on", done.stderr)
+        self.assertEqual(len(self.read_json("run.json")["steps"]), 20)

@@ -1,0 +1,18 @@
+// `sluice tokenize` turns a text into a token file, as `sluice train` does on its own.
+#pragma once
+
+#include <string>
+
+namespace sluice {
+
+struct TokenizeOptions {
+  std::string text_file;
+  std::string tokenizer;
+  std::string output_file;
+};
+
+// Returns the exit code.
+// Fails with: as Tokenizer and write_token_file().
+int run_tokenize(const TokenizeOptions& options);
+
+}  // namespace sluice

@@ -1,0 +1,160 @@
+#include "tools/commands/train_watch.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
+#include "tools/gpt/model/sampling.h"
+#include "tools/gpt/text/utf8.h"
+#include "tools/report/event_file.h"
+
+namespace sluice {
+namespace {
+
+// Enough for a loss that is good to about 0.02 nats, at the cost of a few steps.
+constexpr std::uint64_t kValidationTokens = 32 << 10;
+
+bool is_due(std::uint64_t step, std::uint64_t every) {
+  return every != 0 && step % every == 0;
+}
+
+double wall_time_s() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+TrainWatch::TrainWatch(const WatchOptions& options, const TrainConfig& config,
+                       const Dataset& dataset, Trainer& trainer, RunPublisher& publisher,
+                       OutputFile& events, bool is_quiet)
+    : options_(options),
+      config_(config),
+      dataset_(dataset),
+      trainer_(trainer),
+      publisher_(publisher),
+      events_(events),
+      is_quiet_(is_quiet) {
+  if (options.sample_every == 0) return;
+  if (!trainer.can_sample())
+    throw Error(ErrorCode::kUnsupported,
+                "--sample-every draws samples on the host only so far, and this run computes on a "
+                "GPU; leave it out, or take checkpoints and `sluice generate`");
+  if (!config.tokenizer.empty()) {
+    tokenizer_.emplace(config.tokenizer);
+    tokenizer_->encode(options.sample_prompt, prompt_);
+  } else if (config.model.vocabulary == 256) {
+    for (const char letter : options.sample_prompt)
+      prompt_.push_back(static_cast<unsigned char>(letter));
+  } else {
+    throw Error(ErrorCode::kConfig,
+                fmt::format("--sample-every needs a tokenizer for model.vocabulary = {}; pass "
+                            "--tokenizer FILE",
+                            config.model.vocabulary));
+  }
+  if (prompt_.empty())
+    throw Error(ErrorCode::kInput,
+                "--sample-prompt is empty; a sample needs at least one byte to go on from");
+}
+
+void TrainWatch::begin() {
+  events_.begin();
+  events_.write(event_file_header(wall_time_s()));
+}
+
+const std::vector<TokenBatch>& TrainWatch::validation_batches() {
+  if (batches_.empty()) {
+    const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
+    batches_ = dataset_.validation_batches(
+        static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens)));
+  }
+  return batches_;
+}
+
+double TrainWatch::validation_loss(std::uint64_t steps) {
+  if (validated_steps_ == steps && steps != 0) return validation_loss_;
+  publisher_.enter(RunPhase::kEvaluating, steps);
+  const Progress progress(fmt::format("evaluating on {} batches", validation_batches().size()),
+                          is_quiet_);
+  validation_loss_ = trainer_.evaluate(validation_batches());
+  validated_steps_ = steps;
+  return validation_loss_;
+}
+
+void TrainWatch::step_ended(StepRecord& record) {
+  if (is_due(record.step, options_.validate_every))
+    record.validation_loss = validation_loss(record.step);
+}
+
+void TrainWatch::tell(const StepRecord& record) {
+  std::string text;
+  if (is_due(record.step, options_.sample_every)) text = sample(record.step);
+  if (!is_quiet_ && record.validation_loss)
+    say("step {:>5}: validation loss {:.4f} nats per token\n", record.step,
+        *record.validation_loss);
+  if (!is_quiet_ && !text.empty()) say("step {:>5}: sample: {}\n", record.step, text);
+  flush_said();
+  if (!events_.is_wanted()) return;
+  std::vector<EventScalar> scalars{
+      {"train/loss", static_cast<float>(record.loss)},
+      {"train/gradient_norm", static_cast<float>(record.gradient_norm)},
+      {"train/learning_rate", static_cast<float>(learning_rate_at(config_, record.step - 1))},
+      {"speed/step_s", static_cast<float>(record.time_s)},
+      {"speed/tokens_per_s", static_cast<float>(record.tokens_per_s())},
+      {"speed/flops_per_s", static_cast<float>(record.flops_per_s())},
+      {"traffic/nvme_read_bytes", static_cast<float>(record.nvme_read_bytes)},
+      {"traffic/nvme_write_bytes", static_cast<float>(record.nvme_write_bytes)}};
+  if (const auto share = record.mfu()) scalars.push_back({"speed/mfu", static_cast<float>(*share)});
+  if (record.validation_loss)
+    scalars.push_back({"validation/loss", static_cast<float>(*record.validation_loss)});
+  append_events(event_of_scalars(wall_time_s(), record.step, scalars));
+  if (!text.empty())
+    append_events(event_of_text(wall_time_s(), record.step, "sample", valid_utf8(text)));
+}
+
+// The run's seed draws it, so that the same run has the same samples.
+std::string TrainWatch::sample(std::uint64_t step) {
+  publisher_.enter(RunPhase::kEvaluating, step);
+  const Progress progress("drawing a sample", is_quiet_);
+  std::vector<std::uint32_t> tokens = prompt_;
+  std::string text = options_.sample_prompt;
+  for (std::uint64_t position = 0; position < options_.sample_tokens; ++position) {
+    const std::size_t seen = std::min<std::size_t>(tokens.size(), config_.model.context);
+    const auto logits = trainer_.next_logits(std::span(tokens).last(seen));
+    const std::uint32_t token = gpt::sample_token(
+        logits, {.temperature = options_.sample_temperature, .top_k = 40, .seed = config_.seed},
+        position);
+    tokens.push_back(token);
+    if (tokenizer_)
+      text += tokenizer_->bytes_of(token);
+    else
+      text += static_cast<char>(token);
+  }
+  return text;
+}
+
+// A failure is said once, and training goes on.
+void TrainWatch::append_events(const std::string& record) {
+  if (events_failure_ != nullptr || !events_.is_wanted()) return;
+  try {
+    events_.write(record);
+  } catch (const std::exception& error) {
+    events_failure_ = std::current_exception();
+    warn("sluice: {}; training goes on\n", error.what());
+  }
+}
+
+void TrainWatch::finish(std::uint64_t steps, std::optional<double> validation_loss) {
+  if (validation_loss && !is_due(steps, options_.validate_every)) {
+    const EventScalar scalar{"validation/loss", static_cast<float>(*validation_loss)};
+    append_events(event_of_scalars(wall_time_s(), steps, {&scalar, 1}));
+  }
+  if (events_failure_ != nullptr) std::rethrow_exception(events_failure_);
+  events_.commit();
+}
+
+}  // namespace sluice

@@ -1,0 +1,74 @@
+// The parts of `sluice train` that look at the model between steps: validation, samples, and the
+// event file for TensorBoard. They change no bit of the training.
+//
+// Thread rule: one thread. With several ranks, all ranks take part.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/cli/output_file.h"
+#include "tools/gpt/text/tokenizer.h"
+#include "tools/gpt/train/dataset.h"
+#include "tools/gpt/train/run_publisher.h"
+#include "tools/gpt/train/trainer.h"
+#include "tools/report/step_log.h"
+
+namespace sluice {
+
+struct WatchOptions {
+  std::uint64_t validate_every = 0;  // steps; 0 = only at the end
+  std::uint64_t sample_every = 0;    // steps; 0 = never
+  std::string sample_prompt = "\n";
+  std::uint64_t sample_tokens = 100;
+  double sample_temperature = 0.8;
+  std::string tensorboard_folder;  // empty = no event file
+};
+
+class TrainWatch {
+ public:
+  // `events` is the event file of rank 0, begun by begin(). All arguments must outlive the watch.
+  // Fails with: kInput for a prompt without tokens; kConfig for samples without a tokenizer where
+  // the vocabulary is not bytes.
+  TrainWatch(const WatchOptions& options, const TrainConfig& config, const Dataset& dataset,
+             Trainer& trainer, RunPublisher& publisher, OutputFile& events, bool is_quiet);
+
+  // Writes the event file's first record. Fails with: as OutputFile.
+  void begin();
+  void accept() noexcept { events_.accept(); }
+
+  // To be called before the record of a step is written: validates if that is due.
+  void step_ended(StepRecord& record);
+  // To be called when the step has been printed: says the validation loss, draws and prints a
+  // sample if one is due, and writes the step's events.
+  void tell(const StepRecord& record);
+
+  // The mean cross-entropy on the validation part after `steps` steps.
+  double validation_loss(std::uint64_t steps);
+  const std::vector<TokenBatch>& validation_batches();
+
+  // Adds the end's validation loss to the events. Fails with: the first failure of the event file.
+  void finish(std::uint64_t steps, std::optional<double> validation_loss);
+
+ private:
+  std::string sample(std::uint64_t step);
+  void append_events(const std::string& record);
+
+  const WatchOptions& options_;
+  const TrainConfig& config_;
+  const Dataset& dataset_;
+  Trainer& trainer_;
+  RunPublisher& publisher_;
+  OutputFile& events_;
+  const bool is_quiet_;
+  std::optional<Tokenizer> tokenizer_;
+  std::vector<std::uint32_t> prompt_;
+  std::vector<TokenBatch> batches_;
+  std::uint64_t validated_steps_ = 0;
+  double validation_loss_ = 0;
+  std::exception_ptr events_failure_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,46 @@
+// Turns a text into a file of tokens that training reads: llm.c's format with a header, in 16 bits
+// per token where the tokenizer has at most 65,536 tokens, otherwise in 32. Words of the header
+// that llm.c leaves empty say which text and which tokenizer the file was made from.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "tools/cli/output_file.h"
+#include "tools/gpt/text/tokenizer.h"
+
+namespace sluice {
+
+// The header: 256 little-endian words of 32 bits.
+constexpr std::uint32_t kTokenHeaderBytes = 1024;
+
+// One of the two kinds of such files.
+struct TokenFileKind {
+  std::uint32_t magic = 0;
+  std::uint32_t version = 0;
+  std::uint32_t token_bytes = 0;
+};
+constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
+    TokenFileKind{.magic = 20240520, .version = 1, .token_bytes = 2},
+    TokenFileKind{.magic = 20240801, .version = 7, .token_bytes = 4}};
+
+// Reads `text_file` piece by piece and writes its tokens. Returns their number. For an output that
+// is no regular file, the text is read twice.
+// Fails with: kInput where the text cannot be read, is empty, has more tokens than a header can
+// count (2^32 - 1) or a byte without a token; as OutputFile.
+std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenizer,
+                               OutputFile& output);
+
+// Makes sure that there is a token file of `text_file`, beside it, and returns its path. A file
+// that was made from the same bytes by the same tokenizer is used as it is; one of an older text is
+// replaced. Processes that want the same file take turns.
+// Fails with: as write_token_file(); kInput where a file of that name is of another origin.
+std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);
+
+// Whether `file` begins with the header of a token file. False also where it cannot be read.
+bool has_token_header(const std::string& file);
+
+}  // namespace sluice

@@ -1,0 +1,73 @@
+// A byte-level BPE tokenizer, equal to the tokenizers package token by token on texts in UTF-8.
+// Other texts keep their bytes: decoding gives back every text.
+//
+// Thread rule: any thread, one at a time for encode(), which remembers words.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "tools/gpt/text/byte_bpe.h"
+#include "tools/gpt/text/tokenizer_file.h"
+
+namespace sluice {
+
+class Tokenizer {
+ public:
+  // Fails with: as read_tokenizer() and ByteBpe.
+  explicit Tokenizer(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const Checksum128& checksum() const { return checksum_; }
+  // One more than the largest id: the least model.vocabulary.
+  TokenId token_count() const { return static_cast<TokenId>(bytes_.size()); }
+  // The longest token that is found before words are split; 0 where there is none.
+  std::size_t added_bytes_max() const { return added_bytes_max_; }
+
+  // Whether a part of a text that is cut at `cut_bytes` has the tokens of the whole: no added token
+  // lies across the cut. Requires: the text goes on for added_bytes_max() behind the cut, or ends
+  // before.
+  bool can_cut(std::string_view text, std::size_t cut_bytes) const;
+
+  // Appends the tokens of `text`. `offset_bytes` is its place in a longer text, for messages and
+  // for the space before a text (add_prefix_space). Special tokens are found as any others, and
+  // none are added at the ends.
+  // Fails with: kInput for a byte without a token.
+  void encode(std::string_view text, std::vector<TokenId>& tokens, std::uint64_t offset_bytes = 0);
+
+  // The bytes of a token; empty for an id that no token has.
+  std::string_view bytes_of(TokenId token) const;
+
+ private:
+  // A part of a text between added tokens.
+  struct Part {
+    std::string_view text;
+    std::uint64_t offset_bytes = 0;
+    bool is_start = false;  // of a text, or behind an added token
+  };
+
+  explicit Tokenizer(const TokenizerFile& file);
+  const AddedToken* added_at(std::string_view text, std::size_t at, bool is_normalized) const;
+  void split_added(const Part& whole, bool is_normalized, std::vector<TokenId>& tokens);
+  void encode_words(const Part& part, std::vector<TokenId>& tokens);
+  void encode_word(std::string_view word, std::uint64_t offset_bytes, std::vector<TokenId>& tokens);
+
+  // Constant after construction.
+  std::string path_;
+  Checksum128 checksum_;
+  ByteBpe bpe_;
+  bool adds_space_;
+  std::vector<AddedToken> added_;  // longest first
+  std::array<bool, 256> begins_added_{};
+  std::size_t added_bytes_max_ = 0;
+  std::vector<std::string> bytes_;  // of each id
+
+  std::unordered_map<std::string, std::vector<TokenId>> words_;  // a part of the words seen so far
+};
+
+}  // namespace sluice

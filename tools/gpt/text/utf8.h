@@ -1,0 +1,23 @@
+// Characters of UTF-8, also in texts that are not all UTF-8. Pure, callable from any thread.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace sluice {
+
+struct Utf8Character {
+  std::optional<char32_t> code;  // nothing: a byte outside of a well-formed sequence
+  std::size_t size_bytes = 1;
+};
+
+// The first character of `text`: a sequence that Unicode calls well-formed (table 3-7 of the
+// standard), or a single byte. Requires: `text` is not empty.
+Utf8Character first_utf8(std::string_view text);
+
+// `text` with U+FFFD in the place of each byte outside of well-formed sequences.
+std::string valid_utf8(std::string_view text);
+
+}  // namespace sluice

@@ -1,0 +1,16 @@
+// The step from a text and a tokenizer to a file of tokens that training reads.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+// Where `config` names a tokenizer and its data file is a text, puts the text's token file in its
+// place, and makes that file where there is none (tools/gpt/text/token_file.h).
+// Fails with: as token_file_beside() and Tokenizer; kConfig where the tokenizer has more tokens
+// than model.vocabulary, or data.format says that the tokens are bytes.
+void settle_data_file(TrainConfig& config, bool is_quiet);
+
+}  // namespace sluice
