@@ -16,7 +16,7 @@
 namespace sluice {
 namespace {
 
-using Json = nlohmann::json;
+using TokenizerJson = nlohmann::json;
 
 constexpr TokenId kTokensMax = 1 << 24;  // as model.vocabulary
 constexpr const char* kTokenizerName = "tokenizer.json";
@@ -35,8 +35,8 @@ std::string text_of_tokenizer(const std::string& path) {
   return text.str();
 }
 
-Json parsed(const std::string& path, const std::string& text) {
-  Json values = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+TokenizerJson parsed(const std::string& path, const std::string& text) {
+  TokenizerJson values = TokenizerJson::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!values.is_object()) refuse_tokenizer(path, "it is not a JSON object");
   return values;
 }
@@ -80,7 +80,7 @@ class BytesOfText {
   std::unordered_map<char32_t, char> bytes_;
 };
 
-void read_vocabulary(const Json& values, const std::string& part, TokenizerFile& file) {
+void read_vocabulary(const TokenizerJson& values, const std::string& part, TokenizerFile& file) {
   if (!values.is_object() || values.empty())
     refuse_tokenizer(file.path, fmt::format("{} is not an object of tokens and their ids", part));
   const BytesOfText bytes_of;
@@ -114,10 +114,10 @@ void add_merge_line(std::string_view line, const BytesOfText& bytes_of, Tokenize
             is_pair ? std::string(line.substr(space + 1)) : "", bytes_of, file);
 }
 
-void read_merges(const Json& values, TokenizerFile& file) {
+void read_merges(const TokenizerJson& values, TokenizerFile& file) {
   if (!values.is_array()) refuse_tokenizer(file.path, "\"model.merges\" is not a list");
   const BytesOfText bytes_of;
-  for (const Json& merge : values) {
+  for (const TokenizerJson& merge : values) {
     if (merge.is_string()) {
       add_merge_line(merge.get<std::string>(), bytes_of, file);
       continue;
@@ -129,14 +129,14 @@ void read_merges(const Json& values, TokenizerFile& file) {
   }
 }
 
-const Json& part_of(const Json& values, const char* key) {
-  static const Json nothing;
+const TokenizerJson& member_of(const TokenizerJson& values, const char* key) {
+  static const TokenizerJson nothing;
   const auto found = values.find(key);
   return found == values.end() ? nothing : *found;
 }
 
-std::string type_of(const Json& part) {
-  const Json& type = part.is_object() ? part_of(part, "type") : part;
+std::string type_of(const TokenizerJson& part) {
+  const TokenizerJson& type = part.is_object() ? member_of(part, "type") : part;
   return type.is_string() ? type.get<std::string>() : type.dump();
 }
 
@@ -150,41 +150,41 @@ void require_kind(bool is_known, const std::string& part, const std::string& kin
                                part, kind));
 }
 
-void check_model(const Json& model, const std::string& path) {
+void check_model(const TokenizerJson& model, const std::string& path) {
   require_kind(type_of(model) == "BPE", "model", fmt::format("\"{}\"", type_of(model)), path);
   for (const char* const key : {"continuing_subword_prefix", "end_of_word_suffix", "dropout"}) {
-    const Json& value = part_of(model, key);
+    const TokenizerJson& value = member_of(model, key);
     require_kind(value.is_null() || value == "", fmt::format("model.{}", key), value.dump(), path);
   }
   for (const char* const key : {"byte_fallback", "ignore_merges"}) {
-    const Json& value = part_of(model, key);
+    const TokenizerJson& value = member_of(model, key);
     require_kind(value.is_null() || value == false, fmt::format("model.{}", key), value.dump(),
                  path);
   }
 }
 
-bool is_empty_sequence(const Json& normalizer) {
-  return type_of(normalizer) == "Sequence" && part_of(normalizer, "normalizers").empty();
+bool is_empty_sequence(const TokenizerJson& normalizer) {
+  return type_of(normalizer) == "Sequence" && member_of(normalizer, "normalizers").empty();
 }
 
-void read_added_tokens(const Json& values, TokenizerFile& file) {
+void read_added_tokens(const TokenizerJson& values, TokenizerFile& file) {
   if (values.is_null()) return;
   if (!values.is_array()) refuse_tokenizer(file.path, "\"added_tokens\" is not a list");
-  for (const Json& token : values) {
-    const Json nothing = Json::object();
-    const Json& fields = token.is_object() ? token : nothing;
-    const Json& content = part_of(fields, "content");
-    const Json& id = part_of(fields, "id");
+  for (const TokenizerJson& token : values) {
+    const TokenizerJson nothing = TokenizerJson::object();
+    const TokenizerJson& fields = token.is_object() ? token : nothing;
+    const TokenizerJson& content = member_of(fields, "content");
+    const TokenizerJson& id = member_of(fields, "id");
     if (!content.is_string() || content == "" || !id.is_number_unsigned() ||
         id.get<std::uint64_t>() >= kTokensMax)
       refuse_tokenizer(file.path,
                        fmt::format("added token {} has no content and id", token.dump()));
     for (const char* const key : {"single_word", "lstrip", "rstrip"})
-      require_kind(part_of(fields, key) != true,
+      require_kind(member_of(fields, key) != true,
                    fmt::format("added token {}'s \"{}\"", content.dump(), key), "true", file.path);
     file.added.push_back({.bytes = content.get<std::string>(),
                           .id = id.get<TokenId>(),
-                          .is_normalized = part_of(fields, "normalized") == true});
+                          .is_normalized = member_of(fields, "normalized") == true});
   }
 }
 
@@ -193,21 +193,21 @@ TokenizerFile read_tokenizer_json(const std::string& path) {
   file.path = path;
   const std::string text = text_of_tokenizer(path);
   file.checksum = checksum128(std::as_bytes(std::span(text)));
-  const Json values = parsed(path, text);
-  const Json& model = part_of(values, "model");
+  const TokenizerJson values = parsed(path, text);
+  const TokenizerJson& model = member_of(values, "model");
   check_model(model, path);
-  const Json& normalizer = part_of(values, "normalizer");
+  const TokenizerJson& normalizer = member_of(values, "normalizer");
   require_kind(normalizer.is_null() || is_empty_sequence(normalizer), "normalizer",
                fmt::format("\"{}\"", type_of(normalizer)), path);
-  const Json& words = part_of(values, "pre_tokenizer");
+  const TokenizerJson& words = member_of(values, "pre_tokenizer");
   require_kind(type_of(words) == "ByteLevel", "pre-tokenizer",
                fmt::format("\"{}\"", type_of(words)), path);
-  require_kind(part_of(words, "use_regex") != false, "pre-tokenizer",
+  require_kind(member_of(words, "use_regex") != false, "pre-tokenizer",
                "\"ByteLevel\" with use_regex false", path);
-  file.adds_space = part_of(words, "add_prefix_space") == true;
-  read_vocabulary(part_of(model, "vocab"), "\"model.vocab\"", file);
-  read_merges(part_of(model, "merges"), file);
-  read_added_tokens(part_of(values, "added_tokens"), file);
+  file.adds_space = member_of(words, "add_prefix_space") == true;
+  read_vocabulary(member_of(model, "vocab"), "\"model.vocab\"", file);
+  read_merges(member_of(model, "merges"), file);
+  read_added_tokens(member_of(values, "added_tokens"), file);
   return file;
 }
 
