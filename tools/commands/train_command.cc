@@ -24,9 +24,7 @@
 #include "tools/commands/train_outputs.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
-#include "tools/gpt/model/peak_rate.h"
 #include "tools/gpt/train/compute_device.h"
-#include "tools/gpt/train/host_trainer.h"
 #include "tools/gpt/train/kernel_agreement.h"
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/order_choice.h"
@@ -89,7 +87,8 @@ class TrainRun {
         log_(outputs.csv, outputs.json_lines, options.log_every),
         publisher_(config_, engine_),
         watch_(options.watch, config_, dataset_, *trainer_, publisher_, outputs.events, is_quiet_),
-        peak_flops_(peak_of(options)) {}
+        peak_flops_(options.measures_peak ? device_.measure_peak_flops(config_, is_quiet_)
+                                          : options.peak_flops.value_or(0)) {}
 
   int run() {
     introduce();
@@ -151,18 +150,6 @@ class TrainRun {
       say("of these, {} are gradients that wait on storage (placement.gradients)\n",
           format_bytes(bytes));
     flush_said();
-  }
-
-  // Per second, of one rank; 0 = unknown.
-  double peak_of(const TrainOptions& options) const {
-    if (!options.measures_peak) return options.peak_flops.value_or(0);
-    if (!device_.is_host())
-      throw Error(
-          ErrorCode::kUnsupported,
-          "--measure-peak measures on the host only; pass --peak-flops with the GPU's rate");
-    const Progress progress("measuring the peak rate of matrix products", is_quiet_);
-    return gpt::measured_peak_flops(granted_threads(config_.engine.threads),
-                                    compute_options(config_).matmul);
   }
 
   // The state of the store or of the newest checkpoint, or a fresh one.

@@ -8,8 +8,11 @@
 #include <sluice/error.h>
 #include <sluice/plan.h>
 #include <sluice/units.h>
+#include "base/topology.h"
 #include "gpu/cuda/kernel_list.h"
+#include "tools/cli/terminal.h"
 #include "tools/gpt/model/cuda_ops.h"
+#include "tools/gpt/model/peak_rate.h"
 #include "tools/gpt/train/gpu_trainer.h"
 #include "tools/gpt/train/host_trainer.h"
 
@@ -95,6 +98,15 @@ ComputeDevice::ComputeDevice(const TrainConfig& config, const GpuChoice& choice)
   matrix_kernels_ = {.library = std::string(ops_->description()),
                      .kernels = std::string(gpu_->name()),
                      .factors = std::string(name_of(config.engine.precision.parameters))};
+}
+
+double ComputeDevice::measure_peak_flops(const TrainConfig& config, bool is_quiet) const {
+  if (!is_host())
+    throw Error(ErrorCode::kUnsupported,
+                "--measure-peak measures on the host only; pass --peak-flops with the GPU's rate");
+  const Progress progress("measuring the peak rate of matrix products", is_quiet);
+  return gpt::measured_peak_flops(granted_threads(config.engine.threads),
+                                  compute_options(config).matmul);
 }
 
 std::unique_ptr<Trainer> ComputeDevice::make_trainer(const TrainConfig& config,

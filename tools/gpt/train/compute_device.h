@@ -54,6 +54,10 @@ class ComputeDevice {
   // is none.
   const std::string& missed_gain() const { return missed_gain_; }
 
+  // The rate that the matrix products of a run with `config` reach by themselves, in operations per
+  // second. Takes about half a second. Fails with: kUnsupported on a GPU; kOutOfMemory.
+  double measure_peak_flops(const TrainConfig& config, bool is_quiet) const;
+
   // This object and all arguments must outlive the trainer.
   std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const Dataset& dataset,
                                         Engine& engine);
