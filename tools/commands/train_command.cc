@@ -86,7 +86,13 @@ class TrainRun {
                 config.engine.storage.calibration, config.engine.storage.state.commit_every),
         log_(outputs.csv, outputs.json_lines, options.log_every),
         publisher_(config_, engine_),
-        watch_(options.watch, config_, dataset_, *trainer_, publisher_, outputs.events, is_quiet_),
+        watch_(options.watch,
+               {.config = config_,
+                .dataset = dataset_,
+                .trainer = *trainer_,
+                .publisher = publisher_,
+                .is_quiet = is_quiet_},
+               outputs.events),
         peak_flops_(options.measures_peak ? device_.measure_peak_flops(config_, is_quiet_)
                                           : options.peak_flops.value_or(0)) {}
 

@@ -29,32 +29,30 @@ double wall_time_s() {
 
 }  // namespace
 
-TrainWatch::TrainWatch(const WatchOptions& options, const TrainConfig& config,
-                       const Dataset& dataset, Trainer& trainer, RunPublisher& publisher,
-                       OutputFile& events, bool is_quiet)
+TrainWatch::TrainWatch(const WatchOptions& options, const WatchedRun& run, OutputFile& events)
     : options_(options),
-      config_(config),
-      dataset_(dataset),
-      trainer_(trainer),
-      publisher_(publisher),
+      config_(run.config),
+      dataset_(run.dataset),
+      trainer_(run.trainer),
+      publisher_(run.publisher),
       events_(events),
-      is_quiet_(is_quiet) {
+      is_quiet_(run.is_quiet) {
   if (options.sample_every == 0) return;
-  if (!trainer.can_sample())
+  if (!trainer_.can_sample())
     throw Error(ErrorCode::kUnsupported,
                 "--sample-every draws samples on the host only so far, and this run computes on a "
                 "GPU; leave it out, or take checkpoints and `sluice generate`");
-  if (!config.tokenizer.empty()) {
-    tokenizer_.emplace(config.tokenizer);
+  if (!config_.tokenizer.empty()) {
+    tokenizer_.emplace(config_.tokenizer);
     tokenizer_->encode(options.sample_prompt, prompt_);
-  } else if (config.model.vocabulary == 256) {
+  } else if (config_.model.vocabulary == 256) {
     for (const char letter : options.sample_prompt)
       prompt_.push_back(static_cast<unsigned char>(letter));
   } else {
     throw Error(ErrorCode::kConfig,
                 fmt::format("--sample-every needs a tokenizer for model.vocabulary = {}; pass "
                             "--tokenizer FILE",
-                            config.model.vocabulary));
+                            config_.model.vocabulary));
   }
   if (prompt_.empty())
     throw Error(ErrorCode::kInput,

@@ -27,13 +27,22 @@ struct WatchOptions {
   std::string tensorboard_folder;  // empty = no event file
 };
 
+// The run that is watched. All of it must outlive the watch.
+struct WatchedRun {
+  const TrainConfig& config;
+  const Dataset& dataset;
+  Trainer& trainer;
+  RunPublisher& publisher;
+  bool is_quiet;
+};
+
 class TrainWatch {
  public:
-  // `events` is the event file of rank 0, begun by begin(). All arguments must outlive the watch.
+  // `events` is the event file of rank 0, begun by begin(). It and `options` must outlive the
+  // watch.
   // Fails with: kInput for a prompt without tokens; kConfig for samples without a tokenizer where
   // the vocabulary is not bytes.
-  TrainWatch(const WatchOptions& options, const TrainConfig& config, const Dataset& dataset,
-             Trainer& trainer, RunPublisher& publisher, OutputFile& events, bool is_quiet);
+  TrainWatch(const WatchOptions& options, const WatchedRun& run, OutputFile& events);
 
   // Writes the event file's first record. Fails with: as OutputFile.
   void begin();
