@@ -8,7 +8,6 @@
 
 #include <sluice/error.h>
 #include "base/trace/trace.h"
-#include "engine/checkpoint/checkpoint_writer.h"
 #include "engine/engine_over_queue.h"
 #include "engine/engine_parts.h"
 #include "engine/run/engine_trace.h"
@@ -70,6 +69,7 @@ void Engine::restore(StateSource& source, const std::string& application) {
 void Engine::replace_values(std::span<const TensorId> tensors, const InitialValues& values) {
   const CallGuard guard(parts_->link, "replace_values");
   parts_->require_idle("replace_values");
+  parts_->advance_save(SaveWait::kYes);  // which wants the values from before
   parts_->replace_values(tensors, values);
 }
 
@@ -113,28 +113,6 @@ void Engine::commit_now() {
   parts_->loop.commit_now();
 }
 
-SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options) {
-  const CallGuard guard(parts_->link, "save");
-  parts_->require_idle("save");
-  parts_->loop.lend_buffers();
-  SaveOptions all = options;
-  all.hyperparameters.merge(hyperparameters_of(parts_->config.optimizer));
-  const StateDescription description = parts_->description();
-  CheckpointWriter writer(
-      parts_->layout, description,
-      {.visit = [this](const StateAccess::Visit& visit) { parts_->state.visit_blocks(visit); },
-       .place_count = parts_->state.place_count()},
-      parts_->ranks);
-  try {
-    SavedCheckpoint saved = writer.save(root, parts_->loop.position(), all);
-    parts_->loop.return_buffers();
-    return saved;
-  } catch (...) {
-    parts_->loop.return_buffers();
-    throw;
-  }
-}
-
 std::string Engine::share(const std::string& text) {
   const CallGuard guard(parts_->link, "share");
   return parts_->ranks.share(text, "rank 0's text");
@@ -150,6 +128,8 @@ StatePosition Engine::position() {
 Step Engine::begin_step(const StepOptions& options) {
   const CallGuard guard(parts_->link, "begin_step");
   parts_->require_idle("begin_step");
+  parts_->throw_save_failure();
+  parts_->advance_save(SaveWait::kNo);
   parts_->state.invalidate();
   const ActivationPlan& activations = parts_->loop.activations(options);
   parts_->loop.begin_step(options);
@@ -181,10 +161,12 @@ void Engine::close() {
                 "close: a step or an inference is still active; finish or destroy it first");
   const bool commits = parts_->durable && parts_->is_initialized && !parts_->is_closed;
   parts_->is_closed = true;
+  parts_->advance_save(SaveWait::kYes);
   if (commits)
     parts_->loop.commit_now();
   else
     parts_->loop.drain();
+  parts_->throw_save_failure();
 }
 
 void Engine::set_norm_group(NormGroup group) {

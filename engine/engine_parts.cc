@@ -73,7 +73,7 @@ std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& place
   const TransferPool pool{
       .transfers_max = placement.parameter_slots.count + placement.lanes.count +
                        placement.lane_gradients.count + placement.activation_staging.count +
-                       placement.gradient_staging.count +
+                       placement.gradient_staging.count + 2 * placement.save_buffers.count +
                        (placement.durable_copies == 0
                             ? 0
                             : kCommitTransfers + static_cast<std::uint32_t>(files.size())),

@@ -4,13 +4,17 @@
 // Thread rule: the application's thread.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <sluice/checkpoint.h>
 #include <sluice/engine.h>
+#include <sluice/error.h>
+#include "engine/checkpoint/checkpoint_writer.h"
 #include "engine/durable/durable_store.h"
 #include "engine/flow/activation_flow.h"
 #include "engine/flow/counted_norm.h"
@@ -34,6 +38,8 @@ struct RanksHold {
 
   Ranks& ranks;
 };
+
+enum class SaveWait : std::uint8_t { kNo, kYes };
 
 // Built from top to bottom and destroyed from bottom to top, so that running parts can still use
 // the parts above them.
@@ -81,6 +87,23 @@ struct Engine::Parts {
   ActivationFlow activations;
   StateAccess state;
   std::shared_ptr<EngineLink> link = std::make_shared<EngineLink>();
+  // A checkpoint that is being written beside training, and the result of the last one until a call
+  // has taken it.
+  struct Save {
+    std::unique_ptr<CheckpointWriter> writer;
+    std::uint64_t step = 0;
+    std::uint64_t begin_ns = 0;
+    std::int64_t blocked_ns = 0;
+  };
+  // Gives the checkpoint its name if all ranks have written their parts; `waits`: once they have.
+  void advance_save(SaveWait wait);
+  // Throws the failure of the last one, unless a call has thrown it already.
+  void throw_save_failure();
+  SaveOptions save_options(SaveOptions options) const;
+
+  std::optional<Save> save;
+  std::optional<SavedCheckpoint> saved;
+  std::optional<Error> save_failure;
   bool is_initialized = false;
   bool is_closed = false;
   std::function<void(const std::string&)> last_words;

@@ -123,6 +123,9 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   add_rate("--adam-rate", rates.adam, "Parameters that Adam updates per second (such as 2e9)");
   add_rate("--device-adam-rate", rates.device_adam,
            "Parameters per second that the device updates, for state at home there");
+  plan->add_option("--flush-ms", rates.flush_ms,
+                   "Milliseconds for which each flush of a commit occupies the drives")
+      ->check(sluice::between(0, 60000));
   add_rate("--flops", rates.flops, "Operations per second that computation reaches");
   add_size("--bytes-written-rating", options.bytes_written_rating,
            "Bytes that may be written to the drives in their life (such as 1200TB)");

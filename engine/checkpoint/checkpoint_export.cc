@@ -65,13 +65,11 @@ SavedCheckpoint export_checkpoint(StateSource& source, const ModelSpec& given_mo
   Ranks ranks({}, nullptr, *device);
   SaveOptions all = options;
   all.hyperparameters.merge(hyperparameters_of(config.optimizer));
-  return CheckpointWriter(
-             layout, description,
-             {.visit =
-                  [&](const StateAccess::Visit& visit) { visit_blocks(layout, source, visit); },
-              .place_count = kPlaces},
-             ranks)
-      .save(root, source.position(), all, application);
+  return CheckpointWriter(layout, description, kPlaces, ranks)
+      .save(
+          root, source.position(), all,
+          [&](const StateAccess::Visit& visit) { visit_blocks(layout, source, visit); },
+          application);
 }
 
 }  // namespace sluice

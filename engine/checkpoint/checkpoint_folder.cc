@@ -18,6 +18,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/aligned_buffer.h"
 #include "base/file_flush.h"
 
 namespace sluice {
@@ -208,6 +209,7 @@ std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
 
 CheckpointFile::CheckpointFile(const std::string& folder, const std::string& name)
     : path_(folder + "/" + name), file_(::open(path_.c_str(), O_WRONLY | O_CLOEXEC)) {
+  if (!file_ && (errno == EMFILE || errno == ENFILE)) fail_with("open", path_, errno);
   if (!file_)
     throw Error(ErrorCode::kInput,
                 fmt::format("checkpoint: \"{}\", which rank 0 has made, cannot be opened: {}; all "
@@ -219,7 +221,7 @@ CheckpointFile::CheckpointFile(const std::string& folder, const std::string& nam
 // Tensors begin anywhere, so the pages at both ends may be shared with other pieces. Those go
 // through the page cache, which puts them together.
 void CheckpointFile::write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
-                           AlignedBuffer& room) {
+                           std::span<std::byte> room) {
   const std::uint64_t begin = align_up(offset_bytes, kPageBytes);
   const std::uint64_t end = (offset_bytes + bytes.size()) / kPageBytes * kPageBytes;
   if (!direct_ || begin >= end) return write_all(file_.get(), path_, offset_bytes, bytes);
@@ -231,11 +233,12 @@ void CheckpointFile::write(std::uint64_t offset_bytes, std::span<const std::byte
 
 // Returns how many bytes have been written. The rest was refused, and is left to the page cache.
 std::uint64_t CheckpointFile::write_pages(std::uint64_t offset_bytes,
-                                          std::span<const std::byte> bytes, AlignedBuffer& room) {
+                                          std::span<const std::byte> bytes,
+                                          std::span<std::byte> room) {
   std::uint64_t done = 0;
   while (done < bytes.size()) {
     const auto part = bytes.subspan(done).first(
-        std::min<std::uint64_t>(bytes.size() - done, room.size_bytes() / kPageBytes * kPageBytes));
+        std::min<std::uint64_t>(bytes.size() - done, room.size() / kPageBytes * kPageBytes));
     std::memcpy(room.data(), part.data(), part.size());
     const ssize_t moved =
         ::pwrite(direct_.get(), room.data(), part.size(), static_cast<off_t>(offset_bytes + done));

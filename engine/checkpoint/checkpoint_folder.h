@@ -14,7 +14,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/aligned_buffer.h"
 #include "base/unique_fd.h"
 
 namespace sluice {
@@ -77,18 +76,20 @@ class NewCheckpoint {
 // A file of a checkpoint that is being written; any rank and any thread may write parts of it.
 class CheckpointFile {
  public:
-  // Fails with: kInput where the file is missing, because then the ranks do not share `folder`.
+  // Fails with: kInput where the file is missing, because then the ranks do not share `folder`, and
+  // where the process may open no more files.
   CheckpointFile(const std::string& folder, const std::string& name);
   // Whole pages go past the page cache if the file system allows it. They pass through `room`,
-  // which belongs to the caller alone and has at least a page.
+  // which belongs to the caller alone, begins at a multiple of a page and has at least a page.
   // Fails with: kNoSpace, kIo.
-  void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes, AlignedBuffer& room);
+  void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
+             std::span<std::byte> room);
   // Fails with: kIo.
   void sync();
 
  private:
   std::uint64_t write_pages(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
-                            AlignedBuffer& room);
+                            std::span<std::byte> room);
 
   std::string path_;
   UniqueFd file_;

@@ -11,33 +11,29 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
-#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "engine/store/block_values.h"
 
 namespace sluice {
 namespace {
 
-// If larger, the manifest has fewer checksums; if smaller, reading a range takes less memory.
-constexpr std::uint64_t kWrittenElements = 1 << 20;
-// A thread writes this much at once. With less, a drive reaches its rate only if more threads
-// write.
-constexpr std::uint64_t kWriteBytes = 1_MiB;
+// Files that a thread keeps open: those of a tensor's weights and of its moments, before and after
+// the end of a file.
+constexpr std::size_t kOpenFiles = 4;
 constexpr std::string_view kCheckpointSubject = "a checkpoint";
 
 // The bytes of `count` elements from element `begin` of a block on, as files have them. Planes have
-// the same bytes, but for 8-bit moments, which are decoded to `decoded`.
+// the same bytes, but for smaller moments, which are decoded to `decoded`.
 std::span<const std::byte> bytes_of(const Layout& layout, const BlockView& view,
                                     CheckpointPart part, std::uint64_t begin, std::uint64_t count,
-                                    std::vector<std::byte>& decoded) {
+                                    std::span<std::byte> decoded) {
   const auto in = [&](const std::byte* plane, std::uint64_t element_bytes) {
     return std::span(plane + begin * element_bytes, count * element_bytes);
   };
   const auto moment = [&](const float* values, StateKind kind) {
     if (values != nullptr) return std::as_bytes(std::span(values + begin, count));
-    decoded.resize(count * sizeof(float));
-    read_values(layout, view, kind, begin, decoded);
-    return std::span<const std::byte>(decoded);
+    const std::span<std::byte> bytes = decoded.first(count * sizeof(float));
+    read_values(layout, view, kind, begin, bytes);
+    return std::span<const std::byte>(bytes);
   };
   switch (part) {
     case CheckpointPart::kWeight: return in(view.parameters, layout.format().parameter_bytes());
@@ -60,91 +56,123 @@ std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimi
           {"momentum", optimizer.momentum},    {"clip_norm", optimizer.clip_norm}};
 }
 
-CheckpointWriter::CheckpointWriter(const Layout& layout, const StateDescription& description,
-                                   Blocks blocks, Ranks& ranks)
-    : layout_(layout), description_(description), blocks_(std::move(blocks)), ranks_(ranks) {}
+CheckpointWriter::CheckpointWriter(const Layout& layout, StateDescription description,
+                                   std::uint32_t thread_count, Ranks& ranks)
+    : layout_(layout),
+      description_(std::move(description)),
+      room_(save_room(layout)),
+      ranks_(ranks),
+      open_files_(thread_count) {}
 
 SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosition& position,
-                                       const SaveOptions& options,
+                                       const SaveOptions& options, const VisitBlocks& visit_blocks,
                                        std::vector<std::string> application) {
-  const CheckpointPlan plan =
-      plan_checkpoint(description_, layout_.format(), options.file_bytes_max);
-  std::optional<NewCheckpoint> fresh;
-  const std::string folder = begin(plan, fresh, root);
-  std::vector<Written> own;
-  ranks_.together(kCheckpointSubject, [&] { own = write_own(plan, folder); });
+  begin(root, position, options);
+  ranks_.together(kCheckpointSubject, [&] {
+    if (!writes_blocks()) return;
+    std::vector<AlignedBuffer> rooms(open_files_.size());
+    visit_blocks([&](const BlockView& view, std::uint32_t place) {
+      AlignedBuffer& room = rooms[place];
+      if (room.size_bytes() == 0) room = AlignedBuffer(room_bytes(), "writing a checkpoint");
+      write(view, place, {room.data(), room_bytes()});
+    });
+    sync();
+  });
+  return finish(std::nullopt, std::move(application));
+}
+
+// Rank 0 makes the files; all ranks learn where.
+void CheckpointWriter::begin(const std::string& root, const StatePosition& position,
+                             const SaveOptions& options) {
+  position_ = position;
+  options_ = options;
+  plan_ = plan_checkpoint(description_, layout_.format(), options.file_bytes_max);
+  std::string folder;
+  ranks_.together(kCheckpointSubject, [&] {
+    if (ranks_.rank() != 0) return;
+    fresh_.emplace(root);
+    for (const CheckpointPlan::File& file : plan_.files)
+      fresh_->create(file.name, file.beginning, file.size_bytes);
+    folder = fresh_->folder();
+  });
+  folder_ = ranks_.share(folder, kCheckpointSubject);
+}
+
+// Block by block, so that each is fetched once.
+void CheckpointWriter::write(const BlockView& view, std::uint32_t thread,
+                             std::span<std::byte> room) {
+  const std::vector<Written> added = write_block(view, open_files_[thread], room);
+  const std::scoped_lock lock(mutex_);
+  written_.insert(written_.end(), added.begin(), added.end());
+}
+
+void CheckpointWriter::sync() {
+  for (OpenFiles& files : open_files_) {
+    for (OpenFiles::Open& open : files.files) open.file.sync();
+    files.files.clear();
+  }
+}
+
+SavedCheckpoint CheckpointWriter::finish(const std::optional<Error>& failure,
+                                         std::vector<std::string> application) {
+  ranks_.together(kCheckpointSubject, [&] {
+    if (failure) throw *failure;
+  });
   std::vector<Written> written;
-  for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(own)), kCheckpointSubject)) {
+  for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(written_)), kCheckpointSubject)) {
     const std::size_t before = written.size();
     written.resize(before + bytes.size() / sizeof(Written));
     if (!bytes.empty()) std::memcpy(written.data() + before, bytes.data(), bytes.size());
   }
   std::vector<std::string> own_application;
   for (const auto& bytes :
-       ranks_.gather(std::as_bytes(std::span(options.application)), kCheckpointSubject))
+       ranks_.gather(std::as_bytes(std::span(options_.application)), kCheckpointSubject))
     own_application.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (application.empty()) application = std::move(own_application);
-  SavedCheckpoint saved{.path = {}, .step = position.step, .size_bytes = plan.size_bytes};
+  SavedCheckpoint saved{.path = {}, .step = position_.step, .size_bytes = plan_.size_bytes};
   ranks_.together(kCheckpointSubject, [&] {
-    if (!fresh) return;
-    const CheckpointManifest manifest =
-        manifest_of(plan, position, options, std::move(written), std::move(application));
-    fresh->write("model.safetensors.index.json", plan.index);
-    for (const auto& [name, text] : options.files) fresh->write(name, text);
-    fresh->write(std::string(kManifestName), manifest_text(manifest));
-    saved.path = fresh->commit(position.step, options.keep);
+    if (!fresh_) return;
+    const CheckpointManifest manifest = manifest_of(std::move(written), std::move(application));
+    fresh_->write("model.safetensors.index.json", plan_.index);
+    for (const auto& [name, text] : options_.files) fresh_->write(name, text);
+    fresh_->write(std::string(kManifestName), manifest_text(manifest));
+    saved.path = fresh_->commit(position_.step, options_.keep);
   });
   saved.path = ranks_.share(saved.path, kCheckpointSubject);
   return saved;
 }
 
-// Rank 0 makes the files; all ranks learn where.
-std::string CheckpointWriter::begin(const CheckpointPlan& plan, std::optional<NewCheckpoint>& fresh,
-                                    const std::string& root) {
-  std::string folder;
-  ranks_.together(kCheckpointSubject, [&] {
-    if (ranks_.rank() != 0) return;
-    fresh.emplace(root);
-    for (const CheckpointPlan::File& file : plan.files)
-      fresh->create(file.name, file.beginning, file.size_bytes);
-    folder = fresh->folder();
-  });
-  return ranks_.share(folder, kCheckpointSubject);
-}
-
-// Block by block, so that each is fetched once. The first of the ranks with the same data writes.
-std::vector<CheckpointWriter::Written> CheckpointWriter::write_own(const CheckpointPlan& plan,
-                                                                   const std::string& folder) {
-  std::vector<Written> written;
-  if (ranks_.rank() >= ranks_.owner_count()) return written;
-  std::vector<CheckpointFile> files;
-  for (const CheckpointPlan::File& file : plan.files) files.emplace_back(folder, file.name);
-  std::vector<AlignedBuffer> rooms(blocks_.place_count);
-  std::mutex mutex;  // for `written`
-  blocks_.visit([&](const BlockView& view, std::uint32_t place) {
-    AlignedBuffer& room = rooms[place];
-    if (room.size_bytes() == 0) room = AlignedBuffer(kWriteBytes, "writing a checkpoint");
-    const std::vector<Written> added = write_block(plan, view, files, room);
-    const std::scoped_lock lock(mutex);
-    written.insert(written.end(), added.begin(), added.end());
-  });
-  for (CheckpointFile& file : files) file.sync();
-  return written;
+// A file is synced before it is closed, since the kernel reports a failed write to those who have
+// the file open.
+CheckpointFile& CheckpointWriter::open(OpenFiles& files, std::uint32_t index) const {
+  std::vector<OpenFiles::Open>& opened = files.files;
+  const auto found = std::ranges::find(opened, index, &OpenFiles::Open::index);
+  if (found != opened.end()) {
+    std::rotate(found, found + 1, opened.end());
+    return opened.back().file;
+  }
+  if (opened.size() == kOpenFiles) {
+    opened.front().file.sync();
+    opened.erase(opened.begin());
+  }
+  opened.push_back({.index = index, .file = CheckpointFile(folder_, plan_.files[index].name)});
+  return opened.back().file;
 }
 
 std::vector<CheckpointWriter::Written> CheckpointWriter::write_block(
-    const CheckpointPlan& plan, const BlockView& view, std::vector<CheckpointFile>& files,
-    AlignedBuffer& room) const {
+    const BlockView& view, OpenFiles& files, std::span<std::byte> room) const {
   std::vector<Written> written;
-  std::vector<std::byte> decoded;
   const BlockPlace& block = layout_.block(view.block);
   const auto write = [&](std::uint32_t index, const TensorPlace& tensor, std::uint64_t at,
                          std::uint64_t count) {
-    const CheckpointPlan::Tensor& place = plan.tensors[index];
+    const CheckpointPlan::Tensor& place = plan_.tensors[index];
     const std::span<const std::byte> bytes =
-        bytes_of(layout_, view, place.part, at - block.offset_elements, count, decoded);
+        bytes_of(layout_, view, place.part, at - block.offset_elements, count,
+                 room.subspan(room_.write_bytes));
     const std::uint64_t first = at - tensor.offset_elements;
-    files[place.file].write(place.begin_bytes + first * (bytes.size() / count), bytes, room);
+    open(files, place.file)
+        .write(place.begin_bytes + first * (bytes.size() / count), bytes,
+               room.first(room_.write_bytes));
     written.push_back(
         {.stored = index,
          .piece = {.first_element = first, .element_count = count, .sum = checksum128(bytes)}});
@@ -153,31 +181,28 @@ std::vector<CheckpointWriter::Written> CheckpointWriter::write_block(
     const std::uint64_t begin = std::max(tensor.offset_elements, block.offset_elements);
     const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
                                        block.offset_elements + block.element_count);
-    for (std::uint64_t at = begin; at < end; at += kWrittenElements) {
-      for (const std::uint32_t index : plan.stored_of[index_of(tensor.id)])
-        write(index, tensor, at, std::min(kWrittenElements, end - at));
+    for (std::uint64_t at = begin; at < end; at += kSavedPieceElements) {
+      for (const std::uint32_t index : plan_.stored_of[index_of(tensor.id)])
+        write(index, tensor, at, std::min(kSavedPieceElements, end - at));
     }
   }
   return written;
 }
 
-CheckpointManifest CheckpointWriter::manifest_of(const CheckpointPlan& plan,
-                                                 const StatePosition& position,
-                                                 const SaveOptions& options,
-                                                 std::vector<Written> written,
+CheckpointManifest CheckpointWriter::manifest_of(std::vector<Written> written,
                                                  std::vector<std::string> application) const {
-  CheckpointManifest manifest{.position = position,
+  CheckpointManifest manifest{.position = position_,
                               .state = description_,
-                              .hyperparameters = options.hyperparameters,
+                              .hyperparameters = options_.hyperparameters,
                               .application = std::move(application),
                               .files = {},
                               .stored = {}};
-  for (const CheckpointPlan::File& file : plan.files)
+  for (const CheckpointPlan::File& file : plan_.files)
     manifest.files.push_back({.name = file.name,
                               .size_bytes = file.size_bytes,
                               .beginning = checksum128(std::as_bytes(std::span(file.beginning))),
                               .beginning_bytes = file.beginning.size()});
-  for (const CheckpointPlan::Tensor& tensor : plan.tensors)
+  for (const CheckpointPlan::Tensor& tensor : plan_.tensors)
     manifest.stored.push_back({.tensor = description_.tensors[tensor.tensor].name,
                                .part = tensor.part,
                                .file = tensor.file,
@@ -188,13 +213,13 @@ CheckpointManifest CheckpointWriter::manifest_of(const CheckpointPlan& plan,
     return std::pair(piece.stored, piece.piece.first_element);
   });
   for (const Written& piece : written) manifest.stored[piece.stored].pieces.push_back(piece.piece);
-  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+  for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
     std::uint64_t next = 0;
     for (const CheckpointManifest::Piece& piece : manifest.stored[i].pieces) {
       SLUICE_CHECK(piece.first_element == next, "every element is written by one rank");
       next += piece.element_count;
     }
-    SLUICE_CHECK(next == layout_.tensors()[plan.tensors[i].tensor].element_count,
+    SLUICE_CHECK(next == layout_.tensors()[plan_.tensors[i].tensor].element_count,
                  "every element is written by one rank");
   }
   return manifest;

@@ -1,21 +1,27 @@
-// Writes a checkpoint. Rank 0 makes the folder and its files, and every rank writes the ranges that
+// Writes a checkpoint. Rank 0 makes the folder and its files, and every rank writes the blocks that
 // it owns, on several threads. When all ranks have written, rank 0 adds the manifest and gives the
-// checkpoint its name. Synchronous.
+// checkpoint its name.
 //
-// Thread rule: the application's thread, while no step is active; all ranks take part.
+// Thread rule: write() and sync() as they say; everything else on the application's thread, and all
+// ranks take part.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <sluice/checkpoint.h>
+#include <sluice/error.h>
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "engine/checkpoint/checkpoint_plan.h"
 #include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
 #include "engine/ranks/ranks.h"
 #include "engine/store/state_access.h"
 
@@ -26,22 +32,36 @@ std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimi
 
 class CheckpointWriter {
  public:
-  // The blocks that this rank owns, for example with StateAccess::visit_blocks(). Several threads
-  // may call the visitor, with different places. Fails with: its own errors; those of the visitor.
-  struct Blocks {
-    std::function<void(const StateAccess::Visit& visit)> visit;
-    std::uint32_t place_count = 1;
-  };
-
-  // The references must outlive the writer.
-  CheckpointWriter(const Layout& layout, const StateDescription& description, Blocks blocks,
+  // `layout` and `ranks` must outlive the writer. `thread_count`: the threads that call write().
+  CheckpointWriter(const Layout& layout, StateDescription description, std::uint32_t thread_count,
                    Ranks& ranks);
 
-  // `application`: the texts of ranks that are not running, which replace the options' text.
+  // Makes the folder and its files.
   // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks; a rank reports its own
   // failure or that another rank has failed. The contents of `root` are then as before.
+  void begin(const std::string& root, const StatePosition& position, const SaveOptions& options);
+  // Whether this rank writes blocks. The first of the ranks with the same data does.
+  bool writes_blocks() const { return ranks_.rank() < ranks_.owner_count(); }
+  // Writes a block that this rank owns. Several threads may call it, each with its own number and
+  // its own `room` of room_bytes().
+  // Fails with: kNoSpace, kIo naming the file.
+  void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
+  std::uint64_t room_bytes() const { return room_.size_bytes(); }
+  // After the last write(), on any thread: what this rank has written is on the drive.
+  // Fails with: kIo naming the file.
+  void sync();
+  // Gives the checkpoint its name. `failure`: why this rank has not written its part.
+  // `application`: the texts of ranks that are not running, which replace the options' text.
+  // Fails with: as begin(); `failure`.
+  SavedCheckpoint finish(const std::optional<Error>& failure,
+                         std::vector<std::string> application = {});
+
+  // All of it. `visit_blocks` gives the blocks that this rank owns, for example with
+  // StateAccess::visit_blocks(). Fails with: as begin(); the errors of `visit_blocks`.
+  using VisitBlocks = std::function<void(const StateAccess::Visit& visit)>;
   SavedCheckpoint save(const std::string& root, const StatePosition& position,
-                       const SaveOptions& options, std::vector<std::string> application = {});
+                       const SaveOptions& options, const VisitBlocks& visit_blocks,
+                       std::vector<std::string> application = {});
 
  private:
   // A piece that this rank has written; sent to rank 0 as bytes.
@@ -49,19 +69,34 @@ class CheckpointWriter {
     std::uint64_t stored = 0;  // its number in the plan
     CheckpointManifest::Piece piece;
   };
-  std::string begin(const CheckpointPlan& plan, std::optional<NewCheckpoint>& fresh,
-                    const std::string& root);
-  std::vector<Written> write_own(const CheckpointPlan& plan, const std::string& folder);
-  std::vector<Written> write_block(const CheckpointPlan& plan, const BlockView& view,
-                                   std::vector<CheckpointFile>& files, AlignedBuffer& room) const;
-  CheckpointManifest manifest_of(const CheckpointPlan& plan, const StatePosition& position,
-                                 const SaveOptions& options, std::vector<Written> written,
+  // The files that a thread wrote last. They stay open, because the next block mostly goes to them.
+  struct OpenFiles {
+    struct Open {
+      std::uint32_t index = 0;  // in the plan
+      CheckpointFile file;
+    };
+    std::vector<Open> files;  // the one used last comes last
+  };
+  CheckpointFile& open(OpenFiles& files, std::uint32_t index) const;
+  std::vector<Written> write_block(const BlockView& view, OpenFiles& files,
+                                   std::span<std::byte> room) const;
+  CheckpointManifest manifest_of(std::vector<Written> written,
                                  std::vector<std::string> application) const;
 
   const Layout& layout_;
-  const StateDescription& description_;
-  Blocks blocks_;
+  const StateDescription description_;
+  const SaveRoom room_;
   Ranks& ranks_;
+
+  // From begin() on:
+  SaveOptions options_;
+  StatePosition position_;
+  CheckpointPlan plan_;
+  std::optional<NewCheckpoint> fresh_;  // rank 0's
+  std::string folder_;
+  std::vector<OpenFiles> open_files_;  // by thread
+  std::mutex mutex_;                   // for the following
+  std::vector<Written> written_;
 };
 
 }  // namespace sluice

@@ -17,14 +17,16 @@ std::shared_ptr<PieceCache::Piece> PieceCache::find_or_add(const Key& key) {
       std::ranges::find_if(pieces_, [&](const auto& piece) { return piece->key == key; });
   if (found != pieces_.end()) {
     pieces_.splice(pieces_.begin(), pieces_, found);
+    ++pieces_.front()->users;
     return pieces_.front();
   }
   auto added = std::make_shared<Piece>(key);
+  added->users = 1;
   // From the end, because the last one has not been used for the longest time. Its memory is used
   // again.
   for (auto piece = pieces_.end(); pieces_.size() >= kPiecesKept && piece != pieces_.begin();) {
     --piece;
-    if (piece->use_count() != 1) continue;
+    if ((*piece)->users != 0) continue;
     added->buffer = std::move((*piece)->buffer);
     piece = pieces_.erase(piece);
   }
@@ -32,15 +34,21 @@ std::shared_ptr<PieceCache::Piece> PieceCache::find_or_add(const Key& key) {
   return added;
 }
 
+PieceCache::Use::~Use() {
+  const std::scoped_lock lock(cache_.mutex_);
+  --piece_->users;
+}
+
 std::shared_ptr<const std::span<const std::byte>> PieceCache::get(const Key& key,
                                                                   const Read& read) {
-  std::shared_ptr<Piece> piece = find_or_add(key);
-  const std::scoped_lock lock(piece->mutex);
-  if (!piece->is_read) {
-    piece->bytes = read(piece->buffer);
-    piece->is_read = true;
+  const auto use = std::make_shared<Use>(*this, key);
+  Piece& piece = use->piece();
+  const std::scoped_lock lock(piece.mutex);
+  if (!piece.is_read) {
+    piece.bytes = read(piece.buffer);
+    piece.is_read = true;
   }
-  return {piece, &piece->bytes};
+  return {use, &piece.bytes};
 }
 
 }  // namespace sluice

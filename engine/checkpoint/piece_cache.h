@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
@@ -24,7 +25,7 @@ class PieceCache {
   // Reads a piece into memory of `buffer`, which it may replace, and returns where the piece is.
   using Read = std::function<std::span<const std::byte>(AlignedBuffer& buffer)>;
 
-  // The piece, which stays as long as the returned pointer lives.
+  // The piece, which stays as long as the returned pointer lives. The cache must outlive it.
   // Fails with: the exception of `read`. The next call for the piece then reads again.
   std::shared_ptr<const std::span<const std::byte>> get(const Key& key, const Read& read);
 
@@ -33,10 +34,26 @@ class PieceCache {
     explicit Piece(const Key& wanted) : key(wanted) {}
 
     Key key;
-    std::mutex mutex;  // for the following
+    std::uint32_t users = 0;  // guarded by PieceCache::mutex_
+    std::mutex mutex;         // for the following
     AlignedBuffer buffer;
     std::span<const std::byte> bytes;
     bool is_read = false;
+  };
+
+  // A user of a piece. Counted under the mutex, so that the taker of an unused piece's memory sees
+  // that the last user has read it.
+  class Use {
+   public:
+    Use(PieceCache& cache, const Key& key) : cache_(cache), piece_(cache.find_or_add(key)) {}
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    ~Use();
+    Piece& piece() { return *piece_; }
+
+   private:
+    PieceCache& cache_;
+    std::shared_ptr<Piece> piece_;
   };
 
   std::shared_ptr<Piece> find_or_add(const Key& key);

@@ -40,7 +40,10 @@ void SafetensorsFile::open_file() {
   struct stat status {};
   if (!file_ || ::fstat(file_.get(), &status) != 0)
     throw Error(ErrorCode::kInput,
-                fmt::format("cannot open the model file \"{}\": {}", path_, errno_text(errno)));
+                fmt::format("cannot open the model file \"{}\": {}{}", path_, errno_text(errno),
+                            errno == EMFILE || errno == ENFILE
+                                ? "; allow more open files (ulimit -n), or save into larger files"
+                                : ""));
   if (!S_ISREG(status.st_mode)) fail("it is not a regular file");
   file_bytes_ = static_cast<std::uint64_t>(status.st_size);
   // The same file, whatever has the path by now.

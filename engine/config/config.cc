@@ -15,6 +15,8 @@ namespace {
 
 // The smallest normal number of fp32, rounded up.
 constexpr double kEpsilonMin = 1.2e-38;
+// Beyond this, a drive gains nothing, and every buffer has a thread.
+constexpr std::uint32_t kSaveBuffersMax = 16;
 // Within these, neither the scaled gradients of an ordinary model nor the inverse become denormal.
 constexpr double kStaticScaleMin = 0x1p-64;
 constexpr double kStaticScaleMax = 0x1p64;
@@ -274,6 +276,7 @@ Config engine_config(const ConfigDocument& document) {
   config.memory.device_bytes = document.size_bytes("memory.device");
   config.memory.host_bytes = document.size_bytes("memory.host");
   config.memory.check = room_check_from(document.string("memory.check"));
+  config.memory.save_buffers = static_cast<std::uint32_t>(document.integer("memory.save_buffers"));
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
   config.placement.gradients = tier_from(document.string("placement.gradients"));
@@ -294,6 +297,8 @@ Config engine_config(const ConfigDocument& document) {
 }
 
 void validate(const Config& config) {
+  require(config.memory.save_buffers <= kSaveBuffersMax, "memory.save_buffers",
+          fmt::format("{} is not in 0..{}", config.memory.save_buffers, kSaveBuffersMax));
   const AdamOptions& adam = config.optimizer.adam;
   require(adam.beta1 >= 0 && adam.beta1 < 1, "optimizer.adam.beta1",
           fmt::format("{} is not in [0, 1)", adam.beta1));

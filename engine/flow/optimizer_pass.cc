@@ -31,6 +31,7 @@ OptimizerPass::OptimizerPass(const FlowParts& parts, const UpdateParts& own,
       residents_(own.residents),
       waiting_(own.waiting),
       commits_(own.commits),
+      saver_(own.saver),
       on_change_(std::move(on_change)),
       order_(parts.layout, parts.placement, parts.model.forward_order),
       device_updates_(
@@ -163,6 +164,7 @@ void OptimizerPass::start_on_device() {
     // A commit takes the block as it is, once the device reports that it has not overflowed.
     if (commits_ != nullptr && (device_updates_.is_running(block.unit) || is_being_committed(*id)))
       return;
+    if (is_being_saved(*id)) return;
     order_.take_next(UpdatePlace::kDevice);
     const std::uint64_t to = version() + 1;
     device_updates_.update(block, order_.current().coefficients);
@@ -170,6 +172,22 @@ void OptimizerPass::start_on_device() {
     store_.advance(*id, Plane::kParameter, to);
     if (count_updated(block, device_updates_.stream())) device_updates_.end_unit(block.unit, to);
   }
+}
+
+// Whether a checkpoint beside training needs the block as it is.
+bool OptimizerPass::is_being_saved(BlockId block) const {
+  if (!saver_.holds(block, version())) return false;
+  saver_.want(block);
+  return true;
+}
+
+std::vector<BlockId> OptimizerPass::blocks_in_order() const {
+  std::vector<BlockId> blocks;
+  for (const BlockPlace& block : layout_.blocks()) blocks.push_back(block.id);
+  std::ranges::stable_sort(blocks, {}, [this](BlockId block) {
+    return std::pair(layout_.is_frozen(block), order_.rank(block));
+  });
+  return blocks;
 }
 
 void OptimizerPass::device_updates_ended(UnitId unit, std::uint64_t step) {
@@ -289,6 +307,8 @@ WaitCause OptimizerPass::waits_for(std::optional<BlockId> block) const {
   }
   if (block && last == Phase::kFree && is_being_committed(*block))
     return cause.with(TraceReason::kCommit);
+  if (last == Phase::kFree && (block ? saver_.holds(*block, version()) : saver_.is_wanted()))
+    return cause.with(TraceReason::kSave);
   if (last == Phase::kUpdated) return cause.with(TraceReason::kCommit);
   if (last == Phase::kReading) return cause.with(TraceReason::kUpdateRead);
   if (last == Phase::kUpdating) return cause.with(TraceReason::kUpdate);

@@ -27,6 +27,7 @@
 #include "engine/flow/optimizer_lane.h"
 #include "engine/flow/parameter_slots.h"
 #include "engine/flow/resident_units.h"
+#include "engine/flow/state_saver.h"
 #include "engine/flow/update_order.h"
 #include "engine/flow/waiting_gradients.h"
 #include "engine/run/step_timeline.h"
@@ -41,6 +42,7 @@ struct UpdateParts {
   WaitingGradients& waiting;
   DeviceMath* math;  // null where no unit is updated on the device
   Commits* commits;  // null where the state is scratch
+  StateSaver& saver;
 };
 
 class OptimizerPass {
@@ -90,6 +92,13 @@ class OptimizerPass {
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // Whether no lane holds anything.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }
+  // Whether a lane or the device holds the block.
+  bool holds(BlockId block) const {
+    return in_lane_[index_of(block)] || device_updates_.is_running(layout_.block(block).unit);
+  }
+  // Every block, in the order in which updates that come after the norm want them; frozen ones
+  // last.
+  std::vector<BlockId> blocks_in_order() const;
   // Whether gradients that wait outside host memory are on their way to a lane.
   bool is_reading_gradients() const;
 
@@ -118,6 +127,7 @@ class OptimizerPass {
   bool is_being_committed(BlockId block) const {
     return commits_ != nullptr && commits_->saver().is_saving(block);
   }
+  bool is_being_saved(BlockId block) const;
   void device_updates_ended(UnitId unit, std::uint64_t step);
   bool count_updated(const BlockPlace& block, StreamId stream);
   void release(Lane& lane, bool keep_parameters);
@@ -135,6 +145,7 @@ class OptimizerPass {
   ResidentUnits& residents_;
   WaitingGradients& waiting_;
   Commits* const commits_;
+  StateSaver& saver_;
   std::function<void()> on_change_;
   UpdateOrder order_;
   DeviceUpdates device_updates_;

@@ -8,7 +8,7 @@ namespace sluice {
 // Returns false when the block has to wait for something first.
 bool OptimizerPass::start(Lane& lane, BlockId block) {
   // The update before, or its commit, is still writing it.
-  if (in_lane_[index_of(block)] || is_being_committed(block)) return false;
+  if (in_lane_[index_of(block)] || is_being_committed(block) || is_being_saved(block)) return false;
   std::uint32_t slot = Lane::kNoSlot;
   if (placement_.parameter_tier[index_of(block)] != Tier::kHost) {
     if (const auto bound = slots_.find(block)) {

@@ -56,6 +56,8 @@ std::vector<Pool> Placement::pools() const {
        slots(activation_staging) + ", activations between device and storage"},
       {Tier::kHost, "commit buffers", commit_buffers.size_bytes(),
        slots(commit_buffers) + ", state of the device on its way into a commit"},
+      {Tier::kHost, "save buffers", save_buffers.size_bytes(),
+       slots(save_buffers) + ", blocks on their way into a checkpoint beside training"},
       {Tier::kNvme, "parameters", nvme_parameter_bytes, "blocks whose home is storage"},
       {Tier::kNvme, "optimizer state", nvme_record_bytes, "blocks whose home is storage"},
       {Tier::kNvme, "gradient set", nvme_gradient_bytes,
@@ -77,7 +79,19 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
           .fills_device = fills_device,
           .activations = config.activations,
           .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout),
-          .is_durable = !config.storage.state.name.empty()};
+          .is_durable = !config.storage.state.name.empty(),
+          .save_buffers = config.memory.save_buffers};
+}
+
+SaveRoom save_room(const Layout& layout) {
+  std::uint64_t elements = 0;
+  for (const BlockPlace& block : layout.blocks())
+    elements = std::max<std::uint64_t>(elements, block.element_count);
+  const std::uint64_t piece_bytes =
+      align_up(std::min(elements, kSavedPieceElements) * sizeof(float), kStorageAlignBytes);
+  // With less, a drive reaches its rate only if more threads write.
+  return {.write_bytes = std::min<std::uint64_t>(piece_bytes, 1_MiB),
+          .decoded_bytes = layout.format().moments == OptimizerState::kFp32 ? 0 : piece_bytes};
 }
 
 std::uint64_t tally_bytes_of(const UnitPlace& unit) {

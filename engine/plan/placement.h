@@ -68,6 +68,7 @@ struct Placement {
   SlotPool lanes;                // records of the blocks in the optimizer pass
   SlotPool lane_gradients;       // gradients of these blocks that do not wait in host memory
   SlotPool commit_buffers;       // blocks on their way from the device into a commit
+  SlotPool save_buffers;         // blocks on their way into a checkpoint beside training
 
   // Boundary activations, where the engine keeps them: a window on the device, and homes in host
   // memory or on storage for activations that have to leave the window.
@@ -125,7 +126,7 @@ struct Placement {
     return gradient_set_bytes + gradient_staging.size_bytes() + host_parameter_bytes +
            host_record_bytes + host_activation_bytes + tally_bytes + parameter_slots.size_bytes() +
            lanes.size_bytes() + lane_gradients.size_bytes() + activation_staging.size_bytes() +
-           commit_buffers.size_bytes();
+           commit_buffers.size_bytes() + save_buffers.size_bytes();
   }
   bool has_shadow(BlockId block) const {
     return storage_copies == 2 && parameter_tier[index_of(block)] == Tier::kNvme &&
@@ -139,6 +140,17 @@ struct Placement {
   std::vector<Pool> pools() const;
   bool operator==(const Placement&) const = default;
 };
+
+// A checkpoint has pieces of at most this many elements of a tensor, each with a checksum.
+inline constexpr std::uint64_t kSavedPieceElements = 1 << 20;
+
+// The memory in which a thread prepares the bytes of one block for a checkpoint.
+struct SaveRoom {
+  std::uint64_t write_bytes = 0;    // for whole pages on their way to the drive
+  std::uint64_t decoded_bytes = 0;  // for a piece of smaller moments
+  std::uint64_t size_bytes() const { return write_bytes + decoded_bytes; }
+};
+SaveRoom save_room(const Layout& layout);
 
 struct Budgets {
   std::uint64_t device_bytes = 0;
@@ -155,6 +167,7 @@ struct PassNeeds {
   Config::Activations activations = {};
   std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take beside the pools
   bool is_durable = false;              // commits also take the device's state
+  std::uint32_t save_buffers = 0;
 };
 
 // The needs of `config` on each of `ranks` ranks.

@@ -258,6 +258,13 @@ void PlacementPlanner::size_buffers(const HomesInUse& homes, std::uint32_t stagi
   if (pass_.is_durable && (homes.parameters_on_device || homes.records_on_device))
     placement_.commit_buffers = {.count = kCommitBuffers,
                                  .slot_bytes = parameter_slot + record_slot};
+  const bool is_saved_in_place = !updates_in_slots && !lanes_hold_records;
+  placement_.save_buffers = {};
+  if (pass_.save_buffers != 0)
+    placement_.save_buffers = {
+        .count = pass_.save_buffers,
+        .slot_bytes = save_room(layout_).size_bytes() +
+                      (is_saved_in_place ? 0 : parameter_slot + record_slot)};
 }
 
 // The bytes for the present homes with the least buffers of each kind.

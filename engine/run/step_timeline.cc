@@ -29,6 +29,7 @@ Blame blame_of(TraceReason reason) {
     case TraceReason::kUpdateLane:
     case TraceReason::kUpdate:
     case TraceReason::kUpdateWrite:
+    case TraceReason::kSave:
     case TraceReason::kNorm: return Blame::kOptimizer;
     case TraceReason::kNone: return Blame::kOther;
   }

@@ -1,4 +1,5 @@
-// The part of the step loop that deals with the commits of a durable store.
+// The part of the step loop that deals with the commits of a durable store, and with checkpoints
+// that are written beside training.
 #include <array>
 
 #include <fmt/format.h>
@@ -81,6 +82,34 @@ StepLoop::Committed StepLoop::committed() {
     committed = {.step = commits_->durable_step(), .application = commits_->application()};
   });
   return committed;
+}
+
+void StepLoop::begin_save(StateSaver::Work work, bool saves_all) {
+  scheduler_.run([&] {
+    saver_.begin(step_, saves_all ? pass_.blocks_in_order() : std::vector<BlockId>(),
+                 std::move(work));
+  });
+}
+
+std::optional<StepLoop::SaveCount> StepLoop::save_count() const {
+  std::optional<SaveCount> count;
+  scheduler_.run([&] {
+    if (saver_.is_under_way())
+      count = {.saved_blocks = saver_.saved_count(),
+               .block_count = saver_.block_count(),
+               .is_over = saver_.is_over()};
+  });
+  return count;
+}
+
+void StepLoop::await_save() {
+  failure_.await([this] { return saver_.is_over(); });
+}
+
+StateSaver::End StepLoop::end_save() {
+  StateSaver::End end;
+  scheduler_.run([&] { end = saver_.end(); });
+  return end;
 }
 
 void StepLoop::set_commit_settings(const std::string& settings, std::uint64_t config_hash) {

@@ -41,12 +41,15 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       commits_(durable == nullptr
                    ? nullptr
                    : std::make_unique<Commits>(*durable, parts, [this] { note_change(); })),
+      saver_(parts, {.is_at_rest = [this](BlockId block) { return !pass_.holds(block); },
+                     .on_change = [this] { note_change(); }}),
       pass_(parts,
             {.slots = slots_,
              .residents = residents_,
              .waiting = waiting_,
              .math = math_.get(),
-             .commits = commits_.get()},
+             .commits = commits_.get(),
+             .saver = saver_},
             [this] { note_change(); }),
       failure_(pass_, commits_.get(), parts.device, parts.scheduler),
       terms_(parts.config, parts.model, parts.ranks.count()),
@@ -68,6 +71,7 @@ bool StepLoop::pump() {
   while (std::exchange(has_changed_, false)) {
     pass_.pump();
     prefetcher_.pump();
+    saver_.pump();
     if (commits_)
       commits_->pump([this](std::uint64_t version) { return pass_.has_stored(version); });
   }
@@ -264,7 +268,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
 }
 
 bool StepLoop::is_idle() const {
-  return prefetcher_.idle() && drain_.idle() && pass_.idle() &&
+  return prefetcher_.idle() && drain_.idle() && pass_.idle() && saver_.is_at_rest() &&
          (!commits_ || commits_->is_at_rest());
 }
 
@@ -272,6 +276,7 @@ void StepLoop::settle() noexcept {
   scheduler_.run([this] {
     prefetcher_.stop();
     pass_.stop();
+    saver_.stop();
     if (commits_) commits_->stop();
   });
   queue_.wait_idle();

@@ -23,6 +23,7 @@
 #include "engine/flow/flow_parts.h"
 #include "engine/flow/gradient_drain.h"
 #include "engine/flow/prefetcher.h"
+#include "engine/flow/state_saver.h"
 #include "engine/plan/update_policy.h"
 #include "engine/run/step_timeline.h"
 #include "engine/step/loss_scaler.h"
@@ -94,6 +95,21 @@ class StepLoop {
     std::string application;
   };
   Committed committed();
+  // Begins to save the state of the last step beside training. Requires: no step is active, no save
+  // is under way; the placement has save buffers. `work` must live until end_save(), or settle().
+  // `saves_all`: otherwise another rank saves this rank's part, and only work.finish is called.
+  void begin_save(StateSaver::Work work, bool saves_all);
+  // The blocks saved so far; empty: no save is under way.
+  struct SaveCount {
+    std::uint64_t saved_blocks = 0;
+    std::uint64_t block_count = 0;
+    bool is_over = false;
+  };
+  std::optional<SaveCount> save_count() const;
+  // Waits for the save under way. Fails with: the failure that stops the engine.
+  void await_save();
+  // Requires: the save is over.
+  StateSaver::End end_save();
   void set_commit_settings(const std::string& settings, std::uint64_t config_hash);
   // Throws the failure that stops the engine, if there is one.
   void throw_if_unusable() { failure_.throw_if_unusable(); }
@@ -168,6 +184,7 @@ class StepLoop {
   WaitingGradients waiting_;
   GradientDrain drain_;
   std::unique_ptr<Commits> commits_;  // null where the state is scratch
+  StateSaver saver_;
   OptimizerPass pass_;
   StepFailure failure_;
   NormGroup norm_group_;  // without a function: no group

@@ -15,15 +15,27 @@ namespace {
 
 // Beyond this, a drive gains nothing, and every place has a thread.
 constexpr std::uint32_t kPlacesMax = 16;
+// The memory beside the pools is at most this part of them, or that of one place.
+constexpr std::uint64_t kPoolsPerRoom = 5;
+
+// The memory that a place takes beside the pools: for writing a checkpoint, and for a piece of one
+// that is read.
+std::uint64_t place_room_bytes(const Layout& layout) {
+  const std::uint64_t elements = std::min(layout.block_elements(), kSavedPieceElements);
+  return save_room(layout).size_bytes() + elements * sizeof(float);
+}
 
 // A place is a lane with a parameter slot; blocks at home in host memory need neither.
-std::uint32_t places_of(const Layout& layout, const Placement& placement) {
+std::uint32_t places_of(const Layout& layout, const Placement& placement, const Device& device) {
   const auto lies_elsewhere = [](Tier tier) { return tier != Tier::kHost; };
   std::uint64_t places = std::min<std::uint64_t>(kPlacesMax, layout.blocks().size());
   if (std::ranges::any_of(placement.parameter_tier, lies_elsewhere))
     places = std::min<std::uint64_t>(places, placement.parameter_slots.count);
   if (std::ranges::any_of(placement.record_tier, lies_elsewhere))
     places = std::min<std::uint64_t>(places, placement.lanes.count);
+  const std::uint64_t pool_bytes =
+      placement.host_bytes() + (device.has_own_memory() ? 0 : placement.device_bytes());
+  places = std::min(places, pool_bytes / kPoolsPerRoom / place_room_bytes(layout));
   return static_cast<std::uint32_t>(std::max<std::uint64_t>(places, 1));
 }
 
@@ -62,7 +74,7 @@ StateAccess::StateAccess(const Layout& layout, const Placement& placement, const
       device_(device),
       scheduler_(scheduler),
       stream_(device, "state access"),
-      loaded_(places_of(layout, placement)) {}
+      loaded_(places_of(layout, placement, device)) {}
 
 BlockView StateAccess::view_of(const BlockPlace& block, std::uint32_t place) const {
   const std::uint32_t i = index_of(block.id);

@@ -117,6 +117,7 @@ void Tiers::cut_host_memory() {
   activation_staging_ = take(placement_.activation_staging.size_bytes());
   gradient_staging_ = take(placement_.gradient_staging.size_bytes());
   commit_buffers_ = take(placement_.commit_buffers.size_bytes());
+  save_buffers_ = take(placement_.save_buffers.size_bytes());
   SLUICE_CHECK(next == host_memory_.data() + placement_.host_bytes(),
                "the pools must add up to the arena");
 }
@@ -316,6 +317,11 @@ std::byte* Tiers::lane(std::uint32_t lane) const {
 
 std::byte* Tiers::lane_gradient(std::uint32_t lane) const {
   return lane_gradients_ + lane * placement_.lane_gradients.slot_bytes;
+}
+
+std::span<std::byte> Tiers::save_buffer(std::uint32_t buffer) const {
+  const std::uint64_t bytes = placement_.save_buffers.slot_bytes;
+  return {save_buffers_ + buffer * bytes, bytes};
 }
 
 std::byte* Tiers::commit_buffer(std::uint32_t buffer) const {

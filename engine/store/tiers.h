@@ -85,6 +85,7 @@ class Tiers {
   std::byte* host_activations(std::uint32_t home) const;  // Requires: homed in host memory
   std::byte* activation_staging(std::uint32_t slot) const;
   std::byte* commit_buffer(std::uint32_t buffer) const;
+  std::span<std::byte> save_buffer(std::uint32_t buffer) const;
   // All memory that takes part in transfers from and to storage. This memory has the parameter
   // slots, the lanes, and the staging of activations and gradients, at the arena's end.
   std::span<std::byte> transfer_memory() const;
@@ -155,6 +156,7 @@ class Tiers {
   std::byte* host_activations_ = nullptr;
   std::byte* activation_staging_ = nullptr;
   std::byte* commit_buffers_ = nullptr;
+  std::byte* save_buffers_ = nullptr;
   std::vector<std::byte*> device_homes_;     // of parameters, by unit
   std::vector<std::byte*> gradients_;        // by unit; on the device, or in host memory
   std::vector<std::uint64_t> tally_begins_;  // by unit, within those of its tier

@@ -249,6 +249,7 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
     if (!config.storage.state.name.empty())
       finish.application = fmt::format("behind step {}", number);
     result.reports.push_back(step.finish(finish));
+    if (options.after_step) options.after_step(engine, number);
     if (!options.evaluate) continue;
     Inference inference = engine.begin_inference();
     walker().evaluate(inference, validated(model), number);

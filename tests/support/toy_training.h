@@ -55,6 +55,8 @@ struct ToyOptions {
   std::uint32_t streams = 1;
   // Whether the device of run_toy() imitates a GPU.
   bool has_own_memory = false;
+  // Called after each step's finish(), before the evaluation.
+  std::function<void(Engine& engine, std::uint64_t step)> after_step = {};
   // Makes a step differ from the plan by a change of its uses.
   std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
   // Each rank computes different gradients. The oracle computes all ranks. Without `reduces_each`,

@@ -1,7 +1,6 @@
 #include "tools/commands/state_transfer.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 
 #include <fmt/format.h>
@@ -12,7 +11,6 @@
 #include <sluice/units.h>
 #include "engine/checkpoint/checkpoint_export.h"
 #include "engine/checkpoint/checkpoint_folder.h"
-#include "engine/checkpoint/checkpoint_manifest.h"
 #include "engine/checkpoint/store_source.h"
 #include "engine/durable/new_store.h"
 #include "engine/store/store_survey.h"
@@ -26,17 +24,6 @@ namespace sluice {
 namespace {
 
 using nlohmann::ordered_json;
-
-// `folder`, or the checkpoint that is the newest in it.
-std::string checkpoint_in(const std::string& folder) {
-  std::error_code error;
-  if (std::filesystem::exists(folder + "/" + std::string(kManifestName), error)) return folder;
-  const std::vector<CheckpointName> names = list_checkpoints(folder);
-  if (names.empty())
-    throw Error(ErrorCode::kInput,
-                fmt::format("\"{}\" is no checkpoint, and there is none in it", folder));
-  return folder + "/" + names[0].text();
-}
 
 bool has_tensors_of(const StateDescription& state, const ModelSpec& model) {
   const StateDescription wanted =
@@ -106,8 +93,10 @@ int import_state(const StateOptions& options) {
   require_store_name(storage, options);
   const std::string folder = checkpoint_in(options.folder);
   StateJson json(options, storage, folder);
-  const OpenCheckpoint opened = open_checkpoint(
+  OpenCheckpoint opened = open_checkpoint(
       folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
+  if (opened.application.empty())
+    opened.application = {application_for(config, options.ranks, opened.source->position().step)};
   const NewStore made = make_store(config.engine, training_model(config), options.ranks,
                                    *opened.source, opened.application);
   say("\"{}\" is now also the store \"{}\" of {} rank{}, step {}, in {}: {}\n", folder,

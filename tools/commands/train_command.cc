@@ -164,7 +164,7 @@ class TrainRun {
     const std::optional<std::uint64_t> resumed = resume_state();
     steps_ended_ = record_.resumed_steps = resumed.value_or(0);
     record_.kernel_changes = checkpoints_.kernel_changes();
-    if ((!checkpoints_.is_on() && !checkpoints_.has_store()) || engine_.rank() != 0) return;
+    if (!checkpoints_.is_used() || engine_.rank() != 0) return;
     for (const std::string& note : checkpoints_.notes()) warn("sluice: {}\n", note);
     if (is_quiet_) return;
     if (resumed)
@@ -248,6 +248,7 @@ class TrainRun {
     publisher_.enter(RunPhase::kSaving, steps_ended_);
     if (checkpoints_.has_store()) failures.attempt([this] { engine_.commit_now(); });
     failures.attempt([this] { checkpoints_.run_ended(engine_, steps_ended_); });
+    record_.checkpoints = checkpoints_.saved();
     if (!record_.interrupted) {
       record_.validation_loss = watch_.validation_loss(steps_ended_);
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(watch_.validation_batches());

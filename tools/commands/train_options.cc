@@ -29,6 +29,11 @@ void add_checkpoints(CLI::App& train, CheckpointOptions& options) {
                 "whichever has more steps, or begin anew where there is neither; "
                 "--resume=required: fail there")
       ->check(CLI::IsMember({"newest", "required"}));
+  train
+      .add_option("--resume-from", options.resume_from,
+                  "Begin a new run with the state of this checkpoint: a folder of sluice train, or "
+                  "a universal checkpoint of DeepSpeed")
+      ->excludes(train.get_option("--init"));
   train.add_flag("--convert", options.converts,
                  "Accept a checkpoint with another precision or other frozen units");
   train.add_flag("--accept-config", options.accepts_config,

@@ -21,6 +21,7 @@ constexpr double kAssumedAdam = 2e9;
 constexpr double kAssumedDeviceAdam = 60e9;
 constexpr double kAssumedFlops = 200e12;
 constexpr double kLatencyS = 100e-6;
+constexpr double kAssumedFlushS = 5e-3;  // a volatile cache of a drive of today, nearly empty
 // The interference from which on a drive is nearer to half duplex than to full.
 constexpr double kHalfDuplexFrom = 0.75;
 
@@ -128,6 +129,7 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
   rates.device_adam_parameters_per_second =
       options.device_adam ? positive(*options.device_adam, "--device-adam-rate")
                           : kAssumedDeviceAdam;
+  rates.flush_s = options.flush_ms ? *options.flush_ms * 1e-3 : kAssumedFlushS;
   // Both go at the pace of memory: the norm reads the gradient alone, Adam reads and writes all.
   const auto gradient_bytes = static_cast<double>(format.gradient_bytes());
   const double state_bytes = format.state_bytes_per_element();
@@ -149,6 +151,9 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
                   source_of(options.device_adam.has_value(), {})),
       fmt::format("computation     {:>7.1f} Tflop/s  {}", plan.flops * 1e-12,
                   source_of(options.flops.has_value(), {}))};
+  if (options.flush_ms)
+    plan.sources.push_back(fmt::format("flush           {:>11.1f} ms  stated, three for a commit",
+                                       rates.flush_s * 1e3));
   return plan;
 }
 

@@ -20,7 +20,8 @@ struct PlanRateOptions {
   std::string duplex;             // "full", "half"
   std::optional<double> adam;     // parameters a second, of the CPU
   std::optional<double> device_adam;
-  std::optional<double> flops;  // of the device; the rate reached in practice
+  std::optional<double> flops;     // of the device; the rate reached in practice
+  std::optional<double> flush_ms;  // for which a flush occupies the drives
 };
 
 struct PlanRates {

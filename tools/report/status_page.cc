@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::array<char, 8> kMagic{'S', 'L', 'U', 'I', 'C', 'E', 'S', 'P'};
-constexpr std::uint32_t kFormat = 1;  // to be raised when RunStatus changes
+constexpr std::uint32_t kFormat = 2;  // to be raised when RunStatus changes
 
 // The file's contents.
 struct Page {

@@ -179,6 +179,7 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
     case StallCause::kCommit:
       return "a larger storage.state.commit_every makes commits rarer; a drive whose flush is "
              "quicker makes them shorter";
+    case StallCause::kSave: return "write checkpoints to a quicker drive, or fewer of them";
     case StallCause::kSchedule: return "declare the order of units that steps have";
     case StallCause::kEngine: break;
   }

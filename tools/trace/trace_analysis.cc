@@ -40,6 +40,7 @@ std::string_view name_of(StallCause cause) {
     case StallCause::kChecksum: return "checksum";
     case StallCause::kSchedule: return "schedule changed";
     case StallCause::kCommit: return "commit";
+    case StallCause::kSave: return "checkpoint";
   }
   return "unknown";
 }

@@ -31,8 +31,9 @@ enum class StallCause : std::uint8_t {
   kChecksum,
   kSchedule,
   kCommit,
+  kSave,
 };
-inline constexpr std::size_t kStallCauses = 11;
+inline constexpr std::size_t kStallCauses = 12;
 
 std::string_view name_of(StallCause cause);
 

@@ -28,8 +28,9 @@ enum class TraceReason : std::uint8_t {
   kGradientSpill = 14,  // gradients are on their way to the place where they wait for the update
   kActivation = 15,     // a boundary activation, or room for one, is missing
   kCommit = 16,         // a commit of the durable store is under way
+  kSave = 17,           // the block's update waits until a checkpoint has the block
 };
-inline constexpr std::size_t kTraceReasons = 17;
+inline constexpr std::size_t kTraceReasons = 18;
 
 SLUICE_EXPORT std::string_view name_of(TraceReason reason);
 

@@ -33,6 +33,19 @@ struct SavedCheckpoint {
   std::string path;
   std::uint64_t step = 0;
   std::uint64_t size_bytes = 0;
+  std::int64_t duration_ns = 0;  // from the call until the checkpoint had its name
+  // How much of duration_ns the engine's calls for this checkpoint took, on this rank.
+  std::int64_t blocked_ns = 0;
+  // The time in which updates waited until the checkpoint had their blocks. Computation goes on
+  // meanwhile, until it needs an updated block.
+  std::int64_t update_wait_ns = 0;
+};
+
+// A checkpoint that is being written beside training.
+struct SaveProgress {
+  std::uint64_t step = 0;
+  std::uint64_t block_count = 0;  // of this rank
+  std::uint64_t saved_blocks = 0;
 };
 
 enum class CheckpointPrecision : std::uint8_t {

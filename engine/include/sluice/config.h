@@ -137,6 +137,9 @@ struct Config {
     std::optional<std::uint64_t> device_bytes = {};
     std::optional<std::uint64_t> host_bytes = {};
     RoomCheck check = RoomCheck::kError;
+    // How many blocks Engine::begin_save() has in memory at once, 16 at most; 0 = begin_save() is
+    // refused.
+    std::uint32_t save_buffers = 0;
   } memory;
 
   struct Placement {

@@ -61,6 +61,7 @@ class Layout;
 struct EngineOverQueue;
 struct Placement;
 struct SaveOptions;
+struct SaveProgress;
 struct SavedCheckpoint;
 
 struct OpenOptions {
@@ -148,6 +149,26 @@ class SLUICE_EXPORT Engine {
   // Fails with: kInvalidArgument while a step is active; kInput, kNoSpace, kIo naming the file, on
   // all ranks. The engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
+  // Begins to write the same checkpoint, and returns when its files have their room. Training can
+  // continue at once: threads of the engine read block by block and write it, beside the next
+  // steps. An update waits until the checkpoint has its block, so the checkpoint holds the state of
+  // this step exactly. If another save is under way, begin_save() waits for it first.
+  // The checkpoint gets its name in a later call of begin_step(), finish_save(), begin_save(),
+  // save() or close(), when all ranks have written their parts. All ranks make the same calls.
+  // Fails with: as save(); kInvalidArgument if memory.save_buffers is 0; the failure of the save
+  // before, if no call has thrown it.
+  void begin_save(const std::string& root, const SaveOptions& options);
+  // Returns the checkpoint of begin_save() if a call has given it its name since. Empty: the
+  // checkpoint is still being written, or poll_save() has returned it already.
+  // Fails with: the failure of the save, once. If neither poll_save() nor finish_save() takes the
+  // failure, the next begin_step(), begin_save(), save() or close() throws it. The engine can
+  // continue, and the contents of the folder are as before.
+  std::optional<SavedCheckpoint> poll_save();
+  // The same, but waits for the save. Empty: no save has been begun.
+  // Fails with: as poll_save(); kInvalidArgument while a step is active.
+  std::optional<SavedCheckpoint> finish_save();
+  // Empty: no save is under way.
+  std::optional<SaveProgress> save_progress() const;
   // Returns rank 0's text on every rank.
   std::string share(const std::string& text);
 

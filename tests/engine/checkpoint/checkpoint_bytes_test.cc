@@ -79,7 +79,7 @@ TEST(CheckpointBytes, PiecesThatAreWrittenAtOnceAreAllThere) {
         AlignedBuffer room(64_KiB, "the test");
         for (std::size_t i = next++; i < pieces.size(); i = next++)
           file.write(pieces[i].first,
-                     std::span(expected).subspan(pieces[i].first, pieces[i].second), room);
+                     std::span(expected).subspan(pieces[i].first, pieces[i].second), room.span());
       });
     }
     for (std::thread& thread : threads) thread.join();

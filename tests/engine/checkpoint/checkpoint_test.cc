@@ -327,7 +327,7 @@ class CheckpointFolder : public CheckpointTest {
     fresh.create("data", "begins", 10);
     CheckpointFile file(fresh.folder(), "data");
     AlignedBuffer room(kPageBytes, "the test");
-    file.write(6, std::as_bytes(std::span("here")).first(4), room);
+    file.write(6, std::as_bytes(std::span("here")).first(4), room.span());
     file.sync();
     (void)fresh.commit(step, keep);
   }

@@ -269,6 +269,7 @@ TEST(ConfigValidation, ValuesOutOfRangeAreRefusedByName) {
     names("storage.block_elements", [&](Config& c) { c.storage.block_elements = bad; });
   names("storage.state.name", [](Config& c) { c.storage.state.name = "a/b"; });
   names("storage.state.commit_every", [](Config& c) { c.storage.state.commit_every = 0; });
+  names("memory.save_buffers", [](Config& c) { c.memory.save_buffers = 17; });
 }
 
 }  // namespace

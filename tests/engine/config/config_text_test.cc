@@ -46,6 +46,7 @@ const std::vector<std::pair<const char*, json>> kKeys = {
     {"/memory/device", "12345"},
     {"/memory/host", "67890"},
     {"/memory/check", "warn"},
+    {"/memory/save_buffers", 3},
     {"/placement/parameters", "nvme"},
     {"/placement/optimizer", "host"},
     {"/placement/gradients", "device"},

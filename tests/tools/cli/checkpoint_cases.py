@@ -3,15 +3,18 @@ under another placement and at another number of ranks, and what cannot be used 
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 
 from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase, mount_tmpfs
 from ranks_support import RanksTest
+from universal_checkpoint import write_universal
 
 STEPS = 8
 BASE = {**ON_NVME, "run.steps": STEPS}
+BESIDE = {**BASE, "memory.save_buffers": 2}
 ELSEWHERE = {"placement.parameters": "host", "placement.optimizer": "host", "storage.block_elements": 8192,
              "optimizer.overlap": "serial", "run.steps": STEPS}
 EVERY = ("--checkpoint", "kept", "--checkpoint-every", "1", "--keep", "2")
@@ -78,6 +81,69 @@ class Checkpoints(CliCase):
         with open(self.path("run.csv"), encoding="ascii") as file:
             rows = [line.split(",")[0] for line in file.readlines()]
         self.assertEqual(rows, ["step", *map(str, range(1, STEPS + 1))])
+
+    def test_checkpoints_beside_training_are_those_of_their_steps(self):
+        expected = self.train(BASE)["state_sha256"]
+        run = self.train(BESIDE, *EVERY[:-1], "0")
+        self.assertEqual(run["state_sha256"], expected)
+        self.assertEqual([saved["step"] for saved in run["checkpoints"]], list(range(1, STEPS + 1)))
+        for saved in run["checkpoints"]:
+            self.assertEqual(saved["path"], f"kept/step-{saved['step']:09}")
+            self.assertGreater(saved["seconds"], 0)
+            self.assertLessEqual(saved["blocked_seconds"], saved["seconds"])
+        for step in range(STEPS - 1, 0, -3):
+            for name in self.names()[step:]:
+                shutil.rmtree(self.path("kept", name))
+            rest = self.train(BESIDE, "--checkpoint", "kept", "--resume")
+            self.assertEqual((rest["resumed_steps"], rest["state_sha256"]), (step, expected))
+
+    def test_kill_at_any_moment_beside_training(self):
+        expected = self.train(BASE)["state_sha256"]
+        configs = [self.write_config(BESIDE, name="a.json"), self.write_config({**ELSEWHERE, "memory.save_buffers": 1}, name="b.json")]
+        self.kill_until_it_ends(configs, random.Random(int(os.environ.get("SLUICE_TEST_SEED", "1"))))
+        self.assertEqual(self.read_json("run.json")["state_sha256"], expected)
+        self.assertEqual(self.names(), [f"step-{step:09}" for step in (STEPS - 1, STEPS)])
+
+    def test_a_run_begins_with_a_checkpoint_from_elsewhere(self):
+        values = {**BASE, "precision.parameters": "fp32", "precision.gradients": "fp32", "optimizer.schedule_steps": STEPS}
+        whole = self.train(values, "--checkpoint", "whole")["state_sha256"]
+        self.train({**values, "run.steps": 3}, "--checkpoint", "first")
+        write_universal(self.path("first", "latest"), self.path("universal"), 3)
+        for folder, words in (("first", ()), ("first/latest", ()), ("universal", ("another program", "3 updates"))):
+            with self.subTest(folder):
+                config = self.write_config({**values, "storage.block_elements": 8192})
+                done = self.run_sluice("train", config, "--quiet", "--json", "run.json", "--resume-from", folder)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+                run = self.read_json("run.json")
+                self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, whole))
+        self.assertIn("there is none in it", self.fail_train(2, values, "--resume-from", "storage"))
+        self.assertIn("run.seed", self.fail_train(2, {**values, "run.seed": 9}, "--resume-from", "first"))
+        self.assertIn("--init", self.fail_train(2, values, "--resume-from", "first", "--init", "first/latest"))
+        # A checkpoint of the run itself comes first.
+        self.assertIn("--resume", self.fail_train(2, values, "--resume-from", "universal", "--checkpoint", "first"))
+        again = self.train(values, "--resume-from", "universal", "--resume", "--checkpoint", "whole")
+        self.assertEqual((again["resumed_steps"], again["state_sha256"]), (STEPS, whole))
+        store = self.write_config({**values, "storage.state.name": "moved"}, name="store.json")
+        self.assertIn("step 3", self.run_sluice("state", "import", store, "universal").stdout)
+        self.run_sluice("train", store, "--resume=required", "--quiet", "--json", "run.json")
+        run = self.read_json("run.json")
+        self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, whole))
+        self.run_sluice("state", "remove", store)
+        for name in os.listdir(self.path("storage")):
+            os.remove(self.path("storage", name))  # the lock
+
+    def test_a_small_shard_size_needs_few_open_files(self):
+        limited = ["prlimit", "--nofile=256:256"]
+        config = self.write_config({**BASE, "model.layers": 6, "run.steps": 1})
+        run = [*self.command("train", config, "--quiet", "--checkpoint", "kept", "--shard-size", "1KiB")]
+        done = subprocess.run([*limited, *run], cwd=self.folder, env=self.environment(), capture_output=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        files = [name for name in os.listdir(self.path("kept", "latest")) if name.endswith(".safetensors")]
+        self.assertGreater(2 * len(files), 256)
+        done = subprocess.run([*limited, *run, "--resume"], cwd=self.folder, env=self.environment(), capture_output=True, check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(b"ulimit -n", done.stderr)
 
     def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(self):
         config = self.write_config({**BASE, "run.steps": 100000})

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
+#include <filesystem>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -10,60 +10,12 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "io/checksum.h"
+#include "engine/checkpoint/universal_source.h"
 #include "tools/cli/print.h"
+#include "tools/gpt/train/run_settings.h"
 
 namespace sluice {
 namespace {
-
-constexpr std::size_t kPieceBytes = 4 << 20;
-
-// The settings that decide the numbers of a run, beside its state, with names as in the config
-// file.
-std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks) {
-  const Config& engine = config.engine;
-  const LossScaleOptions& scale = engine.precision.loss_scale;
-  std::map<std::string, std::string> settings;
-  const auto add = [&](const char* key, const auto& value) {
-    settings[key] = fmt::format("{}", value);
-  };
-  add("ranks", ranks);
-  add("batch.sequences", config.sequences);
-  add("batch.micro_batches", config.micro_batches);
-  if (config.micro_batches > 1) add("batch.order", name_of(*config.order));
-  add("data.validation_fraction", config.validation_fraction);
-  add("optimizer.learning_rate", config.learning_rate);
-  add("optimizer.minimum_learning_rate", config.minimum_learning_rate);
-  add("optimizer.warmup_steps", config.warmup_steps);
-  add("optimizer.schedule", describe(config.schedule));
-  add("optimizer.beta1", engine.optimizer.adam.beta1);
-  add("optimizer.beta2", engine.optimizer.adam.beta2);
-  add("optimizer.epsilon", engine.optimizer.adam.epsilon);
-  add("optimizer.weight_decay", engine.optimizer.adam.weight_decay);
-  add("optimizer.momentum", engine.optimizer.momentum);
-  add("optimizer.clip_norm", engine.optimizer.clip_norm);
-  add("optimizer.clip_epsilon", engine.optimizer.clip_epsilon);
-  for (std::size_t i = 0; i < engine.optimizer.groups.size(); ++i) {
-    const Config::Optimizer::Group& group = engine.optimizer.groups[i];
-    settings[fmt::format("optimizer.groups[{}]", i)] =
-        fmt::format("{} {} {}", fmt::join(group.tensors, " "), group.learning_rate_factor,
-                    group.weight_decay.value_or(-1));
-  }
-  add("precision.gradients", name_of(engine.precision.gradients));
-  add("precision.loss_scale",
-      fmt::format("{} {} {} {} {} {}", scale.static_scale, scale.initial_scale_power, scale.window,
-                  scale.hysteresis, scale.consecutive_hysteresis, scale.minimum));
-  add("run.seed", config.seed);
-  add("run.steps", config.steps);
-  return settings;
-}
-
-// The value under which a checkpoint ran that does not name `key`, because it is older than the
-// key.
-std::string value_before(const std::string& key) {
-  if (key == "optimizer.schedule") return describe(ScheduleOptions{});
-  return key == "optimizer.clip_epsilon" ? "0" : "nothing";
-}
 
 constexpr const char* kKernelChanges = "kernel_changes";
 
@@ -78,23 +30,6 @@ std::vector<KernelChange> kernel_changes_in(const nlohmann::json& application) {
                          .after = change.value("is", "")});
   }
   return changes;
-}
-
-// The checksum of the checksums of its pieces, so that none of it has to be in memory.
-std::string describe_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::vector<char> piece(kPieceBytes);
-  std::string sums;
-  std::uint64_t bytes = 0;
-  while (file) {
-    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
-    const auto got = static_cast<std::size_t>(file.gcount());
-    if (got == 0) break;
-    sums += hex_of(checksum128(std::as_bytes(std::span(piece).first(got))));
-    bytes += got;
-  }
-  return fmt::format("{} bytes, checksum {}", bytes,
-                     hex_of(checksum128(std::as_bytes(std::span(sums)))));
 }
 
 }  // namespace
@@ -120,6 +55,25 @@ std::string command_that_goes_on(std::span<char* const> words) {
   return resumes ? command : command + " --resume";
 }
 
+std::string checkpoint_in(const std::string& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(folder + "/" + std::string(kManifestName), error) ||
+      universal_parameters(folder))
+    return folder;
+  const std::vector<CheckpointName> names = list_checkpoints(folder);
+  if (names.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" is no checkpoint, and there is none in it", folder));
+  return folder + "/" + names[0].text();
+}
+
+std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps) {
+  return nlohmann::json{{"steps", steps},
+                        {"settings", settings_of(config, ranks)},
+                        {"text", describe_text(config.data_file)}}
+      .dump();
+}
+
 std::string gpt2_config_text(const gpt::GptConfig& model) {
   const nlohmann::ordered_json document{{"architectures", {"GPT2LMHeadModel"}},
                                         {"model_type", "gpt2"},
@@ -137,7 +91,7 @@ std::string gpt2_config_text(const gpt::GptConfig& model) {
 Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig& config,
                              std::uint32_t rank, std::uint32_t rank_count)
     : options_(options), config_(config), is_first_(rank == 0) {
-  if (!is_on() && !has_store()) {
+  if (!is_used()) {
     if (!options.resume.empty())
       throw Error(ErrorCode::kInput,
                   "--resume needs something to go on from: a folder of checkpoints (--checkpoint), "
@@ -187,6 +141,7 @@ std::optional<std::uint64_t> Checkpointing::resume(Engine& engine, const Initial
     throw Error(ErrorCode::kInput, fmt::format("--resume=required: there is no {}; check the "
                                                "folder or the name, or begin with --resume",
                                                origin()));
+  if (!options_.resume_from.empty()) return resume_from(engine);
   if (has_store())
     (void)engine.open_or_create(values, {.application = application(0)});
   else
@@ -240,7 +195,40 @@ std::optional<std::uint64_t> Checkpointing::resume_store(Engine& engine,
                            Kernels::kStay);
 }
 
+// Begins with a state from elsewhere. A state without a text of sluice train, such as a universal
+// checkpoint, goes on under this config, on this data, from as many steps as it has seen updates.
+std::uint64_t Checkpointing::resume_from(Engine& engine) {
+  OpenCheckpoint opened;
+  std::string why;
+  try {
+    from_ = checkpoint_in(options_.resume_from);
+    opened = open_checkpoint(
+        from_, options_.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
+  } catch (const Error& error) {
+    why = fmt::format("--resume-from: {}", error.what());
+  }
+  const std::vector<double> all = engine.exchange(opened.source ? 1 : 0);
+  if (std::ranges::find(all, 0.0) != all.end())
+    throw Error(ErrorCode::kInput,
+                !why.empty() ? why
+                             : fmt::format("--resume-from: another rank cannot read \"{}\", and "
+                                           "says why",
+                                           options_.resume_from));
+  std::uint64_t steps = opened.source->position().step;
+  if (opened.application.empty())
+    notes_.push_back(
+        fmt::format("checkpoint: \"{}\" is of another program; its {} updates count as steps, and "
+                    "settings and text are this config's",
+                    from_, steps));
+  else
+    steps =
+        check_application(fmt::format("\"{}\"", from_), opened.application[0], Kernels::kMayChange);
+  engine.restore(*opened.source, application(steps));
+  return steps;
+}
+
 std::string Checkpointing::origin() const {
+  if (!from_.empty()) return fmt::format("\"{}\"", from_);
   const Config::Storage& storage = config_.engine.storage;
   const std::string store =
       fmt::format("store \"{}\" in {}", storage.state.name, fmt::join(storage.paths, ", "));
@@ -345,7 +333,7 @@ std::string Checkpointing::application(std::uint64_t steps) const {
   return document.dump();
 }
 
-void Checkpointing::save(Engine& engine, std::uint64_t steps) {
+SaveOptions Checkpointing::save_options(std::uint64_t steps) const {
   SaveOptions options{.application = application(steps),
                       .keep = options_.keep,
                       .file_bytes_max = parse_size(options_.shard_size)};
@@ -353,25 +341,49 @@ void Checkpointing::save(Engine& engine, std::uint64_t steps) {
     options.hyperparameters = {{"learning_rate", config_.learning_rate}};
     options.files = {{"config.json", gpt2_config_text(config_.model)}};
   }
-  saved_path_ = engine.save(options_.root, options).path;
-  saved_steps_ = steps;
+  return options;
 }
 
-void Checkpointing::step_ended(Engine& engine, std::uint64_t steps) {
-  if (!is_on() || options_.every == 0 || steps % options_.every != 0) return;
+void Checkpointing::note(const std::optional<SavedCheckpoint>& saved, std::uint64_t steps) {
+  if (!saved) return;
+  saved_path_ = saved->path;
+  saved_steps_ = steps;
+  saved_.push_back(*saved);
+}
+
+void Checkpointing::save(Engine& engine, std::uint64_t steps) {
+  note(engine.save(options_.root, save_options(steps)), steps);
+}
+
+void Checkpointing::try_to_save(const std::function<void()>& save) {
   try {
-    save(engine, steps);
+    save();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kRanks || error.code() == ErrorCode::kTimeout ||
         error.code() == ErrorCode::kPoisoned)
       throw;
-    warn("sluice: step {} has no checkpoint, and training goes on: {}\n", steps, error.what());
+    warn("sluice: step {} has no checkpoint, and training goes on: {}\n", steps_under_way_,
+         error.what());
   }
 }
 
+// The save before ends first, so that a failure names its own step.
+void Checkpointing::step_ended(Engine& engine, std::uint64_t steps) {
+  if (!is_on() || options_.every == 0) return;
+  const bool is_due = steps % options_.every == 0;
+  try_to_save([&] { note(is_due ? engine.finish_save() : engine.poll_save(), steps_under_way_); });
+  if (!is_due) return;
+  steps_under_way_ = steps;
+  try_to_save([&] {
+    if (config_.engine.memory.save_buffers == 0) return save(engine, steps);
+    engine.begin_save(options_.root, save_options(steps));
+  });
+}
+
 void Checkpointing::run_ended(Engine& engine, std::uint64_t steps) {
-  if (!is_on() || saved_steps_ == steps) return;
-  save(engine, steps);
+  if (!is_on()) return;
+  try_to_save([&] { note(engine.finish_save(), steps_under_way_); });
+  if (saved_steps_ != steps) save(engine, steps);
 }
 
 }  // namespace sluice

@@ -7,12 +7,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <sluice/checkpoint.h>
 #include <sluice/engine.h>
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "engine/checkpoint/checkpoint_source.h"
@@ -32,7 +34,8 @@ struct CheckpointOptions {
   std::uint64_t every = 0;  // steps between checkpoints; 0 = only at the end
   std::uint32_t keep = 0;   // 0 = all
   std::string shard_size = "5GB";
-  std::string resume;  // empty, "newest" or "required"
+  std::string resume;       // empty, "newest" or "required"
+  std::string resume_from;  // the checkpoint with which a new run begins; empty: none
   bool converts = false;
   bool accepts_config = false;
   bool accepts_data = false;
@@ -42,6 +45,15 @@ struct CheckpointOptions {
 
 // The same command with --resume, quoted for a shell.
 std::string command_that_goes_on(std::span<char* const> words);
+
+// Returns `folder` if it is a checkpoint, also a universal one of DeepSpeed, or else the newest
+// checkpoint in it.
+// Fails with: kInput where there is none.
+std::string checkpoint_in(const std::string& folder);
+
+// The text that a state without one gets, so that a run with `config` goes on from it.
+// Fails with: kInput where the config's data cannot be opened.
+std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
 
 // The text of config.json in a checkpoint's folder. With this file, transformers reads the folder
 // without a conversion.
@@ -65,6 +77,8 @@ class Checkpointing {
   // All changes of kernels since the run began. To be called after resume().
   const std::vector<KernelChange>& kernel_changes() const { return kernel_changes_; }
 
+  // Whether the run may go on from a saved state.
+  bool is_used() const { return is_on() || has_store() || !options_.resume_from.empty(); }
   bool has_store() const { return !config_.engine.storage.state.name.empty(); }
 
   // Gives the engine the state of the store's last commit or of the newest complete checkpoint. The
@@ -78,12 +92,15 @@ class Checkpointing {
   FinishOptions finish_options(std::uint64_t steps) const;
   // The place where resume() has found the state, or else has looked for a state.
   std::string origin() const;
-  // To be called when `steps` steps are done. Saves when a checkpoint is due. A failed save is
-  // printed, and the next checkpoint tries again.
+  // To be called when `steps` steps are done. Saves when a checkpoint is due, beside the next steps
+  // if memory.save_buffers is not 0. A failed save is printed, and the next checkpoint tries again.
   void step_ended(Engine& engine, std::uint64_t steps);
-  // To be called at the end of the run. Saves the state unless it is saved already.
+  // To be called at the end of the run. Waits for a save under way, and saves the state unless it
+  // is saved already.
   // Fails with: as Engine::save().
   void run_ended(Engine& engine, std::uint64_t steps);
+  // The checkpoints that this run has saved.
+  const std::vector<SavedCheckpoint>& saved() const { return saved_; }
   // The command that resumes the run where this process ends.
   const std::string& command() const { return options_.command; }
   // The folder of the newest checkpoint that this run has saved or begun from; empty where there is
@@ -99,6 +116,7 @@ class Checkpointing {
   std::optional<std::uint64_t> try_one(Engine& engine, const std::string& folder);
   std::optional<std::uint64_t> resume_checkpoint(Engine& engine,
                                                  const std::vector<Candidate>& found);
+  std::uint64_t resume_from(Engine& engine);
   std::optional<std::uint64_t> resume_store(Engine& engine, const InitialValues& values,
                                             const std::vector<Candidate>& found);
   // `where` names the state that has the text `application`.
@@ -107,7 +125,11 @@ class Checkpointing {
   std::uint64_t check_application(const std::string& where, const std::string& application,
                                   Kernels kernels);
   std::string application(std::uint64_t steps) const;
+  SaveOptions save_options(std::uint64_t steps) const;
   void save(Engine& engine, std::uint64_t steps);
+  void note(const std::optional<SavedCheckpoint>& saved, std::uint64_t steps);
+  // Runs `save`, and only prints a failure that training survives.
+  void try_to_save(const std::function<void()>& save);
   void pass_over(const std::string& why);
 
   static constexpr const char* kProducts = "matrix products";
@@ -121,7 +143,10 @@ class Checkpointing {
   std::vector<std::string> notes_;
   std::vector<KernelChange> kernel_changes_;
   std::optional<std::uint64_t> saved_steps_;
+  std::uint64_t steps_under_way_ = 0;  // of the run when the save under way began
+  std::vector<SavedCheckpoint> saved_;
   bool is_from_store_ = false;
+  std::string from_;  // the checkpoint of --resume-from that the run began with
   std::string saved_path_;
 };
 

@@ -223,6 +223,15 @@ void write_json(OutputFile& output, const RunRecord& run) {
   document["optimizer_state"] = name_of(run.optimizer_state);
   document["seed"] = run.seed;
   document["resumed_steps"] = run.resumed_steps;
+  document["checkpoints"] = nlohmann::ordered_json::array();
+  for (const SavedCheckpoint& saved : run.checkpoints)
+    document["checkpoints"].push_back(
+        {{"step", saved.step},
+         {"path", saved.path},
+         {"bytes", saved.size_bytes},
+         {"seconds", static_cast<double>(saved.duration_ns) * 1e-9},
+         {"blocked_seconds", static_cast<double>(saved.blocked_ns) * 1e-9},
+         {"update_wait_seconds", static_cast<double>(saved.update_wait_ns) * 1e-9}});
   document["steps"] = ordered_json::array();
   for (const StepRecord& step : run.steps) {
     ordered_json figures = json_of(step);

@@ -43,6 +43,7 @@ struct RunRecord {
   std::optional<double> bigram_cross_entropy;
   std::string state_sha256;
   bool interrupted = false;
+  std::vector<SavedCheckpoint> checkpoints;
   std::optional<StepLimits> limits;
 };
 

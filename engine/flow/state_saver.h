@@ -1,0 +1,133 @@
+// Gives the state of one step, block by block, to a checkpoint that is written beside training. A
+// block is loaded into a buffer and handed to the buffer's thread, which writes it. State at home
+// in host memory is written from its place. The next update of a block waits until the block has
+// been loaded, or, in host memory, until it has been written. So the checkpoint has the state of
+// its step exactly, and takes no memory but the buffers.
+//
+// Thread rule: scheduler's thread only, except for the functions given in `Work`, which run on the
+// buffers' threads.
+// Progress: a block waits for its last update to come home, for a buffer, and for its own
+// transfers. It never waits for a later update, a parameter slot, a lane, a gradient, a commit or
+// another rank.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <sluice/device.h>
+#include <sluice/error.h>
+#include "engine/flow/flow_parts.h"
+#include "engine/run/scheduler.h"
+#include "engine/store/block_places.h"
+#include "engine/store/block_store.h"
+#include "engine/store/block_values.h"
+
+namespace sluice {
+
+class StateSaver {
+ public:
+  struct Hooks {
+    // Whether no update holds the block, on its way home or elsewhere.
+    std::function<bool(BlockId block)> is_at_rest;
+    std::function<void()> on_change;
+  };
+  struct Work {
+    // Writes the block. Several threads call it, each with its own `place` and `room`.
+    std::function<void(const BlockView& view, std::uint32_t place, std::span<std::byte> room)>
+        write;
+    // Called once, after the last block.
+    std::function<void()> finish;
+  };
+
+  // All must outlive the saver.
+  StateSaver(const FlowParts& parts, Hooks hooks);
+
+  // Begins to save all blocks at `version`, in the order of `blocks`. Frozen blocks are saved as
+  // they are. Requires: no save is under way; no update of this version has begun.
+  // Fails with: kUnsupported where no thread can be started.
+  void begin(std::uint64_t version, std::vector<BlockId> blocks, Work work);
+  // Whether the update of the block from `version` on has to wait.
+  bool holds(BlockId block, std::uint64_t version) const;
+  // An update waits for the block. The saver takes it next, unless another one is wanted already.
+  // Requires: holds().
+  void want(BlockId block);
+  // Whether an update waits.
+  bool is_wanted() const { return wanted_.has_value(); }
+
+  bool is_under_way() const { return is_under_way_; }
+  // Whether begin()'s work has ended, with success or failure.
+  bool is_over() const { return is_under_way_ && is_over_; }
+  struct End {
+    std::optional<Error> failure;
+    std::int64_t update_wait_ns = 0;
+  };
+  // Ends the save. Requires: is_over().
+  End end();
+  std::uint64_t saved_count() const { return saved_count_; }
+  std::uint64_t block_count() const { return blocks_.size(); }
+
+  void pump();
+  // Starts nothing more, permanently.
+  void stop() { is_stopped_ = true; }
+  // Whether no transfer, copy or thread is at work.
+  bool is_at_rest() const { return busy_ == 0; }
+
+ private:
+  enum class Phase : std::uint8_t { kFree, kLoading, kWriting };
+  struct Place {
+    Transfer parameters;
+    Transfer record;
+    BlockView view;
+    std::uint32_t pending = 0;  // transfers and copies
+    Phase phase = Phase::kFree;
+    bool is_in_place = false;  // some of the block is written from its home
+  };
+
+  bool may_load(BlockId block) const;
+  std::optional<BlockId> next();
+  void load(std::uint32_t place, BlockId block);
+  std::byte* load_plane(std::uint32_t place, Plane plane, std::byte* buffer);
+  void loaded(std::uint32_t place);
+  void write(std::uint32_t place);
+  void run(std::uint32_t place, std::function<void()> task);
+  void ended(std::uint32_t place, const std::optional<Error>& failure);
+  void let_go(BlockId block);
+  void end_wait();
+  bool has_stopped() const { return is_stopped_ || scheduler_.failed() || failure_; }
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  BlockStore& store_;
+  Device& device_;
+  Scheduler& scheduler_;
+  Hooks hooks_;
+
+  // The save under way:
+  bool is_under_way_ = false;
+  bool is_over_ = false;
+  bool is_finishing_ = false;
+  std::uint64_t version_ = 0;
+  std::vector<BlockId> blocks_;
+  std::size_t next_ = 0;  // in blocks_: everything before has been taken
+  Work work_;
+  std::vector<bool> is_taken_;    // by block
+  std::vector<bool> may_change_;  // by block: an update may begin
+  std::uint64_t saved_count_ = 0;
+  std::optional<BlockId> wanted_;  // an update waits for this block
+  std::uint64_t wait_begin_ns_ = 0;
+  std::int64_t update_wait_ns_ = 0;
+  std::optional<Error> failure_;
+  bool is_stopped_ = false;
+
+  const std::uint64_t room_bytes_;  // at the end of each buffer
+  std::vector<Place> places_;
+  std::uint32_t busy_ = 0;  // places
+  Stream stream_;
+  std::optional<BlockPlaces> threads_;  // last: their tasks use everything above
+};
+
+}  // namespace sluice

@@ -1,0 +1,26 @@
+// Slows down the writes of a checkpoint beside training, so that the steps of a test overtake it,
+// or lets one of them fail.
+//
+// Thread rule: set and reset while no such write is under way.
+#pragma once
+
+#include <chrono>
+
+namespace sluice::test {
+
+// While this object exists, each pwrite() of a thread that writes blocks waits. Only one such
+// object may exist at a time.
+class SlowWrites {
+ public:
+  explicit SlowWrites(std::chrono::microseconds wait);
+  ~SlowWrites();
+  SlowWrites(const SlowWrites&) = delete;
+  SlowWrites& operator=(const SlowWrites&) = delete;
+};
+
+// Lets one call of these threads fail with `error`, the one with this number from now on, counted
+// from 0.
+void fail_write(int number, int error);
+void fail_sync(int number, int error);
+
+}  // namespace sluice::test

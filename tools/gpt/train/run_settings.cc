@@ -1,0 +1,81 @@
+#include "tools/gpt/train/run_settings.h"
+
+#include <fstream>
+#include <span>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include "io/checksum.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kTextPieceBytes = 4 << 20;
+
+}  // namespace
+
+std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks) {
+  const Config& engine = config.engine;
+  const LossScaleOptions& scale = engine.precision.loss_scale;
+  std::map<std::string, std::string> settings;
+  const auto add = [&](const char* key, const auto& value) {
+    settings[key] = fmt::format("{}", value);
+  };
+  add("ranks", ranks);
+  add("batch.sequences", config.sequences);
+  add("batch.micro_batches", config.micro_batches);
+  if (config.micro_batches > 1) add("batch.order", name_of(*config.order));
+  add("data.validation_fraction", config.validation_fraction);
+  add("optimizer.learning_rate", config.learning_rate);
+  add("optimizer.minimum_learning_rate", config.minimum_learning_rate);
+  add("optimizer.warmup_steps", config.warmup_steps);
+  add("optimizer.schedule", describe(config.schedule));
+  add("optimizer.beta1", engine.optimizer.adam.beta1);
+  add("optimizer.beta2", engine.optimizer.adam.beta2);
+  add("optimizer.epsilon", engine.optimizer.adam.epsilon);
+  add("optimizer.weight_decay", engine.optimizer.adam.weight_decay);
+  add("optimizer.momentum", engine.optimizer.momentum);
+  add("optimizer.clip_norm", engine.optimizer.clip_norm);
+  add("optimizer.clip_epsilon", engine.optimizer.clip_epsilon);
+  for (std::size_t i = 0; i < engine.optimizer.groups.size(); ++i) {
+    const Config::Optimizer::Group& group = engine.optimizer.groups[i];
+    settings[fmt::format("optimizer.groups[{}]", i)] =
+        fmt::format("{} {} {}", fmt::join(group.tensors, " "), group.learning_rate_factor,
+                    group.weight_decay.value_or(-1));
+  }
+  add("precision.gradients", name_of(engine.precision.gradients));
+  add("precision.loss_scale",
+      fmt::format("{} {} {} {} {} {}", scale.static_scale, scale.initial_scale_power, scale.window,
+                  scale.hysteresis, scale.consecutive_hysteresis, scale.minimum));
+  add("run.seed", config.seed);
+  add("run.steps", config.steps);
+  return settings;
+}
+
+std::string value_before(const std::string& key) {
+  if (key == "optimizer.schedule") return describe(ScheduleOptions{});
+  return key == "optimizer.clip_epsilon" ? "0" : "nothing";
+}
+
+// The checksum of the checksums of its pieces, so that none of it has to be in memory.
+std::string describe_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file)
+    throw Error(ErrorCode::kInput, fmt::format("\"{}\" (data.file) cannot be opened", path));
+  std::vector<char> piece(kTextPieceBytes);
+  std::string sums;
+  std::uint64_t bytes = 0;
+  while (file) {
+    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+    const auto got = static_cast<std::size_t>(file.gcount());
+    if (got == 0) break;
+    sums += hex_of(checksum128(std::as_bytes(std::span(piece).first(got))));
+    bytes += got;
+  }
+  return fmt::format("{} bytes, checksum {}", bytes,
+                     hex_of(checksum128(std::as_bytes(std::span(sums)))));
+}
+
+}  // namespace sluice

@@ -1,0 +1,24 @@
+// The settings and the data that decide the numbers of a run, as texts that every saved state
+// keeps. A run that goes on compares them with its own.
+//
+// Thread rule: plain functions.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+// The settings beside the state, with names as in the config file.
+std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks);
+// The value under which a checkpoint ran that does not name `key`, because it is older than the
+// key.
+std::string value_before(const std::string& key);
+// The length and the checksum of a text.
+// Fails with: kInput where it cannot be opened.
+std::string describe_text(const std::string& path);
+
+}  // namespace sluice
