@@ -104,7 +104,8 @@ test_frameworks() {
     return
   fi
   [[ $status == 0 ]] || return "$status"
-  (cd python/tests && HF_HUB_OFFLINE=1 "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA frameworks)
+  local command=$PWD/build/release/tools/sluice
+  (cd python/tests && SLUICE_COMMAND=$command HF_HUB_OFFLINE=1 "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA frameworks)
 }
 
 # The wheel with everything in it, under the oldest torch that the package serves and under the newest.
