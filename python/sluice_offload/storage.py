@@ -174,6 +174,8 @@ def storage_factory(way: Optional[str], largest_bytes: int) -> Callable[[int], U
         return CopyStorage
     if way not in ("swap", "poke"):
         raise ArgumentError(f"storage={way!r}; it has to be \"swap\", \"poke\" or \"copy\"")
+    if not (_can_swap() if way == "swap" else _can_poke()):
+        raise ArgumentError(f"storage={way!r}, which torch {torch.__version__} does not have; its best way is {best_way()!r}")
     poison = Region(largest_bytes)
     kind = SwapStorage if way == "swap" else PokeStorage
     return lambda nbytes: kind(nbytes, poison)

@@ -437,6 +437,21 @@ def test_models_that_cannot_be(config):
         sluice.offload(tiny(), config, storage="magic")
 
 
+def test_ways_that_a_torch_does_not_have(config, monkeypatch):
+    """An older torch: the best way is another, and a way by name is refused before anything changes."""
+    monkeypatch.setattr("sluice_offload.storage._can_swap", lambda: False)
+    with pytest.raises(sluice.ArgumentError, match=f"torch {torch.__version__.split('+')[0]}.* best way is 'poke'"):
+        sluice.offload(tiny(), config, units=[Block], storage="swap")
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    train(model, optimizer, 1)
+    assert "PokeStorage" in {type(storage).__name__ for storage in optimizer._walk.storages}
+    monkeypatch.setattr("sluice_offload.storage._can_poke", lambda: False)
+    with pytest.raises(sluice.ArgumentError, match="best way is 'copy'"):
+        sluice.offload(tiny(), config, units=[Block], storage="poke")
+    optimizer.close()
+
+
 @pytest.mark.parametrize("what", ["units", "model"])
 def test_compiled_modules(pair, what):
     """The hooks stay outside of a compiled unit; in a compiled model they are left out of the graphs."""
@@ -445,7 +460,10 @@ def test_compiled_modules(pair, what):
     torch._dynamo.reset()
     for module in model.blocks if what == "units" else [model]:
         module.compile(backend="aot_eager")
-    with torch._dynamo.config.patch(error_on_recompile=False, recompile_limit=4, fail_on_recompile_limit_hit=True):
+    limits = ("recompile_limit", "fail_on_recompile_limit_hit")
+    if not hasattr(torch._dynamo.config, limits[0]):  # torch 2.6
+        limits = ("cache_size_limit", "fail_on_cache_limit_hit")
+    with torch._dynamo.config.patch({"error_on_recompile": False, limits[0]: 4, limits[1]: True}):
         assert_still_right(pair)
     assert ours.report.schedule_changes == 0
 
