@@ -74,6 +74,10 @@ TEST(Gpt2WordsTest, CutsWherePartsHaveTheWordsOfTheWhole) {
 TEST(Utf8Test, ReplacesWhatIsNoCharacter) {
   EXPECT_EQ(valid_utf8("a\u00e9\u4e2d\U0001F600"), "a\u00e9\u4e2d\U0001F600");
   EXPECT_EQ(valid_utf8("\x80z\xe4\xb8"), "\ufffdz\ufffd\ufffd");
+  // A surrogate, an overlong form, a number beyond U+10FFFF.
+  EXPECT_EQ(valid_utf8("\xed\xa0\x80"), "\ufffd\ufffd\ufffd");
+  EXPECT_EQ(valid_utf8("\xe0\x80\xaf"), "\ufffd\ufffd\ufffd");
+  EXPECT_EQ(valid_utf8("\xf4\x90\x80\x80"), "\ufffd\ufffd\ufffd\ufffd");
 }
 
 // Bytes are tokens 0 to 255, by their place in the alphabet of the files.
@@ -97,7 +101,7 @@ class TokenizerTest : public testing::Test {
   // `parts` are more members of tokenizer.json.
   std::string write_json(
       const std::string& parts = "",
-      const std::string& merges = R"(["l l", ["h", "e"], ["he", "ll"], "\u0120 w"])") {
+      const std::string& merges = R"(["l l", ["h", "e"], ["he", "ll"], "\u0120 w", "e l"])") {
     return write("tokenizer.json",
                  fmt::format(R"({{"model": {{"type": "BPE", "merges": {}, "vocab": {}}},
                                   "pre_tokenizer": {{"type": "ByteLevel"}}{}}})",
@@ -114,7 +118,8 @@ class TokenizerTest : public testing::Test {
     return expect_error(ErrorCode::kInput, [&] { const Tokenizer tokenizer(path); });
   }
 
-  static constexpr const char* kMore = "\"ll\": 256, \"he\": 257, \"hell\": 258, \"\\u0120w\": 259";
+  static constexpr const char* kMore =
+      "\"ll\": 256, \"he\": 257, \"hell\": 258, \"\\u0120w\": 259, \"el\": 260";
   test::TempDirectory folder_;
 };
 
@@ -123,7 +128,9 @@ TEST_F(TokenizerTest, MergesByRank) {
   EXPECT_EQ(encoded(path, "hello w"), (Tokens{258, 'o', 259}));
   EXPECT_EQ(encoded(path, "lll"), (Tokens{256, 'l'}));
   EXPECT_EQ(encoded(path, "hel l"), (Tokens{257, 'l', ' ', 'l'}));
-  EXPECT_EQ(Tokenizer(path).token_count(), 260u);
+  EXPECT_EQ(encoded(path, "hel"), (Tokens{257, 'l'}));  // "el" would come later
+  EXPECT_EQ(encoded(path, "el"), (Tokens{260}));
+  EXPECT_EQ(Tokenizer(path).token_count(), 261u);
 }
 
 TEST_F(TokenizerTest, ReadsVocabularyAndMerges) {
@@ -142,7 +149,7 @@ TEST_F(TokenizerTest, DecodesEveryText) {
   std::string decoded;
   for (const TokenId token : tokens) decoded += tokenizer.bytes_of(token);
   EXPECT_EQ(decoded, text);
-  EXPECT_EQ(tokenizer.bytes_of(260), "");
+  EXPECT_EQ(tokenizer.bytes_of(261), "");
 }
 
 TEST_F(TokenizerTest, FindsAddedTokensFirst) {
