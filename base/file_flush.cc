@@ -31,7 +31,7 @@ int flush_file(int descriptor) {
 
 int closing_error(int descriptor) {
   const int duplicate = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  if (duplicate < 0) return errno;
+  if (duplicate < 0) return errno == EMFILE || errno == ENFILE ? 0 : errno;
   // EINTR leaves it closed, and says nothing about the bytes.
   return ::close(duplicate) == 0 || errno == EINTR ? 0 : errno;
 }
@@ -39,7 +39,8 @@ int closing_error(int descriptor) {
 int flush_folder(const std::string& folder) {
   const UniqueFd opened(
       ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  return opened ? sync_error(opened.get()) : errno;
+  if (opened) return sync_error(opened.get());
+  return errno == EACCES ? 0 : errno;
 }
 
 ErrorCode file_error_code(int error, ErrorCode otherwise) {

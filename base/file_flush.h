@@ -17,10 +17,12 @@ int flush_file(int descriptor);
 
 // Closes a duplicate of `descriptor`, and returns 0 or the errno of that close. Network file
 // systems (NFS, FUSE) write at every close, and report there that the bytes could not be stored.
-// `descriptor` stays open, with its locks.
+// `descriptor` stays open, with its locks. Returns 0, too, where the process may open no more
+// files: flush_file() has asked for the bytes by then.
 int closing_error(int descriptor);
 
-// Makes the names in `folder` durable. Returns as flush_file().
+// Makes the names in `folder` durable. Returns as flush_file(), and 0 for a folder that may be
+// written but not read (a drop box), which cannot be synced.
 int flush_folder(const std::string& folder);
 
 // kNoSpace, kUnsupported or kIo by `error`, an errno of a file. Other errors get `otherwise`.

@@ -1,6 +1,5 @@
 #include "engine/store/store_files.h"
 
-#include <fcntl.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -41,11 +40,10 @@ std::optional<StoreId> id_in(const std::string& file, const std::string& name) {
 }
 
 void sync_folder(const std::string& directory) {
-  const UniqueFd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder || ::fsync(folder.get()) != 0)
-    throw Error(file_error_code(errno, ErrorCode::kIo),
+  if (const int error = flush_folder(directory); error != 0)
+    throw Error(file_error_code(error, ErrorCode::kIo),
                 fmt::format("cannot make the names in {} durable: {}; {}", directory,
-                            errno_text(errno), file_remedy(errno)));
+                            errno_text(error), file_remedy(error)));
 }
 
 [[noreturn]] void throw_incomplete(const std::string& name, const StoreId& id,

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -89,6 +90,19 @@ TEST_F(FileFlush, ReportsWhatAServerSaysAtTheClose) {
   }
   close_error = EINTR;
   EXPECT_EQ(closing_error(file_.get()), 0);
+}
+
+// The bytes are on the drive by then.
+TEST_F(FileFlush, DoesWithoutTheCloseWhereTheProcessMayOpenNoMoreFiles) {
+  ASSERT_TRUE(file_);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 1;  // which the standard input has
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const int error = flush_file(file_.get());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(error, 0);
 }
 
 TEST_F(FileFlush, NamesAFolderThatIsNotThere) {

@@ -191,7 +191,7 @@ def judge(phase, code, stdout, stderr, check_outputs):
         return campaign.Outcome(phase, "crash", f"exit code {code}: {' / '.join(stderr.strip().splitlines()[:4])[:400]}")
     for result, codes in CODES.items():
         if code in codes and (code != 3 or phase == "diff"):
-            if "initialize: the value given" not in first_line:  # which names it, because it is not finite
+            if "the value given for" not in first_line:  # which names it, because it is not finite
                 check_text(first_line)
             return campaign.Outcome(phase, result, f"{code} {first_line[:100]}")
     if code != 0:

@@ -1,21 +1,23 @@
 #include "tools/commands/store_inputs.h"
 
-#include <filesystem>
-#include <system_error>
-
 #include <fmt/format.h>
+
+#include <sluice/error.h>
+#include "engine/store/store_files.h"
 
 namespace sluice {
 
 void add_store_inputs(OutputFiles& files, std::span<const std::string> paths,
                       const std::string& name) {
   if (name.empty()) return;
+  const std::string role = fmt::format("the store \"{}\"", name);
   for (const std::string& path : paths) {
-    std::error_code error;  // a path that cannot be read is refused where the store is opened
-    for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end;
-         entry.increment(error)) {
-      if (entry->path().filename().string().starts_with(name + "."))
-        files.add_input(fmt::format("the store \"{}\"", name), entry->path().string());
+    files.add_input(role, path + "/" + name + ".lock");
+    try {
+      for (const StorePath::File& file : look_at_path(path, name).files)
+        files.add_input(role, path + "/" + file.name);
+    } catch (const Error&) {
+      // A path that cannot be read is refused where the store is opened.
     }
   }
 }

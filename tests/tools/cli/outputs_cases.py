@@ -263,6 +263,11 @@ class Stores(OutputCase):
         for option in ("--json", "--save", "--csv"):
             self.refuse_all("stored", "train", "store.json", "--resume", "--quiet", option=option)
 
+    def test_an_output_beside_a_store_may_begin_with_its_name(self):
+        for _ in range(2):
+            self.run_sluice("train", "store.json", "--resume", "--quiet", "--steps", "1", "--json", "stored/run-7.json")
+        self.assertIn("steps", self.read_json("stored/run-7.json"))
+
     def test_no_output_is_a_file_of_a_checkpoint(self):
         self.run_sluice("state", "export", "store.json", "exported")
         self.refuse_all("exported", "train", "config.json", "--checkpoint", "exported", "--resume", "--quiet")
