@@ -32,8 +32,6 @@
 namespace sluice {
 namespace {
 
-constexpr double kSecondsADay = 86400;
-
 [[noreturn]] void refuse_plan(const std::string& message) {
   throw Error(ErrorCode::kConfig, "plan: " + message);
 }
@@ -388,7 +386,7 @@ int run_plan(const PlanOptions& options) {
           fits ? steps_of_life(options, own, subject.request.config.storage.state.commit_every)
                : std::nullopt)
     say("{} written last for {:.3g} steps, {:.3g} days of this\n", options.bytes_written_rating,
-        *steps, *steps * own.step.step_s / kSecondsADay);
+        *steps, *steps * own.step.step_s / 86400);
   if (options.stages) say("{}", planned_stages(subject.request));
   if (options.as_deepspeed) print_deepspeed(options, subject, own);
   if (options.ranks > 1) say("collectives take no time in this plan\n");

@@ -28,7 +28,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kSecondsADay = 86400;
 // Assumed rates of matrix products, of a core and of a GPU, where nothing is measured.
 constexpr double kAssumedCoreFlops = 50e9;
 constexpr double kAssumedGpuFlops = 200e12;
@@ -102,10 +101,7 @@ class Tuning {
     std::optional<MachineCalibration> cached;
     if (!options_.recalibrate && !path.empty()) cached = load_calibration(path, hardware, why);
     if (!why.empty()) warn("sluice: {}; measuring again\n", why);
-    const double now_s =
-        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-    if (cached &&
-        now_s - static_cast<double>(cached->made_s) <= options_.calibration_days * kSecondsADay) {
+    if (cached && age_days(*cached) <= options_.calibration_days) {
       outcome_.machine = std::move(*cached);
       outcome_.was_cached = true;
       return outcome_.machine;

@@ -31,10 +31,12 @@ void add_tune(CLI::App& app, TuneOptions& options) {
   tune->add_option("--seconds", options.seconds, "Time for all runs together, about")
       ->check(between(1, 1e6))
       ->capture_default_str();
-  tune->add_flag("--dry-run", options.dry_run, "Only predict: run nothing")->excludes(output);
+  CLI::Option* const dry_run =
+      tune->add_flag("--dry-run", options.dry_run, "Only predict: run nothing")->excludes(output);
   tune->add_option("--flops", options.flops,
                    "With --dry-run: operations per second that computation reaches")
-      ->check(between(1, 1e24));
+      ->check(between(1, 1e24))
+      ->needs(dry_run);
   tune->add_flag("--recalibrate", options.recalibrate,
                  "Measure drives and Adam again, even if a calibration is at hand");
   tune->add_option("--calibration-days", options.calibration_days,

@@ -1,6 +1,5 @@
 #include "tools/commands/tune_report.h"
 
-#include <chrono>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -13,14 +12,6 @@ namespace sluice {
 namespace {
 
 using nlohmann::ordered_json;
-
-constexpr double kSecondsADay = 86400;
-
-double age_days(const MachineCalibration& machine) {
-  const double now_s =
-      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  return (now_s - static_cast<double>(machine.made_s)) / kSecondsADay;
-}
 
 std::string seconds_text(double seconds) {
   return fmt::format("{:.4g} s", seconds);

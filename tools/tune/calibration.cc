@@ -27,9 +27,9 @@
 namespace sluice {
 namespace {
 
-constexpr const char* kFormat = "sluice-machine-calibration-1";
-constexpr std::array kPatterns{IoPattern::kRead, IoPattern::kWrite, IoPattern::kMixed};
-// Large enough that a drive's cache does not hold it for long, small enough for a minute in all.
+constexpr const char* kCalibrationFormat = "sluice-machine-calibration-1";
+constexpr std::array kTunePatterns{IoPattern::kRead, IoPattern::kWrite, IoPattern::kMixed};
+// Large enough that a drive's cache does not hold it for long, small enough to be measured quickly.
 constexpr std::uint64_t kFileBytes = 128_MiB;
 constexpr std::uint32_t kRounds = 2;
 constexpr std::uint64_t kAdamParameters = 16 << 20;
@@ -94,7 +94,7 @@ bool is_whole(const MachineCalibration& machine) {
     depths.insert(rate.depth);
     cases.insert({rate.pattern, rate.request_bytes, rate.depth});
   }
-  return !cases.empty() && cases.size() == kPatterns.size() * sizes.size() * depths.size() &&
+  return !cases.empty() && cases.size() == kTunePatterns.size() * sizes.size() * depths.size() &&
          machine.adam_parameters_per_second > 0;
 }
 
@@ -114,12 +114,16 @@ void MachineCalibration::set_storage_rates_for(std::uint64_t request_bytes, std:
   set_storage_rates(read, write, 2 / mixed / (1 / read + 1 / write), rates);
 }
 
+double age_days(const MachineCalibration& calibration) {
+  return static_cast<double>(now_s() - calibration.made_s) / (24 * 3600);
+}
+
 std::string hardware_of(const CalibrationRequest& request) {
   const Topology& machine = topology();
-  std::string text = fmt::format("{}; {} of {} cores; {}; {}; Adam over {}", machine.processor,
-                                 granted_threads(request.threads), machine.granted_cores,
-                                 format_bytes(machine.memory_bytes), simd_target_name(),
-                                 adam_case(request.format).name);
+  std::string text = fmt::format(
+      "{}; {} of {} cores; {}; {}; Adam over {} with moments in {}", machine.processor,
+      granted_threads(request.threads), machine.granted_cores, format_bytes(machine.memory_bytes),
+      simd_target_name(), adam_case(request.format).name, name_of(request.format.moments));
   for (const std::string& path : request.paths) {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0)
@@ -145,7 +149,7 @@ MachineCalibration calibrate(const CalibrationRequest& request,
                   .file_bytes = kFileBytes,
                   .rounds = kRounds,
                   .backend = request.backend},
-                 io_cases({kPatterns.begin(), kPatterns.end()}, {64_KiB, 512_KiB, 4_MiB},
+                 io_cases({kTunePatterns.begin(), kTunePatterns.end()}, {64_KiB, 512_KiB, 4_MiB},
                           {1, 8, 32}, request.paths.size()),
                  listener);
   for (const IoSeries& series : io.series) {
@@ -192,7 +196,7 @@ std::optional<MachineCalibration> load_calibration(const std::string& path,
   const auto root = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   MachineCalibration machine;
   try {
-    if (root.at("format") != kFormat) throw Error(ErrorCode::kInput, "");
+    if (root.at("format") != kCalibrationFormat) throw Error(ErrorCode::kInput, "");
     machine.hardware = root.at("hardware").get<std::string>();
     machine.made_s = root.at("made_s").get<std::int64_t>();
     machine.took_s = root.at("took_s").get<double>();
@@ -200,8 +204,8 @@ std::optional<MachineCalibration> load_calibration(const std::string& path,
     machine.path_rates = root.at("path_rates").get<std::vector<double>>();
     for (const nlohmann::json& rate : root.at("drives")) {
       const auto pattern = std::ranges::find_if(
-          kPatterns, [&](IoPattern one) { return rate.at("pattern") == name_of(one); });
-      if (pattern == kPatterns.end()) throw Error(ErrorCode::kInput, "");
+          kTunePatterns, [&](IoPattern one) { return rate.at("pattern") == name_of(one); });
+      if (pattern == kTunePatterns.end()) throw Error(ErrorCode::kInput, "");
       machine.drives.push_back({.pattern = *pattern,
                                 .request_bytes = rate.at("request_bytes").get<std::uint64_t>(),
                                 .depth = rate.at("depth").get<std::uint32_t>(),
@@ -220,7 +224,7 @@ std::optional<MachineCalibration> load_calibration(const std::string& path,
 
 std::string save_calibration(const std::string& path, const MachineCalibration& calibration) {
   nlohmann::ordered_json root = {
-      {"format", kFormat},
+      {"format", kCalibrationFormat},
       {"hardware", calibration.hardware},
       {"made_s", calibration.made_s},
       {"took_s", calibration.took_s},

@@ -1,6 +1,7 @@
 // A calibration of this machine: the rates of its drives by request size and depth, and of Adam. It
-// takes a minute or so to measure, and is kept in a file for later runs of `sluice tune`. The file
-// names the hardware and the day, so a calibration of another machine or of long ago is noticed.
+// takes about 10 seconds to measure, and is kept in a file for later runs of `sluice tune`. The
+// file names the hardware and the day, so a calibration of another machine or of long ago is
+// noticed.
 //
 // Thread rule: one thread measures; a finished calibration may be read by any thread.
 #pragma once
@@ -43,6 +44,9 @@ struct CalibrationRequest {
   unsigned threads = 0;            // of Adam; 0 = all granted cores
   IoBackend backend = IoBackend::kAuto;
 };
+
+// The days since the measurement.
+double age_days(const MachineCalibration& calibration);
 
 // Describes the processor, cores, memory and drives of this machine for `request`.
 // Fails with: kInput for a path that cannot be reached.

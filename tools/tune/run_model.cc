@@ -74,7 +74,8 @@ void RunModel::learn(const Trial& trial, const TrainConfig& config) {
   measured_ = trial.rates;
   measured_config_ = config;
   flops_ = 0;
-  if (!is_on_host_) device_bytes_ = trial.device_budget_bytes;
+  // A budget that the config names says nothing about the device's memory.
+  if (!is_on_host_ && !config.engine.memory.device_bytes) device_bytes_ = trial.device_budget_bytes;
 }
 
 TrainConfig RunModel::config_with(const TuneSettings& settings) const {

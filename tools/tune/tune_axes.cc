@@ -44,9 +44,9 @@ std::vector<std::uint32_t> divisions(const TrainConfig& given) {
   constexpr std::uint64_t kFactorMax = 8;
   const std::uint64_t all = std::uint64_t{given.sequences} * given.micro_batches;
   std::vector<std::uint32_t> divisors;
-  for (std::uint64_t sequences = 1; sequences <= all; ++sequences) {
-    const bool is_near =
-        sequences * kFactorMax >= given.sequences && sequences <= kFactorMax * given.sequences;
+  const std::uint64_t most = std::min(all, kFactorMax * given.sequences);
+  for (std::uint64_t sequences = 1; sequences <= most; ++sequences) {
+    const bool is_near = sequences * kFactorMax >= given.sequences;
     if (all % sequences == 0 && is_near && all / sequences <= UINT32_MAX)
       divisors.push_back(static_cast<std::uint32_t>(sequences));
   }
@@ -59,17 +59,16 @@ TuneAxis batch_axis(const TrainConfig& given) {
   const auto add = [&](ActivationHome home, std::uint32_t sequences, const char* order) {
     axis.choices.push_back({{"activations", quoted(name_of(home))},
                             {"batch.sequences", std::to_string(sequences)},
-                            {"batch.micro_batches", std::to_string(all / sequences)},
-                            {"batch.order", quoted(order)}});
+                            {"batch.micro_batches", std::to_string(all / sequences)}});
+    // Where backward uses a unit twice, another order gives other bits.
+    if (!given.model.tied_head) axis.choices.back()["batch.order"] = quoted(order);
   };
-  // Where backward uses a unit twice, vertical order gives other bits.
-  const bool may_be_vertical = !given.model.tied_head;
   add(given.engine.activations.home, given.sequences, "auto");
   for (const ActivationHome home : {ActivationHome::kKeep, ActivationHome::kRecompute,
                                     ActivationHome::kHost, ActivationHome::kNvme}) {
     for (const std::uint32_t sequences : divisions(given)) {
       add(home, sequences, "horizontal");
-      if (may_be_vertical && home != ActivationHome::kKeep && sequences != all)
+      if (!given.model.tied_head && home != ActivationHome::kKeep && sequences != all)
         add(home, sequences, "vertical");
     }
   }
@@ -136,8 +135,14 @@ std::vector<TuneAxis> tune_axes(const ConfigDocument& document, const TrainConfi
   axes.push_back(number_axis("queue depth", "storage.queue_depth", {"32", "8", "128"}));
   const auto stays = [&](const auto& setting) {
     const auto& [key, value] = setting;
-    return std::ranges::any_of(
-               kept, [&](const std::string& section) { return is_under(key, section); }) ||
+    // The two together are the batch of a step.
+    const bool is_batch = key == "batch.sequences" || key == "batch.micro_batches";
+    return std::ranges::any_of(kept,
+                               [&](const std::string& section) {
+                                 return is_under(key, section) ||
+                                        (is_batch && (section == "batch.sequences" ||
+                                                      section == "batch.micro_batches"));
+                               }) ||
            nlohmann::json::parse(value) == nlohmann::json::parse(document.json_of(key));
   };
   for (TuneAxis& axis : axes) {
