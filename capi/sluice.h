@@ -391,7 +391,7 @@ sluice_status sluice_read_config(const char* text, const char* file_name, const 
 
 // Sets masters and parameters of `tensors` between two steps; moments and step stay. All ranks give
 // the same list. Fails with SLUICE_UNSUPPORTED where the config has storage.state. If `values`
-// fails, the tensors may have some of their new values.
+// fails, the tensors may have some of their new values; with several ranks the engine then stops.
 sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
                                     uint32_t tensor_count, sluice_values values, void* context);
 

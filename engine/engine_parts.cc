@@ -197,7 +197,6 @@ void Engine::Parts::replace_values(std::span<const TensorId> tensors, const Init
   const auto refuse = [](ErrorCode code, const std::string& why) {
     throw Error(code, "replace_values: " + why);
   };
-  if (!values) refuse(ErrorCode::kInvalidArgument, "the function that gives the values is empty");
   if (durable)
     refuse(
         ErrorCode::kUnsupported,
@@ -206,20 +205,31 @@ void Engine::Parts::replace_values(std::span<const TensorId> tensors, const Init
                     durable->name()));
   std::vector<bool> is_wanted(layout.tensors().size());
   std::string list;
-  for (const TensorId tensor : tensors) {
-    if (index_of(tensor) >= is_wanted.size())
-      refuse(ErrorCode::kInvalidArgument, fmt::format("tensor {} does not exist; the model has {}",
-                                                      index_of(tensor), is_wanted.size()));
-    is_wanted[index_of(tensor)] = true;
-    list += fmt::format("{} ", index_of(tensor));
-  }
+  ranks.together(kStateSource, [&] {
+    if (!values) refuse(ErrorCode::kInvalidArgument, "the function that gives the values is empty");
+    for (const TensorId tensor : tensors) {
+      if (index_of(tensor) >= is_wanted.size())
+        refuse(ErrorCode::kInvalidArgument,
+               fmt::format("tensor {} does not exist; the model has {}", index_of(tensor),
+                           is_wanted.size()));
+      is_wanted[index_of(tensor)] = true;
+      list += fmt::format("{} ", index_of(tensor));
+    }
+  });
   ranks.require_agreement(list, "the list of tensors that get other values");
   loop.lend_buffers();
   try {
     ranks.together(kStateSource, [&] { state.replace(is_wanted, values, loop.applied_step()); });
     if (ranks.shard_optimizer()) loop.share_residents();
-  } catch (...) {
+  } catch (const std::exception& error) {
     loop.return_buffers();
+    // Each rank has some of the values, and copies of one tensor may differ from now on.
+    if (ranks.are_several())
+      scheduler.fail(
+          Error(ErrorCode::kPoisoned,
+                fmt::format("replace_values failed halfway, and the ranks' parameters may "
+                            "differ; restore a checkpoint into a new engine: {}",
+                            error.what())));
     throw;
   }
   loop.return_buffers();

@@ -144,7 +144,8 @@ def _replace(path: pathlib.Path, write: "Callable[[Any], Any]") -> None:
             os.fsync(file.fileno())
         os.replace(made, path)
     except BaseException as error:
-        made.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            made.unlink(missing_ok=True)
         if isinstance(error, OSError) and not isinstance(error, SluiceError):
             raise StorageError(f"cannot write \"{path}\": {error.strerror}; {_REMEDIES.get(error.errno, _REMEDY)}") from error
         raise

@@ -51,18 +51,19 @@ def _loader(module: nn.Module, members: "dict[str, Member]", engine: Engine) -> 
 
     def load(state: "dict[str, Any]", prefix: str, *arguments: Any) -> None:
         own = dict(module._parameters)
-        given = {name: member for name, member in members.items() if prefix + name in state}
-        rooms = {name: nn.Parameter(torch.empty(member.parameter.shape), requires_grad=False) for name, member in given.items()}
+        # Also for names that `state` lacks: hooks of the module may rename old ones on the way.
+        rooms = {name: nn.Parameter(torch.empty(member.parameter.shape, dtype=torch.float32, device="cpu"), requires_grad=False)
+                 for name, member in members.items()}
         versions = {name: room._version for name, room in rooms.items()}
         module._parameters.update(rooms)
         try:
             original(state, prefix, *arguments)
             # torch leaves alone what it refuses, and says so at the end of load_state_dict(); with assign=True it puts others here.
-            loaded = {member.tensor: module._parameters[name] for name, member in given.items()
+            loaded = {member.tensor: module._parameters[name] for name, member in members.items()
                       if module._parameters[name] is not rooms[name] or rooms[name]._version != versions[name]}
         finally:
             module._parameters.update(own)
-        taken = [member for member in given.values() if member.tensor in loaded]
+        taken = [member for member in members.values() if member.tensor in loaded]
         if taken:
             engine.replace(lambda member: loaded[member.tensor], taken)  # type: ignore[arg-type, return-value]
     return load

@@ -121,7 +121,8 @@ class SLUICE_EXPORT Engine {
   // Fails with: kInvalidArgument while a step is active, before the state has values, without a
   // function, and for a tensor that does not exist; kUnsupported with a durable store; kNonFinite
   // naming tensor and element; kRanks where the lists differ. If `values` fails, each block of the
-  // tensors has either its old or its new values.
+  // tensors has either its old or its new values. With several ranks, a failure of `values` stops
+  // the engine, because copies of a tensor may then differ.
   void replace_values(std::span<const TensorId> tensors, const InitialValues& values);
 
   // With Config::Storage::State: continues from the store's last commit that every rank has. If
