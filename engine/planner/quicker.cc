@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kNoticed = 0.995;
 constexpr double kWorthMemory = 0.95;
-constexpr std::size_t kBlocksMany = 16 << 10;
+constexpr std::size_t kBlocksOfALargePlan = 16 << 10;
 
 }  // namespace
 
@@ -45,7 +45,7 @@ std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const Plan
   for (const std::uint64_t quarters : {5, 6, 8, 16}) {
     larger.config.memory.host_bytes = budget / 4 * quarters;
     const Planning planning(larger);
-    if (planning.layout().blocks().size() > kBlocksMany) return std::nullopt;
+    if (planning.layout().blocks().size() > kBlocksOfALargePlan) return std::nullopt;
     const PlannedPlacement planned = planning.place("config", larger.config.placement);
     if (!planned.obstacle.empty()) continue;
     const double step_s =

@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::size_t kTextPieceBytes = 4 << 20;
+constexpr std::size_t kSummedPieceBytes = 4 << 20;
 
 }  // namespace
 
@@ -64,7 +64,7 @@ std::string describe_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file)
     throw Error(ErrorCode::kInput, fmt::format("\"{}\" (data.file) cannot be opened", path));
-  std::vector<char> piece(kTextPieceBytes);
+  std::vector<char> piece(kSummedPieceBytes);
   std::string sums;
   std::uint64_t bytes = 0;
   while (file) {
