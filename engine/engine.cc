@@ -174,16 +174,18 @@ void Engine::set_norm_group(NormGroup group) {
   if (parts_->loop.is_active())
     throw Error(ErrorCode::kInvalidArgument,
                 "set_norm_group: a step or an inference is active; finish or destroy it first");
-  if (!group.add && !group.counted_elsewhere.empty())
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("set_norm_group: {} tensors count elsewhere, but there is no function "
-                            "that adds over the group",
-                            group.counted_elsewhere.size()));
   CountedTensors counted;
-  if (!group.counted_elsewhere.empty())
-    counted.is_elsewhere.resize(parts_->layout.tensors().size(), false);
-  for (const TensorId tensor : group.counted_elsewhere)
-    counted.is_elsewhere[index_of(parts_->layout.tensor(tensor).id)] = true;
+  parts_->ranks.together("the norm group", [&] {
+    if (!group.add && !group.counted_elsewhere.empty())
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("set_norm_group: {} tensors count elsewhere, but there is no "
+                              "function that adds over the group",
+                              group.counted_elsewhere.size()));
+    if (!group.counted_elsewhere.empty())
+      counted.is_elsewhere.resize(parts_->layout.tensors().size(), false);
+    for (const TensorId tensor : group.counted_elsewhere)
+      counted.is_elsewhere[index_of(parts_->layout.tensor(tensor).id)] = true;
+  });
   std::string names;
   for (const TensorPlace& tensor : parts_->layout.tensors())
     if (!counted.count_here(tensor.id)) names += tensor.name + "\n";

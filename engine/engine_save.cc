@@ -48,6 +48,8 @@ void Engine::begin_save(const std::string& root, const SaveOptions& options) {
                    .step = parts_->loop.scheduled_step(),
                    .begin_ns = begin_ns};
   CheckpointWriter& writer = *save.writer;
+  // First what may fail on one rank alone.
+  parts_->ranks.together("a checkpoint", [this] { parts_->loop.prepare_save(); });
   writer.begin(root, parts_->loop.position(), parts_->save_options(options));
   parts_->loop.begin_save(
       {.write = [&writer](const BlockView& view, std::uint32_t place,

@@ -41,9 +41,13 @@ StateSaver::StateSaver(const FlowParts& parts, Hooks hooks)
   }
 }
 
+void StateSaver::prepare() {
+  if (!threads_) threads_.emplace(static_cast<std::uint32_t>(places_.size()));
+}
+
 void StateSaver::begin(std::uint64_t version, std::vector<BlockId> blocks, Work work) {
   SLUICE_CHECK(!is_under_way_ && busy_ == 0, "one save is under way at a time");
-  if (!threads_) threads_.emplace(static_cast<std::uint32_t>(places_.size()));
+  SLUICE_CHECK(threads_.has_value(), "a save has threads that write");
   is_under_way_ = true;
   is_over_ = is_finishing_ = false;
   version_ = version;

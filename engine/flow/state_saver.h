@@ -45,9 +45,11 @@ class StateSaver {
   // All must outlive the saver.
   StateSaver(const FlowParts& parts, Hooks hooks);
 
-  // Begins to save all blocks at `version`, in the order of `blocks`. Frozen blocks are saved as
-  // they are. Requires: no save is under way; no update of this version has begun.
+  // Starts the threads that write.
   // Fails with: kUnsupported where no thread can be started.
+  void prepare();
+  // Begins to save all blocks at `version`, in the order of `blocks`. Frozen blocks are saved as
+  // they are. Requires: prepare(); no save is under way; no update of this version has begun.
   void begin(std::uint64_t version, std::vector<BlockId> blocks, Work work);
   // Whether the update of the block from `version` on has to wait.
   bool holds(BlockId block, std::uint64_t version) const;

@@ -43,6 +43,8 @@ std::string describe_run(const Config& config, const ModelSpec& model, const Lay
   std::string text = fmt::format("device {}, window {}, leases {}, step {}\n{}\n", device_bytes,
                                  placement.window_bytes, model.concurrent_leases, scheduled_step,
                                  shared_settings(config));
+  // Checkpoints beside training have collectives of their own, however many buffers they have.
+  text += fmt::format("saves beside training: {}\n", placement.save_buffers.count != 0);
   for (const UnitSpec& unit : model.units) {
     text += fmt::format("unit {}\n", unit.name);
     for (const TensorSpec& tensor : unit.tensors)

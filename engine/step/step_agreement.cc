@@ -101,12 +101,14 @@ StepVote vote_of(const StepOptions& options, std::uint64_t step, std::uint32_t u
           .use = use};
 }
 
-// With the norm's words travel one, the step and the gradients' divisor. If all members have the
-// same values, the sums are the number of members times the own values.
+// With the norm's words travel one, the step and the gradients' divisor, and the squares of both.
+// If all members have the same values, the sums are the number of members times the own values. The
+// squares tell a member whose values happen to be the mean of all.
 NormAccumulator over_group(const NormGroup& group, const NormAccumulator& own, std::uint64_t step,
                            double divisor) {
   NormAccumulator::Words words = own.words();
-  const std::array<std::uint64_t, 2> equal{step, std::bit_cast<std::uint64_t>(divisor)};
+  const std::uint64_t bits = std::bit_cast<std::uint64_t>(divisor);
+  const std::array<std::uint64_t, 4> equal{step, bits, step * step, bits * bits};
   std::vector<std::uint64_t> sums(words.begin(), words.end());
   sums.push_back(1);
   sums.insert(sums.end(), equal.begin(), equal.end());
@@ -148,6 +150,9 @@ NormAccumulator StepLoop::agree() {
   } catch (const std::exception& error) {
     scheduler_.fail(Error(ErrorCode::kRanks,
                           fmt::format("the function of the norm group failed: {}", error.what())));
+    throw;
+  } catch (...) {
+    scheduler_.fail(Error(ErrorCode::kRanks, "the function of the norm group failed"));
     throw;
   }
 }

@@ -84,6 +84,10 @@ StepLoop::Committed StepLoop::committed() {
   return committed;
 }
 
+void StepLoop::prepare_save() {
+  scheduler_.run([this] { saver_.prepare(); });
+}
+
 void StepLoop::begin_save(StateSaver::Work work, bool saves_all) {
   scheduler_.run([&] {
     saver_.begin(step_, saves_all ? pass_.blocks_in_order() : std::vector<BlockId>(),
@@ -109,6 +113,15 @@ void StepLoop::await_save() {
 StateSaver::End StepLoop::end_save() {
   StateSaver::End end;
   scheduler_.run([&] { end = saver_.end(); });
+  if (end.failure) return end;
+  // Updates and copies on the device end without saying that they have failed.
+  try {
+    failure_.throw_if_device_failed();
+  } catch (const Error& error) {
+    end.failure = error;
+  } catch (const std::exception& error) {
+    end.failure = Error(ErrorCode::kInternal, error.what());
+  }
   return end;
 }
 

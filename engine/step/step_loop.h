@@ -95,9 +95,12 @@ class StepLoop {
     std::string application;
   };
   Committed committed();
-  // Begins to save the state of the last step beside training. Requires: no step is active, no save
-  // is under way; the placement has save buffers. `work` must live until end_save(), or settle().
-  // `saves_all`: otherwise another rank saves this rank's part, and only work.finish is called.
+  // Starts the threads that a save needs. Fails with: kUnsupported.
+  void prepare_save();
+  // Begins to save the state of the last step beside training. Requires: prepare_save(); no step is
+  // active, no save is under way; the placement has save buffers. `work` must live until
+  // end_save(), or settle(). `saves_all`: otherwise another rank saves this rank's part, and only
+  // work.finish is called.
   void begin_save(StateSaver::Work work, bool saves_all);
   // The blocks saved so far; empty: no save is under way.
   struct SaveCount {

@@ -133,8 +133,8 @@ class BlockStore {
   // failed with a list of the transfers. Such a transfer may never end, so callers should wait for
   // it only where they must.
   bool is_stuck() const { return watch_.is_stuck(); }
-  // Lines for the user since the last call: slow transfers, and reads that were repeated. Requires:
-  // no transfer is in flight. Any thread.
+  // Lines for the user since the last call: slow transfers, and reads that were repeated. Any
+  // thread.
   std::vector<std::string> take_notes();
 
  private:

@@ -153,9 +153,11 @@ class SLUICE_EXPORT Engine {
   // Begins to write the same checkpoint, and returns when its files have their room. Training can
   // continue at once: threads of the engine read block by block and write it, beside the next
   // steps. An update waits until the checkpoint has its block, so the checkpoint holds the state of
-  // this step exactly. If another save is under way, begin_save() waits for it first.
+  // this step exactly. If another save is under way, begin_save() waits for it first; call
+  // finish_save() before, where its checkpoint is wanted.
   // The checkpoint gets its name in a later call of begin_step(), finish_save(), begin_save(),
-  // save() or close(), when all ranks have written their parts. All ranks make the same calls.
+  // save(), replace_values() or close(), when all ranks have written their parts. All ranks make
+  // the same calls.
   // Fails with: as save(); kInvalidArgument if memory.save_buffers is 0; the failure of the save
   // before, if no call has thrown it.
   void begin_save(const std::string& root, const SaveOptions& options);

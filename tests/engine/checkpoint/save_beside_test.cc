@@ -18,6 +18,7 @@
 #include <sluice/units.h>
 #include "engine/checkpoint/checkpoint_source.h"
 #include "engine/engine_over_queue.h"
+#include "tests/engine/checkpoint/save_beside.h"
 #include "tests/engine/exactness_cases.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
@@ -28,49 +29,6 @@ namespace sluice::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A write takes longer than a step, so the steps overtake the save.
-constexpr std::chrono::microseconds kSlow{2000};
-
-StateBytes state_in(const std::string& folder, Config config, const ToyOptions& options) {
-  CheckpointSource source(folder);
-  source.verify();
-  config.placement = {TierChoice::kDevice, TierChoice::kHost};
-  config.memory = {};
-  config.storage.state.name.clear();
-  const auto device = make_host_device({.memory_bytes = 64_MiB});
-  Engine engine(config, toy_model_of(options), *device);
-  engine.restore(source);
-  return read_state(engine);
-}
-
-// Trains as `options` say, and begins a save after step 2. Returns the checkpoint, and expects the
-// states that the oracle has after steps 2 and 5.
-SavedCheckpoint expect_exact(const Config& config, ToyOptions options, const std::string& root) {
-  options.steps = 2;
-  const StateBytes then = toy_oracle(config, options).state;
-  options.steps = 5;
-  const StateBytes at_end = toy_oracle(config, options).state;
-  std::optional<SavedCheckpoint> saved;
-  std::uint64_t steps_beside = 0;
-  options.after_step = [&](Engine& engine, std::uint64_t step) {
-    if (step == 2) engine.begin_save(root, {});
-    if (step > 2 && engine.save_progress()) ++steps_beside;
-    if (step == 5) saved = engine.finish_save();
-  };
-  {
-    const SlowWrites slow(kSlow);
-    EXPECT_TRUE(run_toy(config, options).state == at_end);
-  }
-  EXPECT_GE(steps_beside, 1u) << "no step ran beside the save";
-  EXPECT_TRUE(saved.has_value());
-  if (!saved) return {};
-  EXPECT_EQ(saved->path, root + "/step-000000002");
-  EXPECT_EQ(saved->step, 2u);
-  EXPECT_GT(saved->duration_ns, saved->blocked_ns);
-  EXPECT_TRUE(state_in(saved->path, config, options) == then);
-  return *saved;
-}
 
 class SaveBesideCase : public testing::TestWithParam<std::tuple<Case, PolicyCase>> {};
 

@@ -318,11 +318,14 @@ TEST_F(NormGroupErrors, WrongCallsAreRefusedAndChangeNothing) {
 
 TEST_F(NormGroupErrors, MembersInDifferentStepsAreNamed) {
   engine_.set_norm_group({.add = [](std::span<std::uint64_t> sums) {
-    ++sums[sums.size() - 3];     // another member
-    sums[sums.size() - 2] += 7;  // which is in step 7
+    sums[sums.size() - 5] = 3;   // two other members,
+    sums[sums.size() - 4] += 2;  // in steps 0 and 2, so that the mean is the own step
+    sums[sums.size() - 3] *= 3;
+    sums[sums.size() - 2] += 4;  // their squares
+    sums[sums.size() - 1] *= 3;
   }});
   const std::string words = expect_error(ErrorCode::kRanks, [&] { finish_step(); });
-  EXPECT_NE(words.find("2 members"), std::string::npos) << words;
+  EXPECT_NE(words.find("3 members"), std::string::npos) << words;
   EXPECT_NE(words.find("step 1"), std::string::npos) << words;
 }
 

@@ -355,13 +355,14 @@ void Checkpointing::save(Engine& engine, std::uint64_t steps) {
   note(engine.save(options_.root, save_options(steps)), steps);
 }
 
-void Checkpointing::try_to_save(const std::function<void()>& save) {
+void Checkpointing::try_to_save(Engine& engine, const std::function<void()>& save) {
   try {
     save();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kRanks || error.code() == ErrorCode::kTimeout ||
         error.code() == ErrorCode::kPoisoned)
       throw;
+    engine.drain();  // throws where the failure has stopped the engine
     warn("sluice: step {} has no checkpoint, and training goes on: {}\n", steps_under_way_,
          error.what());
   }
@@ -371,10 +372,11 @@ void Checkpointing::try_to_save(const std::function<void()>& save) {
 void Checkpointing::step_ended(Engine& engine, std::uint64_t steps) {
   if (!is_on() || options_.every == 0) return;
   const bool is_due = steps % options_.every == 0;
-  try_to_save([&] { note(is_due ? engine.finish_save() : engine.poll_save(), steps_under_way_); });
+  try_to_save(engine,
+              [&] { note(is_due ? engine.finish_save() : engine.poll_save(), steps_under_way_); });
   if (!is_due) return;
   steps_under_way_ = steps;
-  try_to_save([&] {
+  try_to_save(engine, [&] {
     if (config_.engine.memory.save_buffers == 0) return save(engine, steps);
     engine.begin_save(options_.root, save_options(steps));
   });
@@ -382,7 +384,7 @@ void Checkpointing::step_ended(Engine& engine, std::uint64_t steps) {
 
 void Checkpointing::run_ended(Engine& engine, std::uint64_t steps) {
   if (!is_on()) return;
-  try_to_save([&] { note(engine.finish_save(), steps_under_way_); });
+  try_to_save(engine, [&] { note(engine.finish_save(), steps_under_way_); });
   if (saved_steps_ != steps) save(engine, steps);
 }
 

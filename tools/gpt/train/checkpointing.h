@@ -129,7 +129,7 @@ class Checkpointing {
   void save(Engine& engine, std::uint64_t steps);
   void note(const std::optional<SavedCheckpoint>& saved, std::uint64_t steps);
   // Runs `save`, and only prints a failure that training survives.
-  void try_to_save(const std::function<void()>& save);
+  void try_to_save(Engine& engine, const std::function<void()>& save);
   void pass_over(const std::string& why);
 
   static constexpr const char* kProducts = "matrix products";
