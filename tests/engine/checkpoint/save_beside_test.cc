@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <tuple>
 
 #include <sluice/checkpoint.h>
 #include <sluice/error.h>
