@@ -6,6 +6,8 @@ file, and comes back before backward needs it. With checkpointing that is what t
   written once, and read once per backward.
 - Backward takes them in the reverse order. Each one that is taken starts the reads of those before it.
 - Parameters are not kept here: autograd's views of them show the engine's memory.
+- A tensor that is written is a copy, which stays right when the program changes the tensor in place later. One that stays in
+  memory is the program's own, so backward refuses it then, as torch does without hooks.
 
 Thread rule: one thread at a time, not always the same; reads and writes run on threads of their own.
 """
@@ -18,17 +20,35 @@ import os
 import threading
 import weakref
 import zlib
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, MutableMapping, Optional, Sequence
 
 import torch
 
-from .errors import StorageError
+from .errors import ArgumentError, ConfigError, OutOfMemoryError, StorageError
 
 KEPT = 2            # the newest, in memory
 AHEAD = 2           # read before they are taken
 WRITES_AT_ONCE = 2  # older ones wait for the drive
 PAGE = 4096         # of direct transfers
 _VERIFY_EVERY = {"full": 1, "sample": 8, "off": 0}
+
+
+def take_folders(config: "MutableMapping[str, Any]") -> "list[str]":
+    """Takes `activations` out of a config, for the engine keeps those of programs that tell it of them. Returns the folders that
+    torch's go to, none if they stay in memory."""
+    home = config.pop("activations", "keep")
+    if home == "recompute":
+        raise ArgumentError('activations is "recompute": the program says what is computed again, by torch.utils.checkpoint or, in '
+                            'transformers, gradient_checkpointing_enable(); activations is then "keep", or "nvme" for what '
+                            "the checkpoints keep")
+    if home not in ("keep", "host", "nvme"):
+        raise ConfigError(f'activations is {home!r}; it has to be "keep", "host" or "nvme"')
+    if home != "nvme":  # torch's own memory is host memory
+        return []
+    folders = [os.fspath(path) for path in config.get("storage", {}).get("paths") or []]
+    if not folders:
+        raise ConfigError('activations is "nvme", but storage.paths names no folder')
+    return folders
 
 
 def rounded(nbytes: int) -> int:
@@ -38,7 +58,12 @@ def rounded(nbytes: int) -> int:
 
 def _room(nbytes: int) -> torch.Tensor:
     """Whole pages, which go back to the system with the tensor: in a heap, copies between other tensors would leave gaps."""
-    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has limits of its own
+    except OSError as error:
+        raise OutOfMemoryError(f"cannot take {nbytes} bytes of memory for a tensor on its way between backward and storage: "
+                               f"{error.strerror}; free memory, or lower the batch") from error
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _bytes(memory: torch.Tensor) -> Any:
@@ -73,6 +98,9 @@ class _File:
     def give(self, offset: int, nbytes: int) -> None:
         self.used_bytes -= nbytes
         self._free.setdefault(nbytes, []).append(offset)
+        if self.used_bytes == 0:  # places of sizes that never come again would make the file grow with every batch's length
+            self.end = 0
+            self._free.clear()
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -99,18 +127,34 @@ class _Saved:
         self.store, self.number = store, number
         self.dtype, self.shape, self.stride = tensor.dtype, tensor.shape, tensor.stride()
         self.nbytes = tensor.numel() * tensor.itemsize
-        self.memory: Optional[torch.Tensor] = _room(rounded(self.nbytes))  # until it is written
-        self.memory[:self.nbytes].view(self.dtype).copy_(torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset()))
+        self.memory: Optional[torch.Tensor] = None  # until it is written
         self.file: Optional[_File] = None
         self.offset = 0
         self.write: "Optional[concurrent.futures.Future[int]]" = None  # gives the checksum
         self.read: "Optional[concurrent.futures.Future[torch.Tensor]]" = None
+        memory = _room(rounded(self.nbytes))
+        memory[:self.nbytes].view(self.dtype).copy_(torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset()))
+        self.memory = memory
 
     def tensor(self, memory: torch.Tensor) -> torch.Tensor:
         return torch.as_strided(memory[:self.nbytes].view(self.dtype), self.shape, self.stride)
 
     def __del__(self) -> None:
         self.store._give_back(self)
+
+
+class _InMemory:
+    """A tensor that stays where it is. Not the tensor itself, which knows its graph: the graph would keep itself alive."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._version = tensor.detach(), tensor._version
+
+    def tensor(self) -> torch.Tensor:
+        if self._tensor._version != self._version:
+            raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                               f"{self._tensor.dtype} tensor of shape {list(self._tensor.shape)} is at version "
+                               f"{self._tensor._version}, and was at {self._version} when it was saved; change a copy of it (clone())")
+        return self._tensor
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -140,6 +184,7 @@ class ActivationStore:
         self._newest: "list[int]" = []
         self._writes: "list[concurrent.futures.Future[int]]" = []
         self.read_bytes = self.written_bytes = 0
+        self.contexts = 0  # made by hooks()
 
     @property
     def used_bytes_max(self) -> int:
@@ -147,6 +192,8 @@ class ActivationStore:
         return sum(file.used_bytes_max for file in self._files)
 
     def hooks(self) -> Any:
+        """A context for a forward. The model's own forward is in one by itself."""
+        self.contexts += 1
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def close(self) -> None:
@@ -154,11 +201,11 @@ class ActivationStore:
         for file in self._files:
             file.close()
 
-    def _pack(self, tensor: torch.Tensor) -> Any:
+    def _pack(self, tensor: torch.Tensor) -> "_Saved | _InMemory":
         is_kept = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided \
             and tensor.numel() * tensor.itemsize >= PAGE and _is_dense(tensor) and not self._is_ours(tensor.untyped_storage())
         if not is_kept:
-            return tensor
+            return _InMemory(tensor)
         with self._lock:
             saved = _Saved(self, self._next, tensor.detach())
             self._alive[saved.number] = saved
@@ -188,9 +235,9 @@ class ActivationStore:
             self.read_bytes += rounded(saved.nbytes)
             saved.read = self._threads.submit(_read, saved.file, rounded(saved.nbytes), saved.offset, saved.write)
 
-    def _unpack(self, saved: Any) -> torch.Tensor:
-        if not isinstance(saved, _Saved):
-            return saved  # type: ignore[no-any-return]
+    def _unpack(self, saved: "_Saved | _InMemory") -> torch.Tensor:
+        if isinstance(saved, _InMemory):
+            return saved.tensor()
         with self._lock:
             self._begin_read(saved)
             before = (self._alive.get(number) for number in range(saved.number - 1, max(-1, saved.number - 1 - 4 * AHEAD), -1))
@@ -208,8 +255,10 @@ class ActivationStore:
         def give(_: Any) -> None:
             with self._lock:
                 file.give(offset, nbytes)
-        assert last is not None
-        last.add_done_callback(give)  # no transfer may be under way when another tensor takes the place
+        if last is None:  # an interrupt came before the write began
+            give(None)
+        else:
+            last.add_done_callback(give)  # no transfer may be under way when another tensor takes the place
 
 
 def _write(file: _File, memory: torch.Tensor, offset: int, sums: bool) -> int:

@@ -89,7 +89,8 @@ class Walk:
         self.in_backward = False
         self._failure_before: Optional[BaseException] = None
         self._views: "dict[tuple[int, int], torch.Tensor]" = {}
-        self._warned = False
+        self._warned = self._warned_of_calls = False
+        self._contexts_seen = 0             # of `activations`, at the end of the step before
         self._handles: "list[Any]" = []
         for site in units.sites:
             self._watch(site)
@@ -152,7 +153,7 @@ class Walk:
     def _recover(self) -> None:
         """Closes the leases that an exception has left open without a hook hearing of it: one in backward, or an
         interrupt."""
-        self._stop_keeping()
+        self.stop_keeping()
         if self.in_backward and torch._C._current_graph_task_id() == -1:
             self._release_all()
         if self.active == INFERENCE:
@@ -170,6 +171,7 @@ class Walk:
             self.abandon()
             return None
         self._drop_kept()
+        self._check_activations()
         try:
             report = self.engine.finish_step(*self.rates())
         except ArgumentError:
@@ -180,8 +182,20 @@ class Walk:
         self.active = None
         return report
 
+    def _check_activations(self) -> None:
+        """Says once that a step has kept nothing on storage, since the program calls parts of the model."""
+        if self.activations is None:
+            return
+        if self.activations.contexts == self._contexts_seen and not self._warned_of_calls:
+            self._warned_of_calls = True
+            warnings.warn('activations is "nvme", but this step did not call the model\'s own forward, so that its activations stayed '
+                          "in memory; call the model itself, or its parts inside of `with optimizer.activations.hooks():`",
+                          stacklevel=4)
+        self._contexts_seen = self.activations.contexts
+
     def abandon(self) -> None:
         """Ends the step without an update, and forgets its gradients."""
+        self.stop_keeping()
         self.in_backward = False
         if self.active != FORWARD:
             return
@@ -261,10 +275,11 @@ class Walk:
 
     def _root_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self._stop_keeping()
+            self.stop_keeping()
             self._leave()
 
-    def _stop_keeping(self) -> None:
+    def stop_keeping(self) -> None:
+        """An interrupt leaves the forward's context open."""
         keeping, self._keeping = self._keeping, None
         if keeping is not None:
             keeping.__exit__(None, None, None)

@@ -52,6 +52,9 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     if given is None:
         raise ArgumentError("initialize(): config= is missing: a dictionary, or the path of a file")
     settings, is_deepspeed = read_any_config(given, auto)
+    if is_deepspeed and settings.pop("activations", "keep") != "keep":
+        logger.warning("activation_checkpointing: only sets up the checkpoints that the program itself makes, as in DeepSpeed; with "
+                       "torch.utils.checkpoint they work without it")
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer([p for p in model.parameters() if p.requires_grad] if model_parameters is None
                               else model_parameters)

@@ -7,6 +7,7 @@
 SluiceStrategy(config=..., units=...) names budgets and folders.
 """
 
+import contextlib
 import os
 import shutil
 from typing import Any, Mapping, Optional, Sequence
@@ -104,6 +105,12 @@ class SluiceStrategy(ParallelStrategy):
         section.setdefault("clip_epsilon", 1e-6)  # as in torch
         assert self.lightning_module is not None
         return offload(self.lightning_module, self._config, optimizer=given, **self._options)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Lightning calls the module's training_step, not its forward, which would begin to keep activations by itself."""
+        store = None if self.offloaded is None else self.offloaded.activations
+        with contextlib.nullcontext() if store is None else store.hooks():
+            return super().training_step(*args, **kwargs)
 
     # --- Checkpoints: Lightning's file with the module's state_dict, and beside it Sluice's folder with all of the state.
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from . import guards
-from .activations import ActivationStore
+from .activations import ActivationStore, take_folders
 from .described import take_over
 from .engine import Config, Engine, complete_config, read_config
-from .errors import ArgumentError, ConfigError
+from .errors import ArgumentError
 from .hooks import Walk
 from .optimizer import OffloadOptimizer
 from .processes import World, find_world
@@ -144,26 +144,15 @@ def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool) -> bo
 
 
 def _activation_store(settings: "dict[str, Any]") -> "Callable[[list[UnitStorage]], Optional[ActivationStore]]":
-    """Takes `activations` out of the config, for the engine keeps those of programs that tell it of them, and returns a function
-    that makes the store for them."""
-    home = settings.pop("activations", "keep")
-    if home == "recompute":
-        raise ArgumentError('activations is "recompute": the program says what is computed again, by torch.utils.checkpoint or, in '
-                            'transformers, gradient_checkpointing_enable(); activations is then "keep", or "nvme" for what '
-                            "the checkpoints keep")
-    if home not in ("keep", "host", "nvme"):
-        raise ConfigError(f'activations is {home!r}; it has to be "keep", "host" or "nvme"')
-    if home != "nvme":  # torch's own memory is host memory
+    """Takes `activations` out of the config, and returns a function that makes the store for them."""
+    folders = take_folders(settings)
+    if not folders:
         return lambda storages: None
-    section = settings.get("storage", {})
-    paths = section.get("paths") or []
-    if not paths:
-        raise ConfigError('activations is "nvme", but storage.paths names no folder')
+    verify = settings["storage"].get("verify", "full")
 
     def make(storages: "list[UnitStorage]") -> ActivationStore:
         known = {storage.storage._cdata for storage in storages}
-        return ActivationStore([os.fspath(path) for path in paths], section.get("verify", "full"),
-                               lambda storage: storage._cdata in known)
+        return ActivationStore(folders, verify, lambda storage: storage._cdata in known)
     return make
 
 

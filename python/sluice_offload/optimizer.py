@@ -82,7 +82,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     @property
     def activations(self) -> Optional[ActivationStore]:
-        """With `activations: "nvme"`, what has gone to storage and back: written_bytes, read_bytes, used_bytes_max."""
+        """With `activations: "nvme"`, what has gone to storage and back: written_bytes, read_bytes, used_bytes_max. Its
+        hooks() is a context for programs that call parts of the model instead of the model."""
         return None if self._walk is None else self._walk.activations
 
     def answer_clipping(self, max_norm: float) -> torch.Tensor:
@@ -127,6 +128,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Gradients that no step() has used are forgotten: the step is abandoned."""
         assert self._walk is not None
+        if torch._C._current_graph_task_id() == -1:
+            self._walk.stop_keeping()
         if self._walk.has_gradients or self._walk.in_backward:
             self._walk.abandon()
 

@@ -8,6 +8,7 @@ from typing import Any, Sequence
 import torch
 from torch import nn
 
+from .activations import take_folders
 from .engine import complete_config, plan
 from .errors import ArgumentError
 from .units import Units, find_units
@@ -57,6 +58,7 @@ def _size(count: float) -> str:
 def describe(model: nn.Module, config: "dict[str, Any]", units: "Sequence[str] | None" = None) -> "list[str]":
     """The plan in lines. Raises OutOfMemoryError, naming a budget that works, where the config's cannot."""
     found = find_units(model, units)
+    folders = take_folders(config)
     planned = plan(complete_config(config, found), found)
     lines = _shape(found)
     for tier in ("device", "host", "nvme"):
@@ -66,6 +68,8 @@ def describe(model: nn.Module, config: "dict[str, Any]", units: "Sequence[str] |
         lines += [f"  {_size(pool['size_bytes']):>11}  {pool['name']}" for pool in planned["pools"] if pool["tier"] == tier and pool["size_bytes"]]
     lines.append(f"a step reads {_size(planned['nvme_read_bytes'])} from storage and writes {_size(planned['nvme_write_bytes'])} "
                  f"there; blocks are updated \"{planned['policy']}\"")
+    if folders:
+        lines.append(f"activations go to files in {', '.join(folders)}, and are not counted here")
     return lines
 
 

@@ -2,7 +2,10 @@
 
 import copy
 import ctypes
+import gc
 import os
+import time
+import warnings
 import weakref
 
 import pytest
@@ -124,9 +127,14 @@ def test_memory_is_that_of_a_few_tensors(config):
     assert peaks["nvme"] <= 14 * size, {home: peak / size for home, peak in peaks.items()}
 
 
-def saved_and_back(store, tensors):
-    packed = [store._pack(tensor) for tensor in tensors]
-    return packed, [store._unpack(one) for one in reversed(packed)][::-1]
+def used_in_the_end(store):
+    """Bytes in files when the transfers that were under way are over; their threads give places back."""
+    for _ in range(1000):
+        used = sum(file.used_bytes for file in store._files)
+        if used == 0:
+            break
+        time.sleep(0.01)
+    return used
 
 
 def plain_store(tmp_path, **options):
@@ -151,13 +159,98 @@ def test_tensors_of_every_kind(tmp_path):
                torch.randn(1, 4096), base[:, ::2], base.expand(3, 64, 96), torch.randn(10), torch.tensor(1.0)]
     copies = [tensor.clone() for tensor in tensors]
     store = plain_store(tmp_path)
-    packed, back = saved_and_back(store, tensors)
+    packed = [store._pack(tensor) for tensor in tensors]
+    assert all(torch.equal(store._unpack(one), copied) for one, copied in zip(packed, copies))
     base.zero_()  # what is saved is saved
-    for i, (one, copied, came) in enumerate(zip(tensors, copies, back)):
-        is_kept = one.numel() * one.itemsize < PAGE or i in (8, 9)  # small, and with gaps
-        assert (packed[i] is one) == is_kept, i
-        if not is_kept:
-            assert torch.equal(came, copied) and came.stride() == one.stride() and came.dtype == one.dtype, i
+    for i, (one, copied) in reversed(list(enumerate(zip(tensors, copies)))):
+        stays = one.numel() * one.itemsize < PAGE or i in (8, 9)  # small, and with gaps
+        assert isinstance(packed[i], activations._InMemory) == stays, i
+        if i in (8, 9):  # these are the base's own memory
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                store._unpack(packed[i])
+            continue
+        came = store._unpack(packed[i])
+        assert torch.equal(came, copied) and came.stride() == one.stride() and came.dtype == one.dtype, i
+    store.close()
+
+
+@pytest.mark.parametrize("shape, step, is_copied", [((10,), 1, False), ((64, 64), 2, False), ((64, 64), 1, True)])
+def test_changes_in_place(tmp_path, shape, step, is_copied):
+    """Small, with gaps, large. Gradients are never wrong: a copy is as it was, and backward refuses the others as torch does."""
+    store = plain_store(tmp_path)
+    leaf = torch.randn(shape, requires_grad=True)
+    with store.hooks():
+        other = (leaf.detach() + 2)[..., ::step]
+        loss = (leaf[..., ::step] * other).sum()
+    expected = other.clone()
+    other.mul_(3)
+    if is_copied:
+        loss.backward()
+        assert torch.equal(leaf.grad, expected)
+    else:
+        with pytest.raises(RuntimeError, match=r"inplace operation.*version 1, and was at 0.*clone\(\)"):
+            loss.backward()
+    store.close()
+
+
+def test_graphs_without_backward_are_forgotten(config):
+    """A graph holds small results of its own operations, and may not keep itself alive by them."""
+    optimizer = sluice.offload(tiny(layers=6), {**config, "activations": "nvme"}, units=[Block])
+    store = optimizer.activations
+    for length in (6, 12):
+        with store.hooks():
+            x = torch.randn(4, length, 128, requires_grad=True)
+            results = [x.exp().sum().exp().sigmoid() for _ in range(5)]
+    assert sum(file.used_bytes for file in store._files) > 0
+    gc.disable()  # a cycle would be collected at some time, with the file's space until then
+    try:
+        del results
+        assert used_in_the_end(store) == 0 and len(store._alive) == 0
+    finally:
+        gc.enable()
+    optimizer.close()
+
+
+def test_the_file_does_not_grow_with_every_length(tmp_path):
+    store = plain_store(tmp_path)
+    ends = []
+    for pages in range(1, 51):
+        packed = [store._pack(torch.ones(pages * PAGE // 4)) for _ in range(6)]
+        assert all((store._unpack(one) == 1).all() for one in reversed(packed))
+        ends.append(store._files[0].end)
+        del packed
+        assert used_in_the_end(store) == 0
+    assert store._files[0].used_bytes_max == 50 * PAGE * (6 - KEPT)
+    assert max(ends) <= 50 * PAGE * (6 - KEPT)
+    packed = [store._pack(torch.full(((1 + i % 3) * PAGE // 4,), float(i))) for i in range(12)]
+    assert all((store._unpack(packed[i]) == i).all() for i in reversed(range(12)))  # no place is given twice
+    store.close()
+
+
+def test_memory_on_the_way(tmp_path, monkeypatch):
+    """Memory of the process's own, not shared memory, which has limits of its own; and where there is none, the size is named."""
+    room = activations._room(1 << 20)
+    with open("/proc/self/maps", encoding="ascii") as file:
+        lines = [line.split() for line in file]
+    kind, *name = next((line[1], *line[5:]) for line in lines
+                       if int(line[0].split("-")[0], 16) <= room.data_ptr() < int(line[0].split("-")[1], 16))
+    assert kind == "rw-p" and not name
+    store = plain_store(tmp_path)
+    unraised = []
+    monkeypatch.setattr("sys.unraisablehook", unraised.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(activations.mmap, "mmap", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
+        with pytest.raises(sluice.OutOfMemoryError, match="cannot take 8192 bytes of memory .*Cannot allocate memory; free memory"):
+            store._pack(torch.ones(1500))
+    assert not unraised
+    packed = [store._pack(torch.ones(1500)) for _ in range(KEPT)]
+    with monkeypatch.context() as patch:  # an interrupt between the place in the file and its write
+        patch.setattr(store._threads, "submit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            store._pack(torch.ones(1500))
+    assert store._files[0].used_bytes == 8192
+    del packed
+    assert used_in_the_end(store) == 0 and not unraised
     store.close()
 
 
@@ -251,9 +344,50 @@ def test_an_interrupt_leaves_no_hook(config):
         model(*batch(0))
     handle.remove()
     optimizer.zero_grad()
+    assert_no_hook(optimizer.activations)
     train(model, optimizer, 1)
     assert_no_hook(optimizer.activations)
     assert optimizer.activations.used_bytes_max > 0
+    optimizer.close()
+
+
+def test_closing_ends_what_an_interrupt_left(config):
+    model = tiny()
+    optimizer = sluice.offload(model, {**config, "activations": "nvme"}, units=[Block])
+    handle = model.blocks[1].register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        model(*batch(0))
+    handle.remove()
+    optimizer.close()
+    assert_no_hook(optimizer.activations)
+
+
+def test_programs_that_call_parts_of_the_model(config):
+    """A step whose forward was not the model's own is warned of once; the program's own context keeps its tensors."""
+    model = Tiny(layers=5)
+    optimizer = sluice.offload(model, {**config, "activations": "nvme"}, units=[Block])
+
+    def step():
+        x = model.embedding(batch(0)[0])
+        for block in model.blocks:
+            x = block(x)
+        x.square().mean().backward()
+        optimizer.step()
+    with pytest.warns(UserWarning, match=r"did not call the model's own forward.*optimizer.activations.hooks\(\)"):
+        step()
+    assert optimizer.activations.written_bytes == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step()
+        with optimizer.activations.hooks():
+            step()
+    assert optimizer.activations.written_bytes > 0
+    optimizer.close()
+    called = tiny()
+    optimizer = sluice.offload(called, {**config, "activations": "nvme"}, units=[Block])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(called, optimizer, 2)
     optimizer.close()
 
 

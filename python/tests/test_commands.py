@@ -48,6 +48,16 @@ def test_plans_are_what_the_engine_takes(config, capsys, tmp_path, monkeypatch):
     assert f"writes {written / 1024:.1f} KiB" in said or f"writes {written / 2**20:.1f} MiB" in said
 
 
+def test_plans_of_configs_with_activations(config, capsys, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    for home, status, words in (("nvme", 0, f"activations go to files in {config['storage']['paths'][0]}, and are not counted"),
+                                ("host", 0, "a step reads"), ("recompute", 1, "torch.utils.checkpoint")):
+        (tmp_path / "sluice.json").write_text(json.dumps({**config, "activations": home}), encoding="utf-8")
+        assert main(["plan", "test_commands:small", "--config", str(tmp_path / "sluice.json"), "--units", "Block"]) == status, home
+        said = capsys.readouterr()
+        assert words in said.out + said.err, home
+
+
 def test_large_models_are_planned_from_their_shapes(capsys):
     assert main(["plan", "test_commands:large", "--set", "placement.parameters=nvme", "--set", "placement.optimizer=nvme",
                  "--set", "memory.device=3GiB", "--set", "memory.host=8GiB", "--set", "precision.parameters=bf16"]) == 0

@@ -258,6 +258,16 @@ def test_buffers_have_the_parameters_type(deepspeed):
     engine.destroy()
 
 
+@pytest.mark.parametrize("section", [{}, {"cpu_checkpointing": True}])
+def test_deepspeeds_activation_checkpointing(deepspeed, caplog, section):
+    """It sets up calls that a program makes, and changes nothing by itself."""
+    engine, optimizer, _, _ = sluice.initialize(model=tiny(), config={**deepspeed, "activation_checkpointing": section})
+    assert "activation_checkpointing" in caplog.text and "torch.utils.checkpoint" in caplog.text
+    assert optimizer.activations is None
+    engine.backward(engine(*batch(0)))
+    optimizer.close()
+
+
 def test_loaders_of_data(deepspeed):
     data = [tuple(part[0] for part in batch(i, rows=1)) for i in range(8)]
     engine, _, loader, _ = sluice.initialize(model=tiny(), config=deepspeed, training_data=data, units=[Block])

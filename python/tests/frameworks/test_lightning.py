@@ -71,6 +71,19 @@ def test_strategies_by_name(tmp_path, name):
     optimizer.close()
 
 
+def test_activations_on_storage(tmp_path):
+    """Lightning calls training_step, not the module's forward."""
+    one, two = (sluice.lightning.SluiceStrategy({**small(tmp_path), **extra}, placement="nvme", units=[Block])
+                for extra in ({}, {"activations": "nvme"}))
+    reference, plain = fit(tmp_path, tiny(), one, 3, enable_checkpointing=False)
+    module, made = fit(tmp_path, tiny(), two, 3, enable_checkpointing=False)
+    assert module.losses == reference.losses
+    store = made.strategy.offloaded.activations
+    assert store.written_bytes > 0 and store.read_bytes > 0 and store.contexts == 6  # 3 steps of 2 micro-batches
+    for optimizer in (plain.strategy.offloaded, made.strategy.offloaded):
+        optimizer.close()
+
+
 def test_small_budgets_checkpoints_and_resuming(tmp_path):
     """Against the same break without Sluice: Lightning's loader begins anew behind it."""
     def run(name, first, second):

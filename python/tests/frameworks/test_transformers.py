@@ -46,6 +46,25 @@ def logs(trainer, key):
     return [entry[key] for entry in trainer.state.log_history if key in entry]
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activations_on_storage(tmp_path, settings, reentrant):
+    """With the Trainer's own checkpoints, evaluation between steps included."""
+    def run(name, **extra):
+        made = Trainer(model=gpt2(), args=arguments(tmp_path / name, gradient_checkpointing=True, max_steps=3, save_strategy="no",
+                                                    per_device_train_batch_size=4,
+                                                    gradient_checkpointing_kwargs={"use_reentrant": reentrant}),
+                       train_dataset=rows(), eval_dataset=rows(4), sluice={**settings, **extra})
+        made.train()
+        return made
+    reference, made = run("memory"), run("storage", activations="nvme")
+    for key in ("loss", "grad_norm", "eval_loss"):
+        assert logs(made, key) == logs(reference, key), key
+    store = made._sluice.activations
+    assert store.written_bytes > 0 and store.contexts == 6  # 3 steps of 2 micro-batches
+    for one in (reference, made):
+        one._sluice.close()
+
+
 def test_trainer_logs_saves_and_resumes(tmp_path, settings):
     """Accumulation, a schedule, clipping, the norm in the logs, evaluation, saving, resuming."""
     reference = transformers.Trainer(model=gpt2(), args=arguments(tmp_path), train_dataset=rows(), eval_dataset=rows(4))
