@@ -39,12 +39,17 @@ double elements_of(const UnitSpec& unit) {
   return elements;
 }
 
+// At most 64 TiB, which fits nowhere and which sums over all units can hold.
+std::uint64_t bytes_of(double bytes) {
+  return static_cast<std::uint64_t>(std::min(bytes, 0x1p46));
+}
+
 // Where the engine keeps activations: those of a micro-batch of `tokens`, fp32, between units.
 void add_boundaries(ModelSpec& model, double width, double tokens) {
   const std::size_t uses =
       model.forward_order.empty() ? model.units.size() : model.forward_order.size();
-  model.boundary_bytes.assign(
-      uses - 1, static_cast<std::uint64_t>(std::ceil(tokens * std::ceil(width)) * sizeof(float)));
+  model.boundary_bytes.assign(uses - 1,
+                              bytes_of(std::ceil(tokens * std::ceil(width)) * sizeof(float)));
 }
 
 // Layers keep `values` of each token; recomputed, one layer's are alive.
@@ -53,7 +58,7 @@ std::uint64_t kept_bytes(const TrainConfig& config, double values, double layers
   const bool keeps = config.engine.activations.home == ActivationHome::kKeep;
   const double value_bytes =
       is_on_host ? sizeof(float) : static_cast<double>(size_of(config.engine.precision.parameters));
-  return static_cast<std::uint64_t>(values * tokens * value_bytes * (keeps ? layers : 1));
+  return bytes_of(values * tokens * value_bytes * (keeps ? layers : 1));
 }
 
 PlanModel uniform_plan(const TrainConfig& config, const PlanOptions& options, double tokens,
@@ -79,7 +84,7 @@ PlanModel zoo_plan(const TrainConfig& config, const PlanOptions& options, const 
   const auto values = static_cast<double>(zoo.kept_values);
   model.activation_bytes =
       kept_bytes(config, values, static_cast<double>(zoo.layers), tokens, is_on_host) +
-      static_cast<std::uint64_t>(tokens * static_cast<double>(zoo.vocabulary) * sizeof(float));
+      bytes_of(tokens * static_cast<double>(zoo.vocabulary) * sizeof(float));
   if (config.engine.activations.home != ActivationHome::kKeep)
     add_boundaries(model.spec, static_cast<double>(zoo.hidden), tokens);
   // Scores and their products with the values; the mask leaves half of them.
@@ -90,13 +95,14 @@ PlanModel zoo_plan(const TrainConfig& config, const PlanOptions& options, const 
          sequence * work.tokens * static_cast<double>(work.attention_width)));
   const double parameters = zoo.parameters();
   const std::string active =
-      zoo.active_parameters < parameters
+      zoo.counts_all_experts ? ", experts per token unknown: all counted"
+      : zoo.active_parameters < parameters
           ? fmt::format(", {:.4g} of {:.4g} parameters active", zoo.active_parameters, parameters)
           : "";
   model.active_parameters = zoo.active_parameters;
   model.description = fmt::format("{}: {}, {} layers of width {}{}{}, sequences of {:g} tokens\n",
                                   options.model, zoo.architecture, zoo.layers, zoo.hidden,
-                                  zoo.has_tied_head() ? ", a tied head" : "", active, sequence);
+                                  zoo.has_tied_head ? ", a tied head" : "", active, sequence);
   model.tied = zoo.tied;
   return model;
 }

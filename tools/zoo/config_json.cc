@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <sluice/config_document.h>
 #include <sluice/error.h>
@@ -15,12 +16,22 @@ using nlohmann::json;
 
 // Far more than any model has, and few enough that no product of two overflows.
 constexpr std::uint64_t kExtentMax = 1 << 28;
+// Deeper than any config, and shallow enough for what handles values by recursion.
+constexpr int kDepthMax = 64;
 
 }  // namespace
 
 ConfigJson::ConfigJson(const std::string& argument) : path_(argument) {
   if (std::filesystem::is_directory(path_)) path_ = (std::filesystem::path(path_) / "config.json");
-  values_ = json::parse(ConfigDocument::text_of_file(path_), nullptr, /*allow_exceptions=*/false);
+  const auto check_depth = [this](int depth, json::parse_event_t, json&) {
+    if (depth > kDepthMax)
+      throw Error(ErrorCode::kInput, fmt::format("\"{}\" is nested more than {} deep, which no "
+                                                 "config.json of a model is",
+                                                 path_, kDepthMax));
+    return true;
+  };
+  values_ =
+      json::parse(ConfigDocument::text_of_file(path_), check_depth, /*allow_exceptions=*/false);
   if (!values_.is_object())
     throw Error(ErrorCode::kInput, fmt::format("\"{}\" is no JSON object; --model wants the "
                                                "config.json of a model",
@@ -41,8 +52,8 @@ std::uint64_t ConfigJson::count(const char* key) const {
   if (!has(key)) fail(fmt::format("\"{}\" is missing", key));
   const json& value = values_[key];
   if (!value.is_number_unsigned() || value == 0 || value > kExtentMax)
-    fail(fmt::format("\"{}\" is {}, but must be a number from 1 to {}", key, value.dump(),
-                     kExtentMax));
+    fail(fmt::format("\"{}\" is {}, but must be a number from 1 to {}", key,
+                     value.is_structured() ? value.type_name() : value.dump(), kExtentMax));
   return value.get<std::uint64_t>();
 }
 
@@ -78,7 +89,30 @@ bool ConfigJson::lists(const char* key, std::uint64_t value) const {
   return std::ranges::find(values_[key], json(value)) != values_[key].end();
 }
 
+ConfigJson ConfigJson::with_part(const char* key) const {
+  ConfigJson all = *this;
+  if (!has(key) || !values_[key].is_object()) return all;
+  all.values_ = values_[key];
+  all.values_.update(values_);
+  return all;
+}
+
+bool has_usable_extents(const std::vector<std::uint64_t>& shape) {
+  std::uint64_t rest = kElementsMax;
+  for (const std::uint64_t extent : shape) {
+    if (extent == 0 || extent > rest) return false;
+    rest /= extent;
+  }
+  return true;
+}
+
 void UnitBuilder::add(const std::string& name, std::vector<std::uint64_t> shape) {
+  if (!has_usable_extents(shape))
+    throw Error(
+        ErrorCode::kConfig,
+        fmt::format("tensor \"{}{}\" would have the shape [{}], but a tensor has from 1 to {} "
+                    "elements; check the sizes in the model's config",
+                    prefix_, name, fmt::join(shape, ", "), kElementsMax));
   unit_.tensors.push_back({.name = prefix_ + name, .shape = std::move(shape)});
 }
 

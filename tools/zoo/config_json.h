@@ -21,7 +21,8 @@ inline constexpr std::uint64_t kLayersMax = 100'000;
 class ConfigJson {
  public:
   // `argument` is a config.json or a folder with one.
-  // Fails with: kInput for a file that cannot be read or is no JSON object.
+  // Fails with: kInput for a file that cannot be read or is no JSON object, or is nested too
+  // deep.
   explicit ConfigJson(const std::string& argument);
 
   [[noreturn]] void fail(const std::string& why) const;
@@ -43,11 +44,18 @@ class ConfigJson {
   std::uint64_t layers(const char* key) const;
   // Whether `key`, a list of numbers, has `value`. A missing list has none.
   bool lists(const char* key, std::uint64_t value) const;
+  // This file with the values of object `key`, if there is one, for the keys that only it has.
+  ConfigJson with_part(const char* key) const;
 
  private:
   std::string path_;
   nlohmann::json values_;
 };
+
+// More elements than any tensor has, and few enough for sums and for sizes in bytes.
+inline constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 48;
+// Whether a tensor of this shape has from 1 to kElementsMax elements.
+bool has_usable_extents(const std::vector<std::uint64_t>& shape);
 
 // The tensors of a unit, which share the front of their names.
 class UnitBuilder {
@@ -56,6 +64,7 @@ class UnitBuilder {
     unit_.name = std::move(name);
   }
 
+  // Fails with, also below: kConfig for a tensor of more than kElementsMax elements.
   void add(const std::string& name, std::vector<std::uint64_t> shape);
   // Adds the matrix of a product, in either order of its two extents, and a bias of `bias` values;
   // 0 = none.

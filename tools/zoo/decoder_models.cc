@@ -45,7 +45,8 @@ class Decoder {
     model_.kept_values /= model_.layers;
     UnitBuilder head("head", "");
     head.add("model.norm.weight", {hidden_});
-    if (file_.flag("tie_word_embeddings", is_gemma_)) {
+    model_.has_tied_head = file_.flag("tie_word_embeddings", is_gemma_);
+    if (model_.has_tied_head) {
       model_.tied = {"model.embed_tokens.weight", "lm_head.weight"};
     } else {
       head.add("lm_head.weight", {model_.vocabulary, hidden_});

@@ -14,6 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr double kParametersMax = 1e15;
+
 double elements_of(const UnitSpec& unit) {
   double elements = 0;
   for (const TensorSpec& tensor : unit.tensors)
@@ -32,7 +34,7 @@ double append(ZooModel& model, UnitBuilder unit) {
 
 // A tied head is one more use of the unit with the embedding.
 void set_orders(ZooModel& model) {
-  if (!model.has_tied_head() || !model.spec.forward_order.empty()) return;
+  if (!model.has_tied_head || !model.spec.forward_order.empty()) return;
   auto& order = model.spec.forward_order;
   std::uint32_t embedding = 0;
   for (std::uint32_t i = 0; i < model.spec.units.size(); ++i) {
@@ -75,7 +77,8 @@ ZooModel read_any(const std::string& path) {
       config = std::make_unique<ConfigJson>(is_tensor_file(path) ? (folder / "config.json").string()
                                                                  : path);
   }
-  if (!is_tensor_file(path) && config != nullptr) {
+  const bool has_type = config != nullptr && (config->has("model_type") || tensors.empty());
+  if (!is_tensor_file(path) && has_type) {
     const std::string type = config->architecture();
     std::optional<ZooModel> model = read_decoder(*config, type);
     if (!model) model = read_other_transformer(*config, type);
@@ -119,6 +122,10 @@ void add_lookup(ZooModel& model, UnitBuilder unit) {
 
 ZooModel read_zoo_model(const std::string& path) {
   ZooModel model = read_any(path);
+  if (model.parameters() >= kParametersMax)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("\"{}\" has {:.3g} parameters, but plans are made for fewer than {:g}",
+                            path, model.parameters(), kParametersMax));
   set_orders(model);
   return model;
 }

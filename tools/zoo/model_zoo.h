@@ -18,7 +18,9 @@ struct UnitWork {
   // The elements that a token is multiplied with in one use: without lookups, and without the
   // experts that a token does not reach.
   double product_elements = 0;
-  // The width of all heads of attention together; 0 = no attention.
+  // The width of all heads of masked attention together, where a token sees half of a sequence; 0 =
+  // no attention. Attention without a mask, and to an encoder, counts as that of twice the width,
+  // in the share that its keys have of the sequence.
   std::uint64_t attention_width = 0;
   // The unit's tokens for each token of the plan. An encoder has a length of its own.
   double tokens = 1;
@@ -41,15 +43,17 @@ struct ZooModel {
   // norms, products and activations. This assumes that attention keeps no matrix of scores.
   std::uint64_t kept_values = 0;
 
-  bool has_tied_head() const { return !tied.empty(); }
+  bool has_tied_head = false;
+  bool counts_all_experts = false;  // there are experts, but it is not known how many a token uses
+
   double parameters() const;
 };
 
 // `path` is a config.json, a safetensors file or its index, or a folder with them. An architecture
 // that is not known by its config is read from the tensors' names and shapes.
 // Fails with: kInput for a file that cannot be read or is no JSON; kConfig for an unknown
-// architecture without tensors (the message lists the known ones), a missing key, or sizes that do
-// not fit together.
+// architecture without tensors (the message lists the known ones), a missing key, sizes that do not
+// fit together or are beyond any model's, and quantized tensors.
 ZooModel read_zoo_model(const std::string& path);
 
 }  // namespace sluice

@@ -31,7 +31,8 @@ ZooModel read_gpt2(const ConfigJson& file) {
   }
   UnitBuilder head("head", "");
   head.add_norm("transformer.ln_f", hidden);
-  if (file.flag("tie_word_embeddings", true)) {
+  model.has_tied_head = file.flag("tie_word_embeddings", true);
+  if (model.has_tied_head) {
     model.tied = {"transformer.wte.weight", "lm_head.weight"};
   } else {
     head.add("lm_head.weight", {model.vocabulary, hidden});
@@ -69,7 +70,8 @@ void add_t5_stack(ZooModel& model, const T5Shape& shape, const std::string& stac
     if (!shape.is_gated) block.add_matrix(dense + "DenseReluDense.wi", shape.inner, shape.hidden);
     block.add_matrix(dense + "DenseReluDense.wo", shape.hidden, shape.inner);
     block.add(dense + "layer_norm.weight", {shape.hidden});
-    add_unit(model, std::move(block), (is_decoder ? 2 : 1) * shape.attention);
+    // The decoder's own attention has a mask; that to the encoder and the encoder's have none.
+    add_unit(model, std::move(block), (is_decoder ? 1 + 2 : 2) * shape.attention);
   }
 }
 
@@ -99,8 +101,8 @@ ZooModel read_t5(const ConfigJson& file) {
   add_t5_stack(model, shape, "decoder", decoders);
   UnitBuilder head("head", "");
   head.add("decoder.final_layer_norm.weight", {shape.hidden});
-  const bool is_tied = file.flag("tie_word_embeddings", true);
-  if (!is_tied) head.add("lm_head.weight", {model.vocabulary, shape.hidden});
+  model.has_tied_head = file.flag("tie_word_embeddings", true);
+  if (!model.has_tied_head) head.add("lm_head.weight", {model.vocabulary, shape.hidden});
   add_unit(model, std::move(head));
   model.tied = {"shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"};
   // The encoder's tokens and the decoder's are looked up in one table, which the head may share.
@@ -110,7 +112,7 @@ ZooModel read_t5(const ConfigJson& file) {
     if (i == encoders + 2) order.push_back(UnitId{0});  // behind the encoder's norm
     order.push_back(UnitId{i});
   }
-  if (is_tied) {
+  if (model.has_tied_head) {
     order.push_back(UnitId{0});
     model.tied.emplace_back("lm_head.weight");
     // A third of its uses is a product.
@@ -121,8 +123,9 @@ ZooModel read_t5(const ConfigJson& file) {
   return model;
 }
 
+// `frames` are the encoder's tokens for the largest number of the decoder's.
 void add_whisper_layer(ZooModel& model, const std::string& stack, std::uint64_t index,
-                       std::uint64_t inner, double tokens) {
+                       std::uint64_t inner, std::uint64_t frames) {
   const std::uint64_t hidden = model.hidden;
   UnitBuilder layer(fmt::format("{}.{}", stack, index),
                     fmt::format("model.{}.layers.{}.", stack, index));
@@ -133,11 +136,15 @@ void add_whisper_layer(ZooModel& model, const std::string& stack, std::uint64_t 
     layer.add_norm(name + "_layer_norm", hidden);
   };
   add_attention("self_attn");
-  if (stack == "decoder") add_attention("encoder_attn");
+  const bool is_decoder = stack == "decoder";
+  if (is_decoder) add_attention("encoder_attn");
   layer.add_matrix("fc1", inner, hidden, inner);
   layer.add_matrix("fc2", hidden, inner, hidden);
   layer.add_norm("final_layer_norm", hidden);
-  add_unit(model, std::move(layer), (stack == "decoder" ? 2 : 1) * hidden, tokens);
+  // The keys of the attention to the encoder are its frames.
+  add_unit(model, std::move(layer),
+           is_decoder ? hidden + 2 * hidden * frames / model.context : 2 * hidden,
+           is_decoder ? 1 : static_cast<double>(frames) / static_cast<double>(model.context));
 }
 
 ZooModel read_whisper(const ConfigJson& file) {
@@ -164,7 +171,8 @@ ZooModel read_whisper(const ConfigJson& file) {
   input.add("embed_positions.weight", {frames, hidden});
   add_unit(model, std::move(input), 0, sound);
   model.work.back().product_elements -= static_cast<double>(frames * hidden);  // added, not used
-  for (std::uint64_t i = 0; i < encoders; ++i) add_whisper_layer(model, "encoder", i, inner, sound);
+  for (std::uint64_t i = 0; i < encoders; ++i)
+    add_whisper_layer(model, "encoder", i, inner, frames);
   UnitBuilder norm("encoder.norm", "model.encoder.");
   norm.add_norm("layer_norm", hidden);
   add_unit(model, std::move(norm), 0, sound);
@@ -173,10 +181,11 @@ ZooModel read_whisper(const ConfigJson& file) {
   embedding.add("embed_positions.weight", {model.context, hidden});
   add_lookup(model, std::move(embedding));
   for (std::uint64_t i = 0; i < decoders; ++i)
-    add_whisper_layer(model, "decoder", i, file.count("decoder_ffn_dim"), 1);
+    add_whisper_layer(model, "decoder", i, file.count("decoder_ffn_dim"), frames);
   UnitBuilder head("head", "");
   head.add_norm("model.decoder.layer_norm", hidden);
-  if (file.flag("tie_word_embeddings", true)) {
+  model.has_tied_head = file.flag("tie_word_embeddings", true);
+  if (model.has_tied_head) {
     model.tied = {"model.decoder.embed_tokens.weight", "proj_out.weight"};
   } else {
     head.add("proj_out.weight", {model.vocabulary, hidden});
@@ -214,7 +223,7 @@ ZooModel read_vit(const ConfigJson& file) {
     layer.add_norm("layernorm_after", hidden);
     layer.add_matrix("mlp.fc1", inner, hidden, inner);
     layer.add_matrix("mlp.fc2", hidden, inner, hidden);
-    add_unit(model, std::move(layer), hidden);
+    add_unit(model, std::move(layer), 2 * hidden);  // without a mask
   }
   UnitBuilder head("head", "");
   head.add_norm("vit.layernorm", hidden);

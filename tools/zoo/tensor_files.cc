@@ -1,12 +1,12 @@
 // Models of any architecture, from the names and shapes in the headers of their safetensors files.
-// A prefix that comes with several numbers ("model.layers.0.", "model.layers.1.") is a stack, and
-// each number is a unit. Everything else is the embedding or the head, by its name.
+// A prefix with a number behind it ("model.layers.0.", "model.layers.1.") is a stack, and each
+// number is a unit. Everything else is the embedding or the head, by its name.
 #include <algorithm>
 #include <array>
 #include <map>
-#include <set>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <sluice/error.h>
 #include <sluice/safetensors.h>
@@ -39,32 +39,53 @@ Place place_of(const std::string& name) {
   return {};
 }
 
+bool has_word(const std::string& name, std::string_view word) {
+  return name.find(word) != std::string::npos;
+}
+
 bool is_embedding(const std::string& name) {
+  if (has_word(name, "embed_out") || has_word(name, "unembed")) return false;  // heads
   constexpr std::array<std::string_view, 6> kWords{"embed",   "wte",   "wpe",
                                                    "shared.", "patch", "conv"};
-  return std::ranges::any_of(
-      kWords, [&](std::string_view word) { return name.find(word) != std::string::npos; });
+  return std::ranges::any_of(kWords, [&](std::string_view word) { return has_word(name, word); });
 }
 
 // The tensors of a stack's experts: one of three extents, or one for each number behind "experts.".
 bool is_expert(const std::string& name) {
-  return name.find("experts.") != std::string::npos &&
-         name.find("shared_expert") == std::string::npos;
+  return has_word(name, "experts.") && !has_word(name, "shared_expert");
+}
+
+bool has_expert_number(const std::string& name) {
+  return !place_of(name.substr(name.find("experts."))).stack.empty();
+}
+
+bool is_encoder(const std::string& stack) {
+  return has_word(stack, "encoder");
+}
+
+bool is_weight(const SafetensorsTensor& tensor) {
+  return tensor.dtype.starts_with('F') || tensor.dtype == "BF16";
+}
+
+// Packed weights of a few bits. Masks, too, may be integers; their first extent is 1.
+bool is_quantized(const SafetensorsTensor& tensor) {
+  constexpr std::array<std::string_view, 6> kTypes{"U8", "I8", "U16", "I16", "U32", "I32"};
+  return tensor.shape.size() >= 2 && tensor.shape.front() > 1 &&
+         std::ranges::find(kTypes, tensor.dtype) != kTypes.end();
 }
 
 double idle_share(const SafetensorsReader& files, const std::vector<std::string>& names,
                   std::uint64_t used) {
-  std::set<std::uint64_t> numbers;
+  std::uint64_t experts = 0;
   for (const std::string& name : names) {
     if (!is_expert(name)) continue;
     const Place place = place_of(name.substr(name.find("experts.")));
     if (!place.stack.empty()) {
-      numbers.insert(place.index);
+      experts = std::max(experts, place.index + 1);
     } else if (files.find(name)->shape.size() == 3) {
-      for (std::uint64_t i = 0; i < files.find(name)->shape.front(); ++i) numbers.insert(i);
+      experts = std::max(experts, files.find(name)->shape.front());
     }
   }
-  const std::uint64_t experts = numbers.size();
   return used == 0 || experts <= used
              ? 0
              : static_cast<double>(experts - used) / static_cast<double>(experts);
@@ -82,8 +103,11 @@ class TensorFiles {
   ZooModel read() {
     for (const std::string& name : files_.names()) {
       const SafetensorsTensor& tensor = *files_.find(name);
-      if (tensor.dtype.front() == 'F' || tensor.dtype.front() == 'B') sort_in(name);
+      if (!is_weight(tensor) && !is_quantized(tensor)) continue;
+      check_extents(tensor);
+      if (is_weight(tensor)) sort_in(name);
     }
+    refuse_quantized();
     if (stacks_.empty())
       throw Error(
           ErrorCode::kConfig,
@@ -105,6 +129,36 @@ class TensorFiles {
   }
 
  private:
+  // A header may state any extents for a type whose size the reader does not know.
+  void check_extents(const SafetensorsTensor& tensor) const {
+    if (!has_usable_extents(tensor.shape))
+      throw Error(
+          ErrorCode::kInput,
+          fmt::format("\"{}\": tensor \"{}\" of type {} has the shape [{}], but a tensor has "
+                      "from 1 to {} elements; the file is damaged",
+                      files_.path(), tensor.name, tensor.dtype, fmt::join(tensor.shape, ", "),
+                      kElementsMax));
+  }
+
+  // The floats beside packed layers are only their scales and norms.
+  void refuse_quantized() const {
+    double weights = 0, packed = 0;
+    const SafetensorsTensor* example = nullptr;
+    for (const std::string& name : files_.names()) {
+      const SafetensorsTensor& tensor = *files_.find(name);
+      if (place_of(name).stack.empty()) continue;
+      if (is_weight(tensor)) weights += static_cast<double>(tensor.element_count());
+      if (!is_quantized(tensor)) continue;
+      packed += static_cast<double>(tensor.element_count());
+      if (example == nullptr) example = &tensor;
+    }
+    if (packed > weights)
+      throw Error(ErrorCode::kConfig,
+                  fmt::format("\"{}\" has quantized tensors ({} is {}); plan with the unquantized "
+                              "model, or --parameters and --layers",
+                              files_.path(), example->name, example->dtype));
+  }
+
   void sort_in(const std::string& name) {
     const Place place = place_of(name);
     if (!place.stack.empty()) {
@@ -118,9 +172,8 @@ class TensorFiles {
   std::vector<std::string> ordered_stacks() const {
     std::vector<std::string> order;
     for (const auto& [stack, units] : stacks_) order.push_back(stack);
-    std::ranges::stable_sort(order, {}, [](const std::string& stack) {
-      return stack.find("encoder") == std::string::npos;
-    });
+    std::ranges::stable_sort(order, {},
+                             [](const std::string& stack) { return !is_encoder(stack); });
     return order;
   }
 
@@ -147,24 +200,39 @@ class TensorFiles {
     if (names.empty()) return;
     UnitBuilder unit(unit_name, "");
     const double idle = idle_share(files_, names, used_);
-    double idle_elements = 0;
+    double idle_elements = 0, kept = 0;
+    bool has_experts = false;
     for (const std::string& name : names) {
       const SafetensorsTensor& tensor = *files_.find(name);
       std::vector<std::uint64_t> shape = tensor.shape;
       if (shape.empty()) shape = {1};
       const auto elements = static_cast<double>(tensor.element_count());
-      if (is_expert(name)) idle_elements += idle * elements;
-      // The input of every product is kept.
-      if (!is_lookup && shape.size() == 2) kept_ += shape[1];
+      if (is_expert(name)) {
+        idle_elements += idle * elements;
+        has_experts = true;
+      }
+      if (!is_lookup) kept += kept_inputs(name, shape, idle);
       unit.add(name, std::move(shape));
     }
     const bool is_layer = !is_lookup && unit_name != "head";
-    if (is_layer) model_.kept_values += kept_ + 2 * model_.hidden;
-    kept_ = 0;
+    if (is_layer) model_.kept_values += static_cast<std::uint64_t>(kept) + 2 * model_.hidden;
+    if (has_experts && used_ == 0) model_.counts_all_experts = true;
+    const std::uint64_t attention = is_encoder(unit_name) ? 2 * model_.hidden : model_.hidden;
     is_lookup ? add_lookup(model_, std::move(unit))
-              : add_unit(model_, std::move(unit), is_layer ? model_.hidden : 0);
+              : add_unit(model_, std::move(unit), is_layer ? attention : 0);
     model_.work.back().product_elements -= idle_elements;
     model_.active_parameters -= idle_elements;
+  }
+
+  // The input of every product is kept, per token: of the experts, that of those it reaches. The
+  // matrices of all experts are one tensor, [experts, outputs, inputs], or one for each expert.
+  static double kept_inputs(const std::string& name, const std::vector<std::uint64_t>& shape,
+                            double idle) {
+    if (!is_expert(name)) return shape.size() == 2 ? static_cast<double>(shape[1]) : 0;
+    if (shape.size() == 3)
+      return (1 - idle) * static_cast<double>(shape[0]) * static_cast<double>(shape[2]);
+    const bool is_matrix = shape.size() == 2 && has_expert_number(name);
+    return is_matrix ? (1 - idle) * static_cast<double>(shape[1]) : 0;
   }
 
   // A head that the files leave out is the embedding.
@@ -174,9 +242,12 @@ class TensorFiles {
       return shape.size() == 2 && shape[0] == model_.vocabulary;
     });
     if (has_head || !is_tied_ || embedding_.empty()) return;
-    for (const std::string& name : embedding_)
-      if (files_.find(name)->shape.front() == model_.vocabulary)
-        model_.tied = {name, "lm_head.weight"};
+    for (const std::string& name : embedding_) {
+      const auto& shape = files_.find(name)->shape;
+      if (shape.size() != 2 || shape[0] != model_.vocabulary) continue;
+      model_.tied = {name, "lm_head.weight"};
+      model_.has_tied_head = true;
+    }
   }
 
   SafetensorsReader files_;
@@ -184,14 +255,15 @@ class TensorFiles {
   bool is_tied_ = false;
   std::map<std::string, std::map<std::uint64_t, std::vector<std::string>>> stacks_;
   std::vector<std::string> embedding_, head_;
-  std::uint64_t kept_ = 0;
   ZooModel model_;
 };
 
 }  // namespace
 
 ZooModel read_tensor_files(const std::string& path, const ConfigJson* config) {
-  return TensorFiles(path, config).read();
+  if (config == nullptr) return TensorFiles(path, nullptr).read();
+  const ConfigJson values = config->with_part("text_config");
+  return TensorFiles(path, &values).read();
 }
 
 }  // namespace sluice

@@ -18,7 +18,8 @@ std::optional<ZooModel> read_other_transformer(const ConfigJson& file, const std
 
 // From the headers of safetensors files. `config` may be null; it is read for the context and the
 // number of experts that a token uses.
-// Fails with: kInput for files that cannot be read; kConfig for tensors without a common structure.
+// Fails with: kInput for files that cannot be read, and for extents that no tensor has; kConfig for
+// tensors without a common structure, and for quantized ones.
 ZooModel read_tensor_files(const std::string& path, const ConfigJson* config);
 
 // Adds a unit whose tensors are factors of products.

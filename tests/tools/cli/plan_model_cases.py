@@ -116,14 +116,15 @@ class PlanModel(CliCase):
         for row in ("2851M parameters, 32M in the largest module", "71.71GB |   0.12GB", "127.48GB |   0.12GB", "63.74GB |   0.79GB",
                     "1.47GB |   6.10GB", "127.48GB |   6.10GB"):
             self.assertIn(row, self.done.stdout)
-        self.assertIn("--nodes 3 does not divide --ranks 8", self.run_sluice("plan", "--ranks", 8, "--nodes", 3, expect=2).stderr)
+        self.assertIn("--nodes 3 does not divide --ranks 8", self.run_sluice("plan", "--ranks", 8, "--nodes", 3, "--as", "deepspeed", expect=2).stderr)
 
-    def write_tensors(self, name, shapes):
-        """A safetensors file of BF16 zeros; its bytes take no room."""
+    def write_tensors(self, name, shapes, types=None):
+        """A safetensors file of BF16 zeros, or of `types` by name, which say no size; its bytes take no room."""
         header, end = {}, 0
         for tensor, shape in shapes.items():
-            size = 2 * math.prod(shape)
-            header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+            dtype = (types or {}).get(tensor, "BF16")
+            size = 2 * math.prod(shape) if dtype == "BF16" else 0
+            header[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
             end += size
         text = json.dumps(header).encode()
         with open(self.path(name), "wb") as file:
@@ -158,6 +159,85 @@ class PlanModel(CliCase):
         with open(self.path("model/model-00002-of-00002.safetensors"), "r+b") as file:
             file.truncate(100)
         self.assertIn("model-00002-of-00002", self.run_sluice("plan", "--model", "model", expect=2).stderr)
+
+    def refused_tensors(self, shapes, types=None):
+        self.write_tensors("some.safetensors", {"embed.weight": [100, 64], "h.0.norm": [64], **shapes}, types)
+        return self.run_sluice("plan", "--model", "some.safetensors", expect=2).stderr
+
+    def test_quantized_tensors_are_refused(self):
+        packed = {"h.0.q.scales": [1, 64], "h.0.q.qweight": [64, 8]}
+        for dtype in ("U8", "I8", "I32"):
+            self.assertIn(f"has quantized tensors (h.0.q.qweight is {dtype})", self.refused_tensors(packed, {"h.0.q.qweight": dtype}))
+        # A mask and a small part do not count.
+        self.write_tensors("some.safetensors", {**packed, "h.0.w": [64, 64], "h.0.mask": [1, 1, 500, 500]}, {"h.0.q.qweight": "U8", "h.0.mask": "U8"})
+        self.assertEqual(self.plan("--model", "some.safetensors", *ON_4090)["parameters"], 64 + 64 * 64)
+
+    def test_extents_that_no_tensor_has_are_refused(self):
+        for dtype in ("F64", "F8_E4M3", "I32"):
+            for shape in ([10**12, 1000], [10**12, 1, 1000], [1 << 32, 1 << 32], [5, 0]):
+                self.assertIn(f'tensor "h.0.experts.up" of type {dtype} has the shape [{shape[0]}, ', self.refused_tensors(
+                    {"h.0.experts.up": shape}, {"h.0.experts.up": dtype}))
+        many = {f"h.0.{i}.up": [1 << 16, 1 << 32] for i in range(4)}
+        self.assertIn("parameters, but plans are made for fewer than 1e+15", self.refused_tensors(many, dict.fromkeys(many, "F64")))
+        self.write_tensors("some.safetensors", {"h.0.up": [10**12, 1, 1], "h.0.experts.up": [10**12, 1, 1], "h.1.norm": []},
+                           {"h.0.up": "F64", "h.0.experts.up": "F64", "h.1.norm": ""})
+        self.assertIn("64.0 TiB of the host's memory", self.run_sluice("plan", "--model", "some.safetensors", expect=5).stderr)
+
+    def units_of_tensors(self, shapes, config=None):
+        os.makedirs(self.path("some"), exist_ok=True)
+        self.write_tensors("some/model.safetensors", shapes)
+        if config is not None:
+            self.write(config, "some/config.json")
+        self.result = self.plan("--model", "some", *ON_4090, "--tensors", "tensors.json")
+        return [(unit["name"], list(unit["tensors"])) for unit in self.read_json("tensors.json")["units"]]
+
+    def test_the_head_of_gpt_neox_is_no_embedding(self):
+        layers = {f"gpt_neox.layers.{i}.attention.dense.weight": [64, 64] for i in range(2)}
+        shapes = {"gpt_neox.embed_in.weight": [1000, 64], **layers, "gpt_neox.final_layer_norm.weight": [64], "embed_out.weight": [1000, 64]}
+        units = self.units_of_tensors(shapes)
+        self.assertEqual(units[0], ("embedding", ["gpt_neox.embed_in.weight"]))
+        self.assertEqual(units[-1][0], "head")
+        self.assertIn("embed_out.weight", units[-1][1])
+
+    def test_tensors_know_the_experts_of_a_token(self):
+        shapes = {"embed.weight": [1000, 64], "h.0.norm.weight": [64], "h.0.shift": [], "embed.a": []}
+        together = {**shapes, "h.0.experts.up": [4, 32, 64], "h.0.experts.down": [4, 64, 32], "h.0.experts.up_bias": [4, 32]}
+        single = {f"h.0.experts.{i}.{name}": shape for i in range(4) for name, shape in (("up", [32, 64]), ("down", [64, 32]))}
+        of_text = {"text_config": {"num_experts_per_tok": 1, "tie_word_embeddings": True}}  # no model_type: the tensors tell
+        idle = 3 * 2 * 32 * 64
+        self.units_of_tensors({**shapes, **single}, of_text)
+        self.assertEqual(self.result["parameters"] - self.result["active_parameters"], idle)
+        activations = {}
+        for used in (1, 2, 4):
+            for name, experts in (("together", together), ("single", {**shapes, **single})):
+                self.units_of_tensors(experts, {"num_experts_per_tok": used})
+                activations[name, used] = self.result["activation_bytes"]
+                self.assertNotIn("unknown", self.done.stdout)
+        for name in ("together", "single"):  # a product's input each, of width 64 and 32
+            self.assertEqual(activations[name, 2] - activations[name, 1], 4096 * 2 * (64 + 32))
+            self.assertEqual(activations[name, 4] - activations[name, 1], 4096 * 2 * 3 * (64 + 32))
+        self.units_of_tensors({**shapes, **single}, {})
+        self.assertIn("experts per token unknown: all counted", self.done.stdout)
+        self.assertEqual(self.result["parameters"], self.result["active_parameters"])
+
+    def test_attention_without_a_mask_has_all_keys(self):
+        heads = T5["num_heads"] * T5["d_kv"]
+        sound = 1500 / 448
+        # The sum over layers of keys times width, for a sequence of two tokens: half of them are behind a mask.
+        cases = ((T5, 24 * 2 * heads + 24 * (heads + 2 * heads)),
+                 (WHISPER, 32 * sound * 2 * sound * 1280 + 32 * (1280 + 2 * sound * 1280)),
+                 (VIT, 12 * 2 * 768), (GPT2, 12 * 768))
+        for model, widths in cases:
+            with self.subTest(model["model_type"]):
+                base = ["--model", self.write(model), "--gpu", "h200", "--host-memory", "2T", "--tokens", 8192]
+                short, long = (self.plan(*base, "--sequence", length)["placements"][0]["compute_s"] for length in (64, 192))
+                self.assertAlmostEqual((long - short) / (3 * 2 * 8192 * 128 * widths / (0.4 * 989e12)), 1, places=4)
+
+    def test_a_tied_head_is_said_where_there_is_one(self):
+        for model in (T5, QWEN, GPT2, WHISPER):
+            for is_tied in (True, False):
+                self.plan("--model", self.write({**model, "tie_word_embeddings": is_tied}), "--gpu", "h200", "--host-memory", "2T", "--tokens", 512)
+                self.assertEqual(", a tied head" in self.done.stdout, is_tied, model["model_type"])
 
     def test_a_folder_is_as_its_config(self):
         os.mkdir(self.path("model"))
@@ -219,12 +299,19 @@ class PlanModel(CliCase):
                  ({**LLAMA, "num_hidden_layers": 200000}, "too many"), ({**GPT2, "n_head": 7}, "does not divide"),
                  ({**LLAMA, "tie_word_embeddings": 3}, "no boolean"),
                  ({**MIXTRAL, "num_experts_per_tok": 9}, "a layer has 8 experts"), ({**VIT, "patch_size": 15}, "does not divide"),
-                 ({**DEEPSEEK, "kv_lora_rank": None}, '"kv_lora_rank" is missing')]
+                 ({**DEEPSEEK, "kv_lora_rank": None}, '"kv_lora_rank" is missing'), ({**LLAMA, "hidden_size": []}, '"hidden_size" is array'),
+                 ({**MIXTRAL, "intermediate_size": 1 << 28, "num_local_experts": 1 << 28}, "mlp.experts.gate_up_proj"),
+                 ({**DEEPSEEK, "moe_intermediate_size": 1 << 28, "n_shared_experts": 1 << 28, "n_routed_experts": 8}, "mlp.shared_experts"),
+                 ({**VIT, "image_size": 1 << 28, "patch_size": 1}, "position_embeddings"),
+                 ({**LLAMA, "intermediate_size": 1 << 28, "num_hidden_layers": 100000}, "plans are made for fewer than 1e+15")]
         for model, text in cases:
             with self.subTest(text):
                 done = self.run_sluice("plan", "--model", self.write(model), expect=2)
-                self.assertIn("config.json", done.stderr)
+                self.assertIn("config", done.stderr)
                 self.assertIn(text, done.stderr)
+        with open(self.path("config.json"), "w", encoding="utf-8") as file:
+            file.write('{"hidden_size": ' + "[" * 100_000 + "]" * 100_000 + "}")
+        self.assertIn("nested more than 64 deep", self.run_sluice("plan", "--model", "config.json", expect=2).stderr)
         self.assertIn("gone", self.run_sluice("plan", "--model", "gone", expect=2).stderr)
         self.assertIn("4090, l40s", self.run_sluice("plan", "--gpu", "5", expect=2).stderr)
         self.assertIn("no JSON object", self.run_sluice("plan", "--model", self.write([1]), expect=2).stderr)
