@@ -76,6 +76,7 @@ void add_plan_model(CLI::App* plan, PlanOptions& options) {
       ->type_name("NAME");
   plan->add_option("--nodes", options.nodes, "With --as: the nodes that the ranks are on")
       ->check(CLI::Range(1, 1 << 20))
+      ->needs("--as")
       ->capture_default_str();
   plan->add_option("--gpu", options.gpu, "Plan for this GPU: 4090, l40s, a100, h100 or h200")
       ->type_name("NAME");

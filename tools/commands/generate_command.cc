@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 #include <vector>
 
@@ -57,12 +58,20 @@ class UnitReader {
   AlignedBuffer buffer_;
 };
 
+// The tokenizer's file in the folder of a model or beside its file. A file with one token per byte
+// needs none, whatever else is in its folder.
+std::string tokenizer_of_model(const GenerateOptions& options, std::uint32_t token_count) {
+  const std::filesystem::path place(options.model_file);
+  if (std::filesystem::is_directory(place)) return tokenizer_in_folder(place.string());
+  return token_count == 256 ? "" : tokenizer_in_folder(place.parent_path().string());
+}
+
 // The tokens of a text, and back: a byte each without a tokenizer.
 class Vocabulary {
  public:
   Vocabulary(const GenerateOptions& options, std::uint32_t token_count) {
     const std::string path =
-        options.tokenizer.empty() ? tokenizer_in_folder(options.model_file) : options.tokenizer;
+        options.tokenizer.empty() ? tokenizer_of_model(options, token_count) : options.tokenizer;
     if (!path.empty()) {
       tokenizer_.emplace(path);
       if (tokenizer_->token_count() > token_count)

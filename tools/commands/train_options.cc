@@ -56,10 +56,13 @@ void add_watch(CLI::App& train, TrainOptions& options) {
             "Steps from one validation to the next; 0 = only at the end");
   add_steps("--sample-every", watch.sample_every,
             "Steps from one sample of the model's text to the next; 0 = none");
-  train.add_option("--sample-prompt", watch.sample_prompt,
-                   "Text that samples go on from; default: a line end");
+  train
+      .add_option("--sample-prompt", watch.sample_prompt,
+                  "Text that samples go on from; default: a line end")
+      ->needs("--sample-every");
   train.add_option("--sample-tokens", watch.sample_tokens, "Tokens of a sample")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000}))
+      ->needs("--sample-every")
       ->capture_default_str();
   train.add_option("--tensorboard", watch.tensorboard_folder,
                    "Folder for an event file that TensorBoard reads");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -123,6 +124,8 @@ std::string TrainWatch::sample(std::uint64_t step) {
   for (std::uint64_t position = 0; position < options_.sample_tokens; ++position) {
     const std::size_t seen = std::min<std::size_t>(tokens.size(), config_.model.context);
     const auto logits = trainer_.next_logits(std::span(tokens).last(seen));
+    if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); }))
+      return "(the logits are not finite)";
     const std::uint32_t token = gpt::sample_token(
         logits, {.temperature = options_.sample_temperature, .top_k = 40, .seed = config_.seed},
         position);

@@ -40,7 +40,8 @@ class TrainWatch {
  public:
   // `events` is the event file of rank 0, begun by begin(). It and `options` must outlive the
   // watch.
-  // Fails with: kInput for a prompt without tokens; kConfig for samples without a tokenizer where
+  // Fails with: kInput for a prompt without tokens; kUnsupported for samples of a run that computes
+  // on a GPU; kConfig for samples without a tokenizer where
   // the vocabulary is not bytes.
   TrainWatch(const WatchOptions& options, const WatchedRun& run, OutputFile& events);
 

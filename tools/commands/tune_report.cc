@@ -1,6 +1,5 @@
 #include "tools/commands/tune_report.h"
 
-
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -43,9 +43,9 @@ class Tokenizers(CliCase):
     def test_train_makes_the_token_file_once(self):
         first = self.train(VOCABULARY, "--tokenizer", "tokenizer.json")
         made, = self.token_files()
-        before = os.stat(made)
-        again = self.train({**VOCABULARY, "data.tokenizer": "tokenizer.json"})
-        self.assertEqual(os.stat(made).st_mtime_ns, before.st_mtime_ns)
+        with open(made, "rb") as held:  # so that no other file gets its number
+            again = self.train({**VOCABULARY, "data.tokenizer": "tokenizer.json"})
+            self.assertEqual(os.stat(made).st_ino, os.fstat(held.fileno()).st_ino)
         self.assertEqual(again["state_sha256"], first["state_sha256"])
         self.run_sluice("tokenize", "text.txt", "--tokenizer", ".", "--output", "tokens")
         self.assertEqual(self.train(VOCABULARY, "--data", "tokens")["state_sha256"], first["state_sha256"])
@@ -63,6 +63,25 @@ class Tokenizers(CliCase):
         self.write_tokenizer(normalizer={"type": "NFC"})
         self.assertIn('normalizer is "NFC"', self.fail_train(2, VOCABULARY, "--tokenizer", "tokenizer.json"))
         self.assertEqual(self.token_files(), [])
+
+    def test_tokens_of_another_tokenizer_are_refused(self):
+        self.run_sluice("tokenize", "text.txt", "--tokenizer", "tokenizer.json", "--output", "tokens")
+        self.train(VOCABULARY, "--data", "tokens", "--tokenizer", "tokenizer.json")
+        os.rename(self.path("tokenizer.json"), self.path("first.json"))
+        self.write_tokenizer(merges=(("h", "e"), ("t", "h")))
+        message = self.fail_train(2, VOCABULARY, "--data", "tokens", "--tokenizer", "tokenizer.json")
+        self.assertIn('"tokens" was made with another tokenizer than "tokenizer.json"', message)
+        with open(self.path("tokens"), "r+b") as file:  # a file of llm.c does not say with which
+            file.seek(12)
+            file.write(bytes(4))
+        self.train(VOCABULARY, "--data", "tokens", "--tokenizer", "tokenizer.json")
+
+    def test_a_text_without_spaces_has_a_limit(self):
+        with open(self.path("long"), "w", encoding="ascii") as file:
+            file.write("the words ")
+            file.truncate(66 << 20)
+        done = self.run_sluice("tokenize", "long", "--tokenizer", "tokenizer.json", "--output", "tokens", expect=2)
+        self.assertIn('text "long": more than 67108864 bytes from byte 9 on have no space', done.stderr)
 
     def test_no_output_replaces_text_tokens_or_tokenizer(self):
         self.train(VOCABULARY, "--tokenizer", "tokenizer.json")
@@ -87,6 +106,7 @@ class Tokenizers(CliCase):
         words = ("generate", "--model", "model.safetensors", "--prompt", "the the", "--tokens", 6, "--temperature", 0)
         said = self.run_sluice(*words, "--tokenizer", "tokenizer.json").stdout
         self.assertEqual(said, "the the the the the\n")
+        self.assertEqual(self.run_sluice(*words).stdout, said)  # the one beside the file
         os.mkdir(self.path("folder"))
         os.rename(self.path("model.safetensors"), self.path("folder", "model.safetensors"))
         os.rename(self.path("tokenizer.json"), self.path("folder", "tokenizer.json"))

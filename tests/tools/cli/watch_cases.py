@@ -104,6 +104,8 @@ class Watch(CliCase):
     def test_what_cannot_be_sampled_is_refused(self):
         self.assertIn("pass --tokenizer", self.fail_train(2, {"model.vocabulary": 300}, "--sample-every", 1))
         self.assertIn("--sample-prompt is empty", self.fail_train(2, None, "--sample-every", 1, "--sample-prompt", ""))
+        for option in (("--sample-prompt", "a"), ("--sample-tokens", 3)):
+            self.assertIn(f"{option[0]} requires --sample-every", self.fail_train(2, None, *option))
         self.assertIn("--measure-peak", self.fail_train(2, None, "--peak-flops", 1, "--measure-peak"))
 
     def test_a_full_disk_ends_the_events_and_not_the_run(self):

@@ -1,6 +1,7 @@
 #include "tools/gpt/text/tokenizer.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <string>
@@ -69,6 +70,8 @@ TEST(Gpt2WordsTest, CutsWherePartsHaveTheWordsOfTheWhole) {
   EXPECT_GT(cuts, 10u);
   EXPECT_EQ(gpt2_cut_bytes("\u3000 ab", 4), 0u);
   EXPECT_EQ(gpt2_cut_bytes(" abc", 3), 0u);
+  EXPECT_EQ(gpt2_cut_bytes("ab cd ef", 7, 4), 5u);
+  EXPECT_EQ(gpt2_cut_bytes("ab cd ef", 7, 5), 0u);
 }
 
 TEST(Utf8Test, ReplacesWhatIsNoCharacter) {
@@ -205,6 +208,55 @@ TEST_F(TokenizerTest, RefusesOtherKindsByName) {
       std::string::npos);
 }
 
+TEST_F(TokenizerTest, IsNotCutWhereASpaceIsAdded) {
+  for (const bool adds_space : {false, true}) {
+    const std::string path = write(
+        "tokenizer.json", fmt::format(R"({{"model": {{"type": "BPE", "merges": [], "vocab": {}}},
+                        "pre_tokenizer": {{"type": "ByteLevel", "add_prefix_space": {}}},
+                        "added_tokens": [{{"id": 261, "content": "<e>"}}]}})",
+                                      vocabulary_text(kMore), adds_space));
+    const std::string text = "ab<e>\ncd ef";
+    const Tokens whole = encoded(path, text);
+    Tokenizer tokenizer(path);
+    std::size_t cuts = 0;
+    for (std::size_t limit = 1; limit < text.size(); ++limit) {
+      const std::size_t cut = gpt2_cut_bytes(text, limit);
+      if (cut == 0 || !tokenizer.can_cut(text, cut)) continue;
+      Tokens parts;
+      tokenizer.encode(text.substr(0, cut), parts);
+      tokenizer.encode(text.substr(cut), parts, cut);
+      EXPECT_EQ(parts, whole) << cut;
+      ++cuts;
+    }
+    EXPECT_GT(cuts, 0u);
+    EXPECT_EQ(tokenizer.can_cut(text, 5), !adds_space);
+  }
+}
+
+TEST_F(TokenizerTest, RefusesFilesThatAreNone) {
+  EXPECT_NE(refusal(write("tokenizer.json", "")).find("it is empty"), std::string::npos);
+  EXPECT_NE(refusal("/dev/zero").find("not a regular file"), std::string::npos);
+  ASSERT_EQ(::mkfifo(folder_.file("pipe").c_str(), 0600), 0);
+  EXPECT_NE(refusal(folder_.file("pipe")).find("not a regular file"), std::string::npos);
+  std::filesystem::resize_file(write("tokenizer.json", "{"), (1u << 30) + 1);
+  EXPECT_NE(refusal(folder_.file("tokenizer.json")).find("at most 1073741824"), std::string::npos);
+}
+
+TEST_F(TokenizerTest, RefusesDeepValues) {
+  const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');
+  for (const std::string& text :
+       {"{\"model\": " + deep + "}", "{\"model\": {\"type\": \"BPE\", \"dropout\": " + deep + "}}",
+        "{\"model\": {\"type\": \"BPE\"}, \"normalizer\": " + deep + "}",
+        "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": " + deep +
+            "}}, \"pre_tokenizer\": {\"type\": \"ByteLevel\"}}"})
+    EXPECT_NE(refusal(write("tokenizer.json", text)).find("array"), std::string::npos);
+  const std::string message =
+      refusal(write_json(", \"added_tokens\": [{\"content\": " + deep + ", \"id\": 3}]"));
+  EXPECT_NE(message.find("added token 1 of the list has no content and id, but array and 3"),
+            std::string::npos)
+      << message;
+}
+
 TEST_F(TokenizerTest, RefusesDamagedFiles) {
   EXPECT_NE(refusal(folder_.file("none")).find("no such file"), std::string::npos);
   EXPECT_NE(refusal(folder_.path()).find("neither"), std::string::npos);
@@ -237,6 +289,12 @@ std::vector<std::uint32_t> words_in(const std::string& path) {
   return words;
 }
 
+ino_t number_of(const std::string& path) {
+  struct stat status {};
+  EXPECT_EQ(::stat(path.c_str(), &status), 0);
+  return status.st_ino;
+}
+
 TEST_F(TokenizerTest, MakesATokenFileOnce) {
   Tokenizer tokenizer(write_json());
   const std::string text = write("text", "hello w");
@@ -246,9 +304,10 @@ TEST_F(TokenizerTest, MakesATokenFileOnce) {
   EXPECT_EQ((std::vector<std::uint32_t>(words.begin(), words.begin() + 3)),
             (std::vector<std::uint32_t>{20240520, 1, 3}));
   EXPECT_EQ(words[256], 258u | 'o' << 16);
-  const auto made = std::filesystem::last_write_time(path);
+  const std::ifstream held(path);  // so that no other file gets its number
+  const ino_t made = number_of(path);
   EXPECT_EQ(token_file_beside(text, tokenizer, true), path);
-  EXPECT_EQ(std::filesystem::last_write_time(path), made);
+  EXPECT_EQ(number_of(path), made);
   write("text", "hello");  // another text: another file in its place
   EXPECT_EQ(token_file_beside(text, tokenizer, true), path);
   EXPECT_EQ(words_in(path)[2], 2u);

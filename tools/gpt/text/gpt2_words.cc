@@ -86,9 +86,9 @@ std::size_t gpt2_word_bytes(std::string_view text) {
   return space_bytes(text);
 }
 
-std::size_t gpt2_cut_bytes(std::string_view text, std::size_t limit_bytes) {
+std::size_t gpt2_cut_bytes(std::string_view text, std::size_t limit_bytes, std::size_t from_bytes) {
   std::size_t at = std::min(limit_bytes, text.size() - 1);
-  for (; at > 0; --at) {
+  for (; at > from_bytes; --at) {
     if (text[at] != ' ' && text[at] != '\n') continue;
     // The start of the character before: at most three bytes of continuation.
     std::size_t start = at - 1;

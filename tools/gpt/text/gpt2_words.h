@@ -15,8 +15,9 @@ namespace sluice {
 std::size_t gpt2_word_bytes(std::string_view text);
 
 // A place where `text` can be cut so that the words of both parts are the words of the whole: the
-// last such place at or before `limit_bytes`, or 0 where there is none. It lies between a character
-// that is no space and a space or line end of ASCII.
-std::size_t gpt2_cut_bytes(std::string_view text, std::size_t limit_bytes);
+// last such place at or before `limit_bytes` and behind `from_bytes`, or 0 where there is none. It
+// lies between a character that is no space and a space or line end of ASCII.
+std::size_t gpt2_cut_bytes(std::string_view text, std::size_t limit_bytes,
+                           std::size_t from_bytes = 0);
 
 }  // namespace sluice

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -29,11 +30,14 @@ namespace sluice {
 namespace {
 
 constexpr std::size_t kTextPieceBytes = 4 << 20;
+// Merging takes some 50 bytes for each byte of a word.
+constexpr std::size_t kUncutBytesMax = 64 << 20;
 
 // Word 0: magic number. 1: version. 2: number of tokens. Then, unused by llm.c: 3 a mark of this
 // project, 4-5 the text's bytes, 6-9 its checksum, 10-13 that of the tokenizer's files.
 using TokenHeader = std::array<std::uint32_t, kTokenHeaderBytes / 4>;
 constexpr std::uint32_t kOriginMark = 0x31544C53;  // "SLT1"
+constexpr std::ptrdiff_t kTokenizerSumWord = 10;
 
 [[noreturn]] void refuse_text(const std::string& file, const std::string& why) {
   throw Error(ErrorCode::kInput, fmt::format("text \"{}\": {}", file, why));
@@ -113,11 +117,13 @@ TextOrigin origin_of(const std::string& text_file, const Tokenizer& tokenizer) {
   return reader.origin(tokenizer);
 }
 
-// The last place where `text` can be cut; 0 where more of it is needed.
-std::size_t cut_of(std::string_view text, const Tokenizer& tokenizer) {
+// The last place where `text` can be cut; 0 where more of it is needed. Looks behind `searched`,
+// which becomes the end of the part that has been looked at.
+std::size_t cut_of(std::string_view text, const Tokenizer& tokenizer, std::size_t& searched) {
   std::size_t limit = text.size() - std::min(text.size(), tokenizer.added_bytes_max() + 1);
-  while (limit > 0) {
-    const std::size_t cut = gpt2_cut_bytes(text, limit);
+  const std::size_t from = std::exchange(searched, limit);
+  while (limit > from) {
+    const std::size_t cut = gpt2_cut_bytes(text, limit, from);
     if (cut == 0 || tokenizer.can_cut(text, cut)) return cut;
     limit = cut - 1;
   }
@@ -136,6 +142,7 @@ TokenizedText tokenize_text(const std::string& text_file, Tokenizer& tokenizer, 
   std::string text;
   std::vector<TokenId> tokens;
   std::uint64_t count = 0, offset = 0;
+  std::size_t searched = 0;
   const auto encode = [&](std::size_t bytes) {
     tokens.clear();
     tokenizer.encode(std::string_view(text).substr(0, bytes), tokens, offset);
@@ -147,9 +154,14 @@ TokenizedText tokenize_text(const std::string& text_file, Tokenizer& tokenizer, 
     sink(std::span<const TokenId>(tokens));
     offset += bytes;
     text.erase(0, bytes);
+    searched = 0;
   };
   while (reader.read(text)) {
-    if (const std::size_t cut = cut_of(text, tokenizer); cut != 0) encode(cut);
+    if (const std::size_t cut = cut_of(text, tokenizer, searched); cut != 0) encode(cut);
+    if (text.size() > kUncutBytesMax)
+      refuse_text(text_file, fmt::format("more than {} bytes from byte {} on have no space and no "
+                                         "line end between them; put line ends in",
+                                         kUncutBytesMax, offset));
   }
   encode(text.size());
   return {.token_count = count, .origin = reader.origin(tokenizer)};
@@ -197,6 +209,16 @@ bool has_token_header(const std::string& file) {
   return header && std::ranges::any_of(kTokenFileKinds, [&](const TokenFileKind& kind) {
            return (*header)[0] == kind.magic;
          });
+}
+
+bool is_of_other_tokenizer(const std::string& file, const Tokenizer& tokenizer) {
+  const auto header = read_header(file);
+  if (!header || !has_token_header(file) || (*header)[3] != kOriginMark) return false;
+  TextOrigin origin;
+  origin.tokenizer_sum = tokenizer.checksum();
+  const TokenHeader own = header_of(kind_for(tokenizer), 0, origin);
+  return !std::equal(header->begin() + kTokenizerSumWord, header->begin() + kTokenizerSumWord + 4,
+                     own.begin() + kTokenizerSumWord);
 }
 
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet) {

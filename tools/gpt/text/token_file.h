@@ -30,7 +30,8 @@ constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
 // Reads `text_file` piece by piece and writes its tokens. Returns their number. For an output that
 // is no regular file, the text is read twice.
 // Fails with: kInput where the text cannot be read, is empty, has more tokens than a header can
-// count (2^32 - 1) or a byte without a token; as OutputFile.
+// count (2^32 - 1), a byte without a token, or more than 64 MiB without a space or line end; as
+// OutputFile.
 std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenizer,
                                OutputFile& output);
 
@@ -42,5 +43,8 @@ std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer
 
 // Whether `file` begins with the header of a token file. False also where it cannot be read.
 bool has_token_header(const std::string& file);
+// Whether `file` is a token file that says that it was made with another tokenizer. llm.c's files
+// do not say with which.
+bool is_of_other_tokenizer(const std::string& file, const Tokenizer& tokenizer);
 
 }  // namespace sluice

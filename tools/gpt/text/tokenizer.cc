@@ -54,11 +54,12 @@ const AddedToken* Tokenizer::added_at(std::string_view text, std::size_t at,
 }
 
 bool Tokenizer::can_cut(std::string_view text, std::size_t cut_bytes) const {
-  const std::size_t before = added_bytes_max_ == 0 ? 0 : added_bytes_max_ - 1;
-  for (std::size_t at = cut_bytes - std::min(cut_bytes, before); at < cut_bytes; ++at) {
+  for (std::size_t at = cut_bytes - std::min(cut_bytes, added_bytes_max_); at < cut_bytes; ++at) {
     for (const AddedToken& token : added_) {
-      if (at + token.bytes.size() > cut_bytes && text.substr(at).starts_with(token.bytes))
-        return false;
+      const std::size_t end = at + token.bytes.size();
+      // Behind an added token stands a space that only the whole text shows.
+      const bool is_in_the_way = end > cut_bytes || (adds_space_ && end == cut_bytes);
+      if (is_in_the_way && text.substr(at).starts_with(token.bytes)) return false;
     }
   }
   return true;

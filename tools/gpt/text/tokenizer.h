@@ -30,8 +30,8 @@ class Tokenizer {
   std::size_t added_bytes_max() const { return added_bytes_max_; }
 
   // Whether a part of a text that is cut at `cut_bytes` has the tokens of the whole: no added token
-  // lies across the cut. Requires: the text goes on for added_bytes_max() behind the cut, or ends
-  // before.
+  // lies across the cut, or ends there where a space is added behind it. Requires: the text goes on
+  // for added_bytes_max() behind the cut, or ends before.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
 
   // Appends the tokens of `text`. `offset_bytes` is its place in a longer text, for messages and

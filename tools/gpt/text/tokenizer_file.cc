@@ -18,7 +18,8 @@ namespace {
 
 using TokenizerJson = nlohmann::json;
 
-constexpr TokenId kTokensMax = 1 << 24;  // as model.vocabulary
+constexpr TokenId kTokensMax = 1 << 24;                 // as model.vocabulary
+constexpr std::uintmax_t kTokenizerBytesMax = 1 << 30;  // the largest ones have some 20 MiB
 constexpr const char* kTokenizerName = "tokenizer.json";
 constexpr const char* kVocabularyName = "vocab.json";
 constexpr const char* kMergesName = "merges.txt";
@@ -28,6 +29,15 @@ constexpr const char* kMergesName = "merges.txt";
 }
 
 std::string text_of_tokenizer(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error))
+    refuse_tokenizer(path, std::filesystem::exists(path, error) ? "it is not a regular file"
+                                                                : "there is no such file");
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (!error && size == 0) refuse_tokenizer(path, "it is empty");
+  if (!error && size > kTokenizerBytesMax)
+    refuse_tokenizer(path, fmt::format("it has {} bytes, but a tokenizer's file has at most {}",
+                                       size, kTokenizerBytesMax));
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   text << file.rdbuf();
@@ -39,6 +49,11 @@ TokenizerJson parsed(const std::string& path, const std::string& text) {
   TokenizerJson values = TokenizerJson::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!values.is_object()) refuse_tokenizer(path, "it is not a JSON object");
   return values;
+}
+
+// A value for a message. dump() recurses, so lists and objects only say what they are.
+std::string said(const TokenizerJson& value) {
+  return value.is_structured() ? value.type_name() : value.dump();
 }
 
 // The character that stands for each byte in these files: itself where it can be printed, otherwise
@@ -88,7 +103,7 @@ void read_vocabulary(const TokenizerJson& values, const std::string& part, Token
   for (const auto& [text, id] : values.items()) {
     if (!id.is_number_unsigned() || id.get<std::uint64_t>() >= kTokensMax)
       refuse_tokenizer(file.path, fmt::format("{} has the id {} for \"{}\"; ids are below {}", part,
-                                              id.dump(), text, kTokensMax));
+                                              said(id), text, kTokensMax));
     const auto [other, is_new] = texts.emplace(id.get<TokenId>(), text);
     if (!is_new)
       refuse_tokenizer(file.path, fmt::format("{} has the id {} for \"{}\" and for \"{}\"", part,
@@ -137,7 +152,7 @@ const TokenizerJson& member_of(const TokenizerJson& values, const char* key) {
 
 std::string type_of(const TokenizerJson& part) {
   const TokenizerJson& type = part.is_object() ? member_of(part, "type") : part;
-  return type.is_string() ? type.get<std::string>() : type.dump();
+  return type.is_string() ? type.get<std::string>() : said(type);
 }
 
 // Refuses a part that would change the tokens and that this program does not have.
@@ -154,11 +169,11 @@ void check_model(const TokenizerJson& model, const std::string& path) {
   require_kind(type_of(model) == "BPE", "model", fmt::format("\"{}\"", type_of(model)), path);
   for (const char* const key : {"continuing_subword_prefix", "end_of_word_suffix", "dropout"}) {
     const TokenizerJson& value = member_of(model, key);
-    require_kind(value.is_null() || value == "", fmt::format("model.{}", key), value.dump(), path);
+    require_kind(value.is_null() || value == "", fmt::format("model.{}", key), said(value), path);
   }
   for (const char* const key : {"byte_fallback", "ignore_merges"}) {
     const TokenizerJson& value = member_of(model, key);
-    require_kind(value.is_null() || value == false, fmt::format("model.{}", key), value.dump(),
+    require_kind(value.is_null() || value == false, fmt::format("model.{}", key), said(value),
                  path);
   }
 }
@@ -177,8 +192,9 @@ void read_added_tokens(const TokenizerJson& values, TokenizerFile& file) {
     const TokenizerJson& id = member_of(fields, "id");
     if (!content.is_string() || content == "" || !id.is_number_unsigned() ||
         id.get<std::uint64_t>() >= kTokensMax)
-      refuse_tokenizer(file.path,
-                       fmt::format("added token {} has no content and id", token.dump()));
+      refuse_tokenizer(
+          file.path, fmt::format("added token {} of the list has no content and id, but {} and {}",
+                                 file.added.size() + 1, said(content), said(id)));
     for (const char* const key : {"single_word", "lstrip", "rstrip"})
       require_kind(member_of(fields, key) != true,
                    fmt::format("added token {}'s \"{}\"", content.dump(), key), "true", file.path);
@@ -251,7 +267,6 @@ TokenizerFile read_tokenizer(const std::string& path) {
       refuse_tokenizer(path, fmt::format("the folder has neither \"{}\" nor \"{}\"", kTokenizerName,
                                          kVocabularyName));
   }
-  if (!std::filesystem::exists(file, error)) refuse_tokenizer(file, "there is no such file");
   // GPT-2's vocabulary has no "model": its keys are tokens.
   return std::filesystem::path(file).filename() == kVocabularyName
              ? read_vocabulary_and_merges(file)

@@ -24,6 +24,12 @@ void settle_data_file(TrainConfig& config, bool is_quiet) {
                             tokenizer.token_count()));
   const bool has_tokens =
       config.data_format != TokenFormat::kAuto || has_token_header(config.data_file);
+  if (has_tokens && is_of_other_tokenizer(config.data_file, tokenizer))
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("the token file \"{}\" was made with another tokenizer than \"{}\"; pass "
+                    "that one, or the text in place of its tokens",
+                    config.data_file, tokenizer.path()));
   if (has_tokens) return;
   config.text_file = config.data_file;
   config.data_file = token_file_beside(config.text_file, tokenizer, is_quiet);
