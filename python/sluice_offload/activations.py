@@ -14,9 +14,11 @@ Thread rule: one thread at a time, not always the same; reads and writes run on 
 
 import concurrent.futures
 import ctypes as C
+import errno
 import fcntl
 import mmap
 import os
+import tempfile
 import threading
 import weakref
 import zlib
@@ -24,7 +26,7 @@ from typing import Any, Callable, MutableMapping, Optional, Sequence
 
 import torch
 
-from .errors import ArgumentError, ConfigError, OutOfMemoryError, StorageError
+from .errors import ArgumentError, ConfigError, OutOfMemoryError, StorageError, remedy_of
 
 KEPT = 2            # the newest, in memory
 AHEAD = 2           # read before they are taken
@@ -70,17 +72,31 @@ def _bytes(memory: torch.Tensor) -> Any:
     return (C.c_char * memory.numel()).from_address(memory.data_ptr())
 
 
-class _File:
-    """A file without a name in `folder`, and which parts of it are in use."""
+def _open_without_name(folder: str) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # such as NFS and overlays over it
+            raise
+    descriptor, path = tempfile.mkstemp(prefix=".sluice-activations-", dir=folder)
+    os.unlink(path)
+    return descriptor
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+
+class _File:
+    """A file without a name in `folder`, and which parts of it are in use. `after` is what a program can do behind a failure. The
+    descriptor is closed with the object, if close() was not called."""
+
+    def __init__(self, folder: str, after: str) -> None:
+        self.folder, self.after = folder, after
         self.end = self.used_bytes = self.used_bytes_max = 0
         self._free: "dict[int, list[int]]" = {}  # offsets by size
         try:
-            self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self.descriptor = _open_without_name(folder)
         except OSError as error:
-            raise StorageError(f"cannot make a file for activations in {folder}: {error.strerror}") from error
+            raise StorageError(f"cannot make a file for activations in {folder}: {error.strerror}; {remedy_of(error)}") from error
+        self.close = weakref.finalize(self, os.close, self.descriptor)
+        self.close.atexit = False  # the system closes it then
         try:
             fcntl.fcntl(self.descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_DIRECT)
         except OSError:
@@ -102,9 +118,6 @@ class _File:
             self.end = 0
             self._free.clear()
 
-    def close(self) -> None:
-        os.close(self.descriptor)
-
     def transfer(self, call: "Callable[..., int]", word: str, memory: torch.Tensor, offset: int) -> None:
         view = memoryview(_bytes(memory)).cast("B")
         done = 0
@@ -113,10 +126,10 @@ class _File:
                 count = call(self.descriptor, [view[done:]], offset + done)
             except OSError as error:
                 raise StorageError(f"{word} activations in a file of {self.folder}, [{offset}, +{len(view)}): "
-                                   f"{error.strerror}; optimizer.zero_grad() abandons the step") from error
+                                   f"{error.strerror}; {remedy_of(error)}; {self.after}") from error
             if count == 0 or (count % PAGE and done + count < len(view)):
                 raise StorageError(f"{word} activations in a file of {self.folder}, [{offset}, +{len(view)}): only {done + count} "
-                                   "bytes went through; optimizer.zero_grad() abandons the step")
+                                   f"bytes went through; check the drive; {self.after}")
             done += count
 
 
@@ -135,6 +148,9 @@ class _Saved:
         memory = _room(rounded(self.nbytes))
         memory[:self.nbytes].view(self.dtype).copy_(torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset()))
         self.memory = memory
+
+    def place(self) -> str:
+        return f"a file of {self.file.folder if self.file else 'no folder'}, [{self.offset}, +{rounded(self.nbytes)})"
 
     def tensor(self, memory: torch.Tensor) -> torch.Tensor:
         return torch.as_strided(memory[:self.nbytes].view(self.dtype), self.shape, self.stride)
@@ -170,10 +186,15 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 class ActivationStore:
     """Keeps tensors for autograd: `hooks()` is a context in which it does. `is_ours` says of a storage that it shows the engine's
-    memory."""
+    memory. `timeout_s`: so long a drive may take for what is waited for; 0: any time. `can_abandon`: whether a step can be abandoned
+    behind a failure; not where other processes go on with it."""
 
-    def __init__(self, folders: "Sequence[str]", verify: str, is_ours: "Callable[[torch.UntypedStorage], bool]") -> None:
-        self._files = [_File(folder) for folder in folders]
+    def __init__(self, folders: "Sequence[str]", verify: str, timeout_s: float, can_abandon: bool,
+                 is_ours: "Callable[[torch.UntypedStorage], bool]") -> None:
+        after = "optimizer.zero_grad() abandons the step" if can_abandon else "all processes have to begin anew"
+        self._files = [_File(folder, after) for folder in folders]
+        self._timeout_s = timeout_s or None
+        self._is_stuck = False
         self._is_ours = is_ours
         self._verify_every = _VERIFY_EVERY[verify]
         self._threads = concurrent.futures.ThreadPoolExecutor(AHEAD + 1 + WRITES_AT_ONCE, "sluice activations")
@@ -182,7 +203,7 @@ class ActivationStore:
         self._alive: "weakref.WeakValueDictionary[int, _Saved]" = weakref.WeakValueDictionary()
         self._next = 0
         self._newest: "list[int]" = []
-        self._writes: "list[concurrent.futures.Future[int]]" = []
+        self._writes: "list[tuple[concurrent.futures.Future[int], str]]" = []  # with their places
         self.read_bytes = self.written_bytes = 0
         self.contexts = 0  # made by hooks()
 
@@ -197,9 +218,16 @@ class ActivationStore:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def close(self) -> None:
-        self._threads.shutdown()
-        for file in self._files:
-            file.close()
+        """Waits for transfers that are under way, unless one was given up: its thread and its file stay until it ends."""
+        self._threads.shutdown(wait=not self._is_stuck, cancel_futures=True)
+        if not self._is_stuck:
+            for file in self._files:
+                file.close()
+
+    def _gave_up(self, word: str, place: str) -> StorageError:
+        self._is_stuck = True
+        return StorageError(f"{word} activations in {place}: the drive has not answered for {self._timeout_s:g} s; look at it (dmesg), "
+                            "and raise storage.timeout only if it is really that slow")
 
     def _pack(self, tensor: torch.Tensor) -> "_Saved | _InMemory":
         is_kept = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided \
@@ -218,7 +246,10 @@ class ActivationStore:
 
     def _write(self, saved: _Saved) -> None:
         while len(self._writes) >= WRITES_AT_ONCE:
-            concurrent.futures.wait([self._writes.pop(0)])  # a failure is the reader's, if the tensor is ever wanted
+            write, place = self._writes[0]
+            if not concurrent.futures.wait([write], self._timeout_s).done:
+                raise self._gave_up("cannot write", place)
+            self._writes.pop(0)  # a failure is the reader's, if the tensor is ever wanted
         with self._lock:
             memory, saved.memory = saved.memory, None
             assert memory is not None
@@ -227,7 +258,7 @@ class ActivationStore:
             self.written_bytes += memory.numel()
         sums = self._verify_every != 0 and saved.number % self._verify_every == 0
         saved.write = self._threads.submit(_write, file, memory, saved.offset, sums)
-        self._writes.append(saved.write)
+        self._writes.append((saved.write, saved.place()))
 
     def _begin_read(self, saved: _Saved) -> None:
         if saved.memory is None and saved.read is None:
@@ -244,7 +275,13 @@ class ActivationStore:
             for other in [other for other in before if other is not None][:AHEAD]:
                 self._begin_read(other)
             read, saved.read = saved.read, None
-        return saved.tensor(saved.memory if read is None else read.result())  # type: ignore[arg-type]
+        if read is None:
+            assert saved.memory is not None
+            return saved.tensor(saved.memory)
+        if not concurrent.futures.wait([read], self._timeout_s).done:
+            saved.read = read  # still under way
+            raise self._gave_up("cannot read", saved.place())
+        return saved.tensor(read.result())
 
     def _give_back(self, saved: _Saved) -> None:
         if saved.file is None or os.getpid() != self._pid:

@@ -1,6 +1,8 @@
 """The errors of Sluice. Each class is also one of Python's own, so that a program that knows nothing of Sluice catches
 it in the right place."""
 
+import errno
+
 
 class SluiceError(RuntimeError):
     """Every failure of Sluice; the message names the object, the numbers and what to try."""
@@ -39,6 +41,15 @@ NOT_COPIED = ArgumentError("an offloaded model can be neither copied nor pickled
 
 _BY_STATUS = {2: ArgumentError, 3: ConfigError, 4: ConfigError, 5: StorageError, 6: StorageError, 7: StorageError,
               8: StorageError, 9: OutOfMemoryError, 11: NonFiniteError, 12: RanksError, 14: ForkedError}
+
+
+_REMEDIES = {errno.ENOSPC: "free space there, or name another folder", errno.EDQUOT: "raise the quota, or name another folder",
+             errno.EIO: "check the drive or the server (dmesg)"}
+
+
+def remedy_of(error: OSError) -> str:
+    """Says what to try where a file or folder refuses something."""
+    return _REMEDIES.get(error.errno or 0, "check the folder and its mode, or name another")
 
 
 def error_of(status: int, message: str) -> SluiceError:

@@ -3,7 +3,6 @@ building one whose parameters come from files as the engine asks for them."""
 
 import contextlib
 import ctypes as C
-import errno
 import json
 import os
 import pathlib
@@ -13,15 +12,12 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 from torch import nn
 
-from .errors import ArgumentError, SluiceError, StorageError
+from .errors import ArgumentError, SluiceError, StorageError, remedy_of
 from .state import SAFETENSORS, SafetensorsValues
 from .units import Member, Units
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
-_REMEDIES = {errno.ENOSPC: "free space there, or name another folder", errno.EDQUOT: "raise the quota, or name another folder",
-             errno.EIO: "check the drive or the server (dmesg)"}
-_REMEDY = "check the folder and its mode, or name another"
 
 
 def _entries(model: nn.Module) -> "list[Any]":
@@ -147,7 +143,7 @@ def _replace(path: pathlib.Path, write: "Callable[[Any], Any]") -> None:
         with contextlib.suppress(OSError):
             made.unlink(missing_ok=True)
         if isinstance(error, OSError) and not isinstance(error, SluiceError):
-            raise StorageError(f"cannot write \"{path}\": {error.strerror}; {_REMEDIES.get(error.errno, _REMEDY)}") from error
+            raise StorageError(f"cannot write \"{path}\": {error.strerror}; {remedy_of(error)}") from error
         raise
 
 

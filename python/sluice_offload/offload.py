@@ -83,7 +83,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         take_over(settings, optimizer, model)
     world = find_world()
     settings = complete_config(settings, found, 1 if world is None else world.local_size)
-    make_activations = _activation_store(settings)
+    make_activations = _activation_store(settings, world is None or world.size == 1)
     if lr is None:
         lr = float(settings["optimizer"].get("learning_rate", 1e-3))
     if settings.get("sharding", {}).get("group") == "node":
@@ -91,6 +91,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if world is not None and values is None and restore is None:
         _check_values(found, world)
     engine = Engine(settings, found, world)
+    activations = None
     try:
         text = None
         step = None
@@ -111,6 +112,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         made.resumed_step = step
     except BaseException:
         engine.destroy()
+        if activations is not None:
+            activations.close()
         raise
     _adopt(found, engine, storages)
     walk = Walk(model, found, engine, storages, made.rates, activations)
@@ -143,16 +146,17 @@ def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool) -> bo
     return bool(name)
 
 
-def _activation_store(settings: "dict[str, Any]") -> "Callable[[list[UnitStorage]], Optional[ActivationStore]]":
+def _activation_store(settings: "dict[str, Any]", is_alone: bool) -> "Callable[[list[UnitStorage]], Optional[ActivationStore]]":
     """Takes `activations` out of the config, and returns a function that makes the store for them."""
     folders = take_folders(settings)
     if not folders:
         return lambda storages: None
-    verify = settings["storage"].get("verify", "full")
+    section = settings["storage"]
 
     def make(storages: "list[UnitStorage]") -> ActivationStore:
         known = {storage.storage._cdata for storage in storages}
-        return ActivationStore(folders, verify, lambda storage: storage._cdata in known)
+        return ActivationStore(folders, section.get("verify", "full"), float(section.get("timeout", 120)), is_alone,
+                               lambda storage: storage._cdata in known)
     return make
 
 

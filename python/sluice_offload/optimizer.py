@@ -204,11 +204,13 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Brings every update home and gives the engine's memory back. The model cannot be used any more."""
-        if self._walk is not None:
-            self._walk.abandon()
-            if self._walk.activations is not None:
-                self._walk.activations.close()
-        self._engine.close()
+        try:
+            if self._walk is not None:
+                self._walk.abandon()
+                if self._walk.activations is not None:
+                    self._walk.activations.close()
+        finally:
+            self._engine.close()
 
 
 # torch's schedulers patch step() to learn that it was called, and warn of an optimizer that they have not patched, such as one

@@ -2,8 +2,10 @@
 
 import copy
 import ctypes
+import errno
 import gc
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -138,7 +140,8 @@ def used_in_the_end(store):
 
 
 def plain_store(tmp_path, **options):
-    return ActivationStore([str(tmp_path)], options.get("verify", "full"), lambda storage: False)
+    return ActivationStore([str(tmp_path)], options.get("verify", "full"), options.get("timeout_s", 60), options.get("can_abandon", True),
+                           lambda storage: False)
 
 
 @pytest.mark.parametrize("storage", [None, "copy"])
@@ -310,8 +313,8 @@ def assert_no_hook(store):
 def test_failures_of_the_drive(config, monkeypatch):
     """A write, a read, and bytes that have changed on the way, each with its place; and then no hook is left behind."""
     store = {"activations": "nvme"}
-    for call, failure, words in (("pwritev", OSError(28, "No space left on device"), "cannot write activations in .*No space left"),
-                                 ("preadv", OSError(5, "Input/output error"), "cannot read activations in .*output error"),
+    for call, failure, words in (("pwritev", OSError(28, "No space left on device"), "cannot write activations in .*No space left.*; free space there.*zero_grad"),
+                                 ("preadv", OSError(5, "Input/output error"), "cannot read activations in .*output error; check the drive.*zero_grad"),
                                  ("preadv", None, "other bytes than were written")):
         model = Checkpointed(layers=6)
         optimizer = sluice.offload(model, {**config, **store}, units=[Block])
@@ -349,6 +352,99 @@ def test_an_interrupt_leaves_no_hook(config):
     assert_no_hook(optimizer.activations)
     assert optimizer.activations.used_bytes_max > 0
     optimizer.close()
+
+
+@pytest.mark.parametrize("call", ["pwritev", "preadv"])
+def test_a_drive_that_does_not_answer(tmp_path, monkeypatch, call):
+    """It is given up behind the time of storage.timeout, named, and its file stays open for the transfer that may end yet."""
+    store = plain_store(tmp_path, timeout_s=0.2)
+    original, answers = getattr(os, call), threading.Event()
+
+    def stuck(*arguments):
+        answers.wait(60)
+        return original(*arguments)
+    try:
+        monkeypatch.setattr(activations.os, call, stuck)
+        packed = []
+        with pytest.raises(sluice.StorageError, match=rf"cannot {'write' if call == 'pwritev' else 'read'} activations in a file of "
+                           rf"{tmp_path}, \[\d+, \+8192\): the drive has not answered for 0.2 s.*storage.timeout"):
+            for i in range(KEPT + activations.WRITES_AT_ONCE + 1):
+                packed.append(store._pack(torch.full((1500,), float(i))))
+            store._unpack(packed[0])
+        store.close()  # does not wait
+        os.fstat(store._files[0].descriptor)
+    finally:
+        answers.set()
+    store._threads.shutdown()
+    if call == "preadv":
+        assert store._files[0].used_bytes > 0
+        del packed
+        assert used_in_the_end(store) == 0
+
+
+def test_timeouts_of_the_config(config):
+    for given, expected in ((None, 120), (7, 7), (0, None)):
+        section = config["storage"] if given is None else {**config["storage"], "timeout": given}
+        optimizer = sluice.offload(tiny(), {**config, "storage": section, "activations": "nvme"}, units=[Block])
+        assert optimizer.activations._timeout_s == expected
+        optimizer.close()
+
+
+def test_file_systems_without_files_without_names(tmp_path, monkeypatch):
+    original = os.open
+
+    def without(path, flags, *arguments, **named):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return original(path, flags, *arguments, **named)
+    with monkeypatch.context() as patch:
+        patch.setattr(activations.os, "open", without)
+        store = plain_store(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    packed = [store._pack(torch.full((1500,), float(i))) for i in range(6)]
+    assert all((store._unpack(packed[i]) == i).all() for i in reversed(range(6)))
+    store.close()
+
+
+def test_several_processes_cannot_abandon(tmp_path, monkeypatch):
+    store = plain_store(tmp_path, can_abandon=False)
+    packed = [store._pack(torch.ones(1500)) for _ in range(6)]
+    monkeypatch.setattr(activations.os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(sluice.StorageError, match=r"check the drive or the server \(dmesg\); all processes have to begin anew"):
+        store._unpack(packed[0])
+
+
+def descriptors():
+    return sum("(deleted)" in os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
+               if os.path.islink(f"/proc/self/fd/{name}"))
+
+
+def test_files_are_closed(config, tmp_path, monkeypatch):
+    """Without close(), when a second folder fails, and when offload() fails behind them."""
+    gc.collect()
+    before = descriptors()
+    store = plain_store(tmp_path)
+    assert descriptors() == before + 1
+    del store
+    assert descriptors() == before
+    with pytest.raises(sluice.StorageError, match="/nowhere: No such file"):
+        ActivationStore([str(tmp_path), "/nowhere"], "full", 60, True, lambda storage: False)
+    gc.collect()
+    assert descriptors() == before
+    closed = []
+    monkeypatch.setattr(ActivationStore, "close", lambda self, close=ActivationStore.close: closed.append(close(self)))
+    with monkeypatch.context() as patch:
+        patch.setattr(sluice.OffloadOptimizer, "_others", None)
+        with pytest.raises(TypeError):
+            sluice.offload(tiny(), {**config, "activations": "nvme"}, units=[Block])
+    assert len(closed) == 1
+    optimizer = sluice.offload(tiny(), {**config, "activations": "nvme"}, units=[Block])
+    monkeypatch.setattr(ActivationStore, "close", lambda self: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    engine_closed = []
+    monkeypatch.setattr(optimizer._engine, "close", lambda close=optimizer._engine.close: engine_closed.append(close()))
+    with pytest.raises(OSError):
+        optimizer.close()
+    assert len(engine_closed) == 1
 
 
 def test_closing_ends_what_an_interrupt_left(config):
