@@ -107,6 +107,8 @@ class Tokenizers(CliCase):
         said = self.run_sluice(*words, "--tokenizer", "tokenizer.json").stdout
         self.assertEqual(said, "the the the the the\n")
         self.assertEqual(self.run_sluice(*words).stdout, said)  # the one beside the file
+        self.train({"run.steps": 1}, "--save", "bytes.safetensors")  # needs none, whatever lies beside it
+        self.run_sluice("generate", "--model", "bytes.safetensors", "--prompt", "the", "--tokens", 2)
         os.mkdir(self.path("folder"))
         os.rename(self.path("model.safetensors"), self.path("folder", "model.safetensors"))
         os.rename(self.path("tokenizer.json"), self.path("folder", "tokenizer.json"))

@@ -101,6 +101,29 @@ class Watch(CliCase):
         peaks = {round(step["flops_per_s"] / step["mfu"]) for step in run["steps"]}
         self.assertEqual(len(peaks), 1)
 
+    def test_a_model_without_finite_logits_has_no_sample(self):
+        self.train({"run.steps": 1}, "--save", "model")
+        with open(self.path("model"), "rb") as file:
+            content = bytearray(file.read())
+        length, = struct.unpack_from("<Q", content)
+        header = json.loads(content[8:8 + length])
+
+        def put(name, place, *values):
+            begin = 8 + length + header[name]["data_offsets"][0] + 4 * place
+            struct.pack_into(f"<{len(values)}f", content, begin, *values)
+
+        # A byte that the text does not have: the first value before the head is 1, so its logit is far below all others. Only
+        # weight decay changes its row, to 99 times as much, and the logit overflows.
+        put("ln_f.weight", 0, 0)
+        put("ln_f.bias", 0, 1)
+        put("wte.weight", 255 * 64, -3e36, *[0] * 63)
+        with open(self.path("model"), "wb") as file:
+            file.write(content)
+        values = {"run.steps": 1, "optimizer.learning_rate": 10, "optimizer.minimum_learning_rate": 10, "optimizer.warmup_steps": 0,
+                  "optimizer.weight_decay": 10, "precision.parameters": "fp32"}
+        _, printed = self.run_train(values, "--init", "model", "--sample-every", 1)
+        self.assertIn("step     1: sample: (the logits are not finite)\n", printed)
+
     def test_what_cannot_be_sampled_is_refused(self):
         self.assertIn("pass --tokenizer", self.fail_train(2, {"model.vocabulary": 300}, "--sample-every", 1))
         self.assertIn("--sample-prompt is empty", self.fail_train(2, None, "--sample-every", 1, "--sample-prompt", ""))
