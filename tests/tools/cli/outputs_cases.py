@@ -41,7 +41,7 @@ NOT_TRIED = {("bench gpu", "--json"), ("state import", "--json")}
 # Options with a text that names no file that is written.
 NO_OUTPUTS = {"--checkpoint", "--set", "--shape", "--path", "--size", "--pattern", "--request", "--backend", "--regime", "--policy", "--rate",
               "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--bytes-written-rating", "--input", "--prompt", "--precision", "--device", "--host-memory",
-              "--shard-size", "--sample-prompt", "--tensorboard"}
+              "--shard-size", "--sample-prompt", "--tensorboard", "--resume-from"}
 
 
 class OutputCase(CliCase):
