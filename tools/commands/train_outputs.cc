@@ -29,6 +29,17 @@ std::string event_file_of(const TrainOptions& options) {
       .string();
 }
 
+// Checkpoints of both kinds have folders in their folder.
+void add_resumed_folders(OutputFiles& files, const std::string& folder) {
+  files.add_input("--resume-from", folder);
+  std::error_code error;  // a folder that cannot be read is refused where it is used
+  for (std::filesystem::recursive_directory_iterator entry(folder, error), end;
+       !folder.empty() && !error && entry != end; entry.increment(error)) {
+    std::error_code ignored;  // a link to nothing
+    if (entry->is_directory(ignored)) files.add_input("--resume-from", entry->path().string());
+  }
+}
+
 }  // namespace
 
 TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& config,
@@ -44,6 +55,7 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
   files.add_input(config.text_file.empty() ? "the text" : "the tokens", config.data_file);
   files.add_input("the tokenizer", config.tokenizer);
   files.add_input("--init", options.init_file, "--save");  // training goes on
+  add_resumed_folders(files, options.checkpoints.resume_from);
   files.add_input("storage.calibration", config.engine.storage.calibration);
   const Config::Storage& storage = config.engine.storage;
   add_store_inputs(files, storage.paths, storage.state.name);

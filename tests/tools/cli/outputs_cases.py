@@ -273,6 +273,7 @@ class Stores(OutputCase):
         self.refuse_all("exported", "train", "config.json", "--checkpoint", "exported", "--resume", "--quiet")
         (checkpoint,) = [name for name in os.listdir(self.path("exported")) if name.startswith("step-")]
         self.refuse_all(f"exported/{checkpoint}", "train", "config.json", "--quiet", "--init", f"exported/{checkpoint}")
+        self.refuse_all(f"exported/{checkpoint}", "train", "config.json", "--quiet", "--resume-from", "exported")
         self.refuse_all(f"exported/{checkpoint}", "plan", "--model", f"exported/{checkpoint}")
         os.mkdir(self.path("imported"))
         elsewhere = ["--set", 'storage.paths=["imported"]']
