@@ -361,7 +361,7 @@ def test_a_drive_that_does_not_answer(tmp_path, monkeypatch, call):
     original, answers = getattr(os, call), threading.Event()
 
     def stuck(*arguments):
-        answers.wait(60)
+        answers.wait(20)
         return original(*arguments)
     try:
         monkeypatch.setattr(activations.os, call, stuck)
@@ -371,7 +371,9 @@ def test_a_drive_that_does_not_answer(tmp_path, monkeypatch, call):
             for i in range(KEPT + activations.WRITES_AT_ONCE + 1):
                 packed.append(store._pack(torch.full((1500,), float(i))))
             store._unpack(packed[0])
-        store.close()  # does not wait
+        under_way = store._writes[0][0] if call == "pwritev" else packed[0].read
+        store.close()
+        assert not under_way.done()  # it has not been waited for
         os.fstat(store._files[0].descriptor)
     finally:
         answers.set()
