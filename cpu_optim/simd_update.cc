@@ -268,9 +268,12 @@ std::uint64_t round_vectors(const FreshMoments& moments, const UpdateArrays& tar
   const BitsVector second = hn::Set(kBits, words.second);
   const BitsVector low_half = hn::Set(kBits, 0xffff);
   const std::uint64_t count = target.element_count - target.element_count % kLanes;
+  // Iota() goes through memory, which costs more than all else here.
+  BitsVector elements = hn::Iota(kBits, first_element);
+  const BitsVector step = hn::Set(kBits, static_cast<std::uint32_t>(kLanes));
   for (std::uint64_t i = 0; i < count; i += kLanes) {
-    const auto element = first_element + static_cast<std::uint32_t>(i);
-    const BitsVector random = random_bits_of(hn::Iota(kBits, element), first, second);
+    const BitsVector random = random_bits_of(elements, first, second);
+    elements = hn::Add(elements, step);
     if (moments.exp_avg != nullptr)
       store_stochastic(hn::LoadU(kFloats, moments.exp_avg + i), hn::And(random, low_half),
                        target.exp_avg_bf16 + i);
