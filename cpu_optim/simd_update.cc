@@ -268,7 +268,7 @@ std::uint64_t round_vectors(const FreshMoments& moments, const UpdateArrays& tar
   const BitsVector second = hn::Set(kBits, words.second);
   const BitsVector low_half = hn::Set(kBits, 0xffff);
   const std::uint64_t count = target.element_count - target.element_count % kLanes;
-  // Iota() goes through memory, which costs more than all else here.
+  // Not in the loop: Iota() goes through memory, which costs more than the rest of it.
   BitsVector elements = hn::Iota(kBits, first_element);
   const BitsVector step = hn::Set(kBits, static_cast<std::uint32_t>(kLanes));
   for (std::uint64_t i = 0; i < count; i += kLanes) {
