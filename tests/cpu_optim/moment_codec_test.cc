@@ -186,19 +186,6 @@ struct CodedData {
   Codes exp_avg_sq;
 };
 
-OptimizerData::Options options_for(const UpdateCoefficients& coefficients, MasterLayout layout,
-                                   std::uint64_t count) {
-  return {.master_layout = layout,
-          .gradient_dtype = layout == MasterLayout::kSplitBf16 ? DType::kBf16 : DType::kFp32,
-          .keeps_exp_avg = keeps_exp_avg(coefficients),
-          .keeps_exp_avg_sq = keeps_exp_avg_sq(coefficients),
-          .element_count = count,
-          .seed = static_cast<std::uint32_t>(count)};
-}
-
-constexpr MasterLayout kLayouts[] = {MasterLayout::kFp32, MasterLayout::kSplitBf16,
-                                     MasterLayout::kFp16};
-
 // The definition, in words of its own: fp32 moments between steps are what the codes mean.
 TEST(UpdateCodes, TheDefinitionIsAnFp32UpdateBetweenCodes) {
   for (const UpdateCoefficients& coefficients : all_test_coefficients()) {
@@ -240,7 +227,7 @@ TEST(UpdateCodes, TheDefinitionIsAnFp32UpdateBetweenCodes) {
 TEST(UpdateCodes, EveryInstructionSetEqualsTheDefinition) {
   for (const SimdKernels& kernels : available_simd_kernels()) {
     for (const UpdateCoefficients& coefficients : all_test_coefficients()) {
-      for (const MasterLayout layout : kLayouts) {
+      for (const MasterLayout layout : kMasterLayouts) {
         for (const std::uint64_t count : {1u, 256u, 1025u, 5000u}) {
           CodedData expected(options_for(coefficients, layout, count));
           CodedData actual = expected;

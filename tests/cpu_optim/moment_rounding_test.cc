@@ -150,18 +150,6 @@ struct Bf16Data {
   std::vector<std::uint16_t> exp_avg_sq;
 };
 
-OptimizerData::Options options_for(const UpdateCoefficients& coefficients, MasterLayout layout,
-                                   std::uint64_t count) {
-  return {.master_layout = layout,
-          .gradient_dtype = layout == MasterLayout::kSplitBf16 ? DType::kBf16 : DType::kFp32,
-          .keeps_exp_avg = keeps_exp_avg(coefficients),
-          .keeps_exp_avg_sq = keeps_exp_avg_sq(coefficients),
-          .element_count = count,
-          .seed = static_cast<std::uint32_t>(count)};
-}
-
-constexpr MasterLayout kLayouts[] = {MasterLayout::kFp32, MasterLayout::kSplitBf16,
-                                     MasterLayout::kFp16};
 constexpr std::uint64_t kFirst[] = {0, 77, (1ull << 32) - 600, (5ull << 32) + 3};
 
 // The definition, in words of its own: an fp32 update, then each moment goes to a neighbor.
@@ -210,7 +198,7 @@ TEST(UpdateBf16, TheDefinitionIsAnFp32UpdateBetweenRoundings) {
 TEST(UpdateBf16, EveryInstructionSetEqualsTheDefinition) {
   for (const SimdKernels& kernels : available_simd_kernels()) {
     for (const UpdateCoefficients& coefficients : all_test_coefficients()) {
-      for (const MasterLayout layout : kLayouts) {
+      for (const MasterLayout layout : kMasterLayouts) {
         for (const std::uint64_t count : {1u, 256u, 1025u, 5000u}) {
           for (const std::uint64_t first : kFirst) {
             Bf16Data expected(options_for(coefficients, layout, count));

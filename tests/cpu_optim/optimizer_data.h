@@ -189,6 +189,20 @@ inline float adversarial_gradient(std::uint64_t element, std::uint64_t step, std
   }
 }
 
+inline constexpr MasterLayout kMasterLayouts[] = {MasterLayout::kFp32, MasterLayout::kSplitBf16,
+                                                  MasterLayout::kFp16};
+
+// Ordinary values for an optimizer, with the gradients that go with the layout.
+inline OptimizerData::Options options_for(const UpdateCoefficients& coefficients,
+                                          MasterLayout layout, std::uint64_t count) {
+  return {.master_layout = layout,
+          .gradient_dtype = layout == MasterLayout::kSplitBf16 ? DType::kBf16 : DType::kFp32,
+          .keeps_exp_avg = keeps_exp_avg(coefficients),
+          .keeps_exp_avg_sq = keeps_exp_avg_sq(coefficients),
+          .element_count = count,
+          .seed = static_cast<std::uint32_t>(count)};
+}
+
 // Coefficients of every optimizer.
 inline std::vector<UpdateCoefficients> all_test_coefficients() {
   return {adam_coefficients({.weight_decay = 0.1}, 1e-3, 3, 0.37f),

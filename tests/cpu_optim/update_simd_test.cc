@@ -9,8 +9,6 @@
 namespace sluice {
 namespace {
 
-constexpr MasterLayout kLayouts[] = {MasterLayout::kFp32, MasterLayout::kSplitBf16,
-                                     MasterLayout::kFp16};
 constexpr DType kDtypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
 
 void expect_equal(const SimdKernels& kernels, const UpdateCoefficients& coefficients,
@@ -37,7 +35,7 @@ void expect_equal(const SimdKernels& kernels, const UpdateCoefficients& coeffici
 void expect_all_equal(const OptimizerData::Options& common) {
   for (const SimdKernels& kernels : available_simd_kernels()) {
     for (const UpdateCoefficients& coefficients : all_test_coefficients()) {
-      for (const MasterLayout layout : kLayouts) {
+      for (const MasterLayout layout : kMasterLayouts) {
         for (const DType dtype : kDtypes) {
           OptimizerData::Options options = common;
           options.master_layout = layout;
@@ -68,7 +66,7 @@ TEST(UpdateSimd, EqualsReferenceOnSpecialValuesAtEveryOffset) {
 
 TEST(AdamSimd, EqualsReferenceOnLargeArrays) {
   for (const SimdKernels& kernels : available_simd_kernels()) {
-    for (const MasterLayout layout : kLayouts) {
+    for (const MasterLayout layout : kMasterLayouts) {
       expect_equal(kernels, test_coefficients(),
                    {.master_layout = layout, .element_count = 300'003, .offset_elements = 3});
     }
@@ -168,7 +166,7 @@ TEST(UpdateSimd, MomentsThatAreNotFiniteAreNoticed) {
                {lion_coefficients({}, 1e-3, 2.0f), "exp_avg"},
                {adagrad_coefficients({}, 1e-3, 1.0f), "exp_avg_sq"}};
   for (const SimdKernels& kernels : available_simd_kernels()) {
-    for (const MasterLayout layout : kLayouts) {
+    for (const MasterLayout layout : kMasterLayouts) {
       for (const auto& [coefficients, part] : cases) {
         for (const std::uint64_t place : {kCount, 0u, 511u, 512u, 1030u, kCount - 1}) {
           for (const float sign : {1.0f, -1.0f}) {
@@ -196,7 +194,7 @@ TEST(UpdateSimd, MomentsThatAreNotFiniteAreNoticed) {
 }
 
 TEST(UpdateSimd, TheMoverLeavesTheState) {
-  for (const MasterLayout layout : kLayouts) {
+  for (const MasterLayout layout : kMasterLayouts) {
     for (const DType dtype : kDtypes) {
       OptimizerData data({.master_layout = layout, .gradient_dtype = dtype, .element_count = 1021});
       const OptimizerData start = data;
@@ -251,7 +249,7 @@ TEST(AdamSimd, SplitMasterComesBackForEveryHighHalf) {
 }
 
 TEST(AdamSimd, CutsChangeNothing) {
-  for (const MasterLayout layout : kLayouts) {
+  for (const MasterLayout layout : kMasterLayouts) {
     const OptimizerData start(
         {.master_layout = layout, .element_count = 10'007, .offset_elements = 1, .seed = 7});
     OptimizerData whole = start;

@@ -104,7 +104,9 @@ void run_two(const Config& config, const Config& second, std::vector<Held>& held
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(EngineRanks, OtherValuesForDifferentTensorsAreRefused) {
+// Calls `body(rank, engine)` on two ranks that are threads, each with an engine that has values.
+template <class Body>
+void on_two_ranks(const Body& body) {
   const TempDirectory directory;
   const Config config = toy_config(directory.path());
   LocalWorld world(2, {.timeout_s = 60, .sum = sum_in_order});
@@ -116,50 +118,43 @@ TEST(EngineRanks, OtherValuesForDifferentTensorsAreRefused) {
       const ModelSpec model = toy_model();
       Engine engine(config, model, *device, collectives.get());
       engine.initialize(toy_values());
-      engine.replace_values(std::vector{TensorId{1}}, toy_values());
-      const std::string message = expect_error(ErrorCode::kRanks, [&] {
-        engine.replace_values(std::vector{TensorId{rank}}, toy_values());
-      });
-      EXPECT_NE(message.find("the list of tensors that get other values differs"),
-                std::string::npos)
-          << message;
+      body(rank, engine);
     });
   }
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(EngineRanks, OtherValuesForDifferentTensorsAreRefused) {
+  on_two_ranks([](std::uint32_t rank, Engine& engine) {
+    engine.replace_values(std::vector{TensorId{1}}, toy_values());
+    const std::string message = expect_error(ErrorCode::kRanks, [&] {
+      engine.replace_values(std::vector{TensorId{rank}}, toy_values());
+    });
+    EXPECT_NE(message.find("the list of tensors that get other values differs"), std::string::npos)
+        << message;
+  });
+}
+
 // The other rank has the new values by then.
 TEST(EngineRanks, OtherValuesThatOneRankCannotGiveStopAll) {
-  const TempDirectory directory;
-  const Config config = toy_config(directory.path());
-  LocalWorld world(2, {.timeout_s = 60, .sum = sum_in_order});
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto device = make_host_device({.memory_bytes = 64_MiB});
-      const std::unique_ptr<Collectives> collectives = world.join(rank, *device);
-      const ModelSpec model = toy_model();
-      Engine engine(config, model, *device, collectives.get());
-      engine.initialize(toy_values());
-      const InitialValues none;
-      (void)expect_error(ErrorCode::kInvalidArgument, [&] {
-        engine.replace_values(std::vector{TensorId{1}}, rank == 0 ? toy_values() : none);
-      });
-      engine.replace_values(std::vector{TensorId{1}}, toy_values());
-      const InitialValues fails = [](const TensorPlace&, std::uint64_t, std::span<float>) {
-        throw Error(ErrorCode::kInput, "no more values");
-      };
-      const std::string words = expect_error(ErrorCode::kInput, [&] {
-        engine.replace_values(std::vector{TensorId{1}}, rank == 0 ? toy_values() : fails);
-      });
-      EXPECT_NE(words.find(rank == 0 ? "another rank" : "no more values"), std::string::npos)
-          << words;
-      EXPECT_NE(expect_error(ErrorCode::kPoisoned, [&] { (void)engine.begin_step({}); })
-                    .find("the ranks' parameters may differ"),
-                std::string::npos);
+  on_two_ranks([](std::uint32_t rank, Engine& engine) {
+    const InitialValues none;
+    (void)expect_error(ErrorCode::kInvalidArgument, [&] {
+      engine.replace_values(std::vector{TensorId{1}}, rank == 0 ? toy_values() : none);
     });
-  }
-  for (std::thread& thread : threads) thread.join();
+    engine.replace_values(std::vector{TensorId{1}}, toy_values());
+    const InitialValues fails = [](const TensorPlace&, std::uint64_t, std::span<float>) {
+      throw Error(ErrorCode::kInput, "no more values");
+    };
+    const std::string words = expect_error(ErrorCode::kInput, [&] {
+      engine.replace_values(std::vector{TensorId{1}}, rank == 0 ? toy_values() : fails);
+    });
+    EXPECT_NE(words.find(rank == 0 ? "another rank" : "no more values"), std::string::npos)
+        << words;
+    EXPECT_NE(expect_error(ErrorCode::kPoisoned, [&] { (void)engine.begin_step({}); })
+                  .find("the ranks' parameters may differ"),
+              std::string::npos);
+  });
 }
 
 TEST(EngineRanks, AConstructorThatThrowsLeavesNothingBehind) {
