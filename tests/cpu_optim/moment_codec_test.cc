@@ -270,6 +270,15 @@ TEST(UpdateCodes, ThreadsAndTheFloatingPointEnvironmentChangeNothing) {
 #endif
 }
 
+TEST(UpdateCodes, TheMoverLeavesTheState) {
+  for (const UpdateCoefficients& coefficients : all_test_coefficients()) {
+    CodedData data(options_for(coefficients, MasterLayout::kSplitBf16, 1021));
+    const CodedData start = data;
+    move_like_update(data.arrays(), 0);
+    EXPECT_EQ(data.difference(start), "");
+  }
+}
+
 TEST(UpdateCodes, MomentsThatAreNotFiniteAreNoticedAndNamed) {
   const UpdateCoefficients coefficients = adam_coefficients({}, 1e-3, 1, 1.0f);
   CodedData coded(options_for(coefficients, MasterLayout::kFp32, 1000));

@@ -272,6 +272,15 @@ TEST(UpdateBf16, MomentsThatAreNotFiniteAreNoticedAndNamed) {
   EXPECT_EQ(found.part, "exp_avg_sq");
 }
 
+TEST(UpdateBf16, TheMoverLeavesTheState) {
+  for (const UpdateCoefficients& coefficients : all_test_coefficients()) {
+    Bf16Data data(options_for(coefficients, MasterLayout::kSplitBf16, 1021));
+    const Bf16Data start = data;
+    move_like_update(data.arrays(0), 0);
+    EXPECT_EQ(data.difference(start), "");
+  }
+}
+
 TEST(UpdateBf16, MovesTwoBytesAMoment) {
   const UpdateCoefficients coefficients = test_coefficients();
   Bf16Data data(options_for(coefficients, MasterLayout::kSplitBf16, 100));
