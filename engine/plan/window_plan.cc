@@ -1,13 +1,13 @@
 #include "engine/plan/window_plan.h"
 
 #include <algorithm>
-#include <functional>
 #include <optional>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/plan/window_places.h"
 #include "engine/plan/window_retreat.h"
 
 namespace sluice {
@@ -36,13 +36,6 @@ struct Candidate {
   }
 };
 
-// Whether a resident overlaps [begin, begin + length).
-auto overlaps(std::uint64_t begin_bytes, std::uint64_t length_bytes) {
-  return [=](const WindowResident& other) {
-    return other.begin_bytes < begin_bytes + length_bytes && begin_bytes < other.end_bytes;
-  };
-}
-
 class Planner {
  public:
   Planner(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
@@ -53,7 +46,8 @@ class Planner {
         window_bytes_(window_bytes),
         concurrent_leases_(concurrent_leases),
         retreat_(retreat),
-        positions_(unit_bytes.size()) {
+        positions_(unit_bytes.size()),
+        places_(unit_bytes.size(), window_bytes) {
     for (std::uint32_t use = 0; use < schedule.size(); ++use)
       positions_[index_of(schedule[use].unit)].push_back(use);
   }
@@ -66,6 +60,7 @@ class Planner {
       if (!planned) return false;
       plan.uses.push_back(*std::move(planned));
     }
+    plan.places_judged += places_judged_;
     return true;
   }
 
@@ -84,41 +79,40 @@ class Planner {
 
   // Takes over the units and places after the fetches of another schedule.
   void replay(const Schedule& schedule, const WindowPlan& plan, const WindowProgress& progress) {
-    residents_ = plan.residents;
+    const auto next = [&](std::uint32_t unit) { return next_use(unit, progress.acquired); };
+    for (const WindowResident& resident : plan.residents)
+      places_.put(resident, next(resident.unit));
     for (std::uint32_t use = plan.first_use; use < progress.fetched; ++use) {
       const std::uint32_t unit = index_of(schedule[use].unit);
       if (unit_bytes_[unit] == 0) continue;
-      if (plan.uses[use].fetch) occupy(unit, plan.uses[use].offset_bytes);
-      if (use < progress.acquired) find(unit)->last_use = use;
+      if (plan.uses[use].fetch) occupy(unit, plan.uses[use].offset_bytes, kNever, next(unit));
+      if (use < progress.acquired) places_.set_uses(unit, use, next(unit));
     }
     if (!progress.is_partly_fetched) return;
     const std::uint32_t unit = index_of(schedule[progress.fetched].unit);
-    std::erase_if(residents_, [&](const WindowResident& other) {
-      return other.unit == unit ||
-             overlaps(plan.uses[progress.fetched].offset_bytes, bytes_of(unit))(other);
-    });
+    const std::uint64_t begin_bytes = plan.uses[progress.fetched].offset_bytes;
+    places_.remove(unit);
+    places_.remove_over(begin_bytes, begin_bytes + bytes_of(unit));
   }
 
-  const std::vector<WindowResident>& residents() const { return residents_; }
+  std::vector<WindowResident> residents() const {
+    std::vector<WindowResident> residents;
+    for (const auto& [begin, resident] : places_.by_place()) residents.push_back(resident);
+    return residents;
+  }
 
  private:
   std::uint64_t bytes_of(std::uint32_t unit) const {
     return align_up(unit_bytes_[unit], kWindowAlignBytes);
   }
 
-  std::vector<WindowResident>::iterator find(std::uint32_t unit) {
-    return std::ranges::find(residents_, unit, &WindowResident::unit);
-  }
-
-  // Puts the unit there, in place of the units there, and removes it from its former place.
-  void occupy(std::uint32_t unit, std::uint64_t begin_bytes) {
-    const auto is_over = overlaps(begin_bytes, bytes_of(unit));
-    std::erase_if(residents_, [&](const WindowResident& other) {
-      return other.unit == unit || is_over(other);
-    });
-    const auto place = std::ranges::upper_bound(residents_, begin_bytes, std::less<>(),
-                                                &WindowResident::begin_bytes);
-    residents_.insert(place, {unit, begin_bytes, begin_bytes + bytes_of(unit), kNever});
+  void occupy(std::uint32_t unit, std::uint64_t begin_bytes, std::uint32_t last_use,
+              std::uint32_t next_use) {
+    places_.put({.unit = unit,
+                 .begin_bytes = begin_bytes,
+                 .end_bytes = begin_bytes + bytes_of(unit),
+                 .last_use = last_use},
+                next_use);
   }
 
   bool is_leased(const WindowResident& resident, std::uint32_t use) const {
@@ -128,22 +122,29 @@ class Planner {
   std::optional<WindowUse> plan_use(std::uint32_t use) {
     const std::uint32_t unit = index_of(schedule_[use].unit);
     if (unit_bytes_[unit] == 0) return WindowUse{};
-    const auto resident = find(unit);
-    if (resident != residents_.end() &&
+    const WindowResident* const resident = places_.find(unit);
+    if (resident != nullptr &&
         (is_leased(*resident, use) || leaves_room(use, resident->begin_bytes))) {
-      resident->last_use = use;
+      places_.set_uses(unit, use, next_use(unit, use + 1));
       return WindowUse{.offset_bytes = resident->begin_bytes, .fetch = false, .evicted_uses = {}};
     }
-    const std::optional<Candidate> best = choose(use, bytes_of(unit));
+    const std::uint64_t bytes = bytes_of(unit);
+    const std::optional<Candidate> best =
+        retreat_ == nullptr ? choose_by_turn(use, bytes) : choose(use, bytes);
     if (!best) return std::nullopt;
     WindowUse result{.offset_bytes = best->begin_bytes, .fetch = true, .evicted_uses = {}};
-    const auto is_evicted = overlaps(best->begin_bytes, bytes_of(unit));
-    for (const WindowResident& other : residents_) {
-      if ((is_evicted(other) || other.unit == unit) && other.last_use != kNever)
-        result.evicted_uses.push_back(other.last_use);
-    }
-    occupy(unit, best->begin_bytes);
-    find(unit)->last_use = use;
+    const auto evict = [&](const WindowResident& other) {
+      if (other.last_use != kNever) result.evicted_uses.push_back(other.last_use);
+    };
+    const std::uint64_t end_bytes = best->begin_bytes + bytes;
+    const bool is_before = resident != nullptr && resident->end_bytes <= best->begin_bytes;
+    const bool is_behind = resident != nullptr && resident->begin_bytes >= end_bytes;
+    if (is_before) evict(*resident);
+    for (auto other = places_.first_behind(best->begin_bytes);
+         other != places_.by_place().end() && other->first < end_bytes; ++other)
+      evict(other->second);
+    if (is_behind) evict(*resident);
+    occupy(unit, best->begin_bytes, use, next_use(unit, use + 1));
     return result;
   }
 
@@ -165,22 +166,64 @@ class Planner {
     return true;
   }
 
+  // Makes `best` the place at `begin`, if it is better.
+  void consider(std::uint32_t use, std::uint64_t begin, std::uint64_t bytes,
+                std::optional<Candidate>& best) {
+    ++places_judged_;
+    const std::optional<Candidate> candidate = judge(use, begin, bytes);
+    if (candidate && (!best || candidate->better_than(*best))) best = candidate;
+  }
+  // The places that start where a unit starts or ends, or end where it starts.
+  template <class Body>
+  static void for_each_place(const WindowResident& resident, std::uint64_t bytes,
+                             const Body& body) {
+    body(resident.begin_bytes);
+    body(resident.end_bytes);
+    if (resident.begin_bytes >= bytes) body(resident.begin_bytes - bytes);
+  }
+
   // The best place among those that start where a resident starts or ends, end where one starts,
   // start at 0, or are the retreat. Empty where all of them are taken.
-  std::optional<Candidate> choose(std::uint32_t use, std::uint64_t bytes) const {
+  std::optional<Candidate> choose(std::uint32_t use, std::uint64_t bytes) {
     std::optional<Candidate> best;
-    const auto consider = [&](std::uint64_t begin) {
-      const std::optional<Candidate> candidate = judge(use, begin, bytes);
-      if (candidate && (!best || candidate->better_than(*best))) best = candidate;
-    };
-    consider(0);
-    for (const WindowResident& resident : residents_) {
-      consider(resident.begin_bytes);
-      consider(resident.end_bytes);
-      if (resident.begin_bytes >= bytes) consider(resident.begin_bytes - bytes);
-    }
-    if (retreat_ != nullptr) consider(retreat_->begin_bytes[use]);
+    consider(use, 0, bytes, best);
+    for (const auto& [begin, resident] : places_.by_place())
+      for_each_place(resident, bytes,
+                     [&](std::uint64_t place) { consider(use, place, bytes, best); });
+    if (retreat_ != nullptr) consider(use, retreat_->begin_bytes[use], bytes, best);
     return best;
+  }
+
+  // The same without a retreat, but looks at few places. A place that evicts units is met at the
+  // first of them in the order in which they should make room. So places that are met later than a
+  // good one need not be looked at.
+  std::optional<Candidate> choose_by_turn(std::uint32_t use, std::uint64_t bytes) {
+    if (const auto free = places_.lowest_free(bytes)) {
+      ++places_judged_;
+      return Candidate{.begin_bytes = *free};
+    }
+    std::optional<Candidate> best;
+    for (const WindowTurn& turn : places_.by_turn()) {
+      if (best && !best->is_late && is_worse(turn, *best)) break;
+      const WindowResident& evicted = places_.by_place().at(turn.begin_bytes);
+      if (is_leased(evicted, use)) continue;
+      const auto consider_if_over = [&](std::uint64_t place) {
+        if (place < evicted.end_bytes && evicted.begin_bytes < place + bytes)
+          consider(use, place, bytes, best);
+      };
+      consider_if_over(0);
+      const std::uint64_t low = evicted.begin_bytes - std::min(evicted.begin_bytes, bytes);
+      for (auto near = places_.first_behind(low);
+           near != places_.by_place().end() && near->first < evicted.end_bytes + bytes; ++near)
+        for_each_place(near->second, bytes, consider_if_over);
+    }
+    return best;
+  }
+
+  // Whether a place that evicts this unit, and none that comes before it in the order, is worse.
+  static bool is_worse(const WindowTurn& turn, const Candidate& than) {
+    if (turn.next_use != than.soonest_reuse) return turn.next_use < than.soonest_reuse;
+    return turn.last_use > than.latest_use;
   }
 
   // Empty when the place is outside the window, on a unit that is still leased, or in the way.
@@ -188,23 +231,24 @@ class Planner {
                                  std::uint64_t bytes) const {
     if (begin + bytes > window_bytes_) return std::nullopt;
     Candidate candidate{.begin_bytes = begin};
-    auto resident =
-        std::ranges::upper_bound(residents_, begin, std::less<>(), &WindowResident::end_bytes);
-    for (; resident != residents_.end() && resident->begin_bytes < begin + bytes; ++resident) {
-      if (is_leased(*resident, use)) return std::nullopt;
+    for (auto at = places_.first_behind(begin);
+         at != places_.by_place().end() && at->first < begin + bytes; ++at) {
+      const WindowResident& resident = at->second;
+      if (is_leased(resident, use)) return std::nullopt;
       candidate.evicts = true;
-      candidate.soonest_reuse = std::min(candidate.soonest_reuse, next_use(resident->unit, use));
-      if (resident->last_use == kNever) continue;
-      candidate.latest_use = std::max(candidate.latest_use, resident->last_use);
+      candidate.soonest_reuse = std::min(candidate.soonest_reuse, next_use(resident.unit, use + 1));
+      if (resident.last_use == kNever) continue;
+      candidate.latest_use = std::max(candidate.latest_use, resident.last_use);
       candidate.is_late = candidate.latest_use + concurrent_leases_ == use;
     }
     if (!leaves_room(use, begin)) return std::nullopt;
     return candidate;
   }
 
-  std::uint32_t next_use(std::uint32_t unit, std::uint32_t after) const {
+  // The unit's first use from `from` on.
+  std::uint32_t next_use(std::uint32_t unit, std::uint32_t from) const {
     const auto& positions = positions_[unit];
-    const auto next = std::upper_bound(positions.begin(), positions.end(), after);
+    const auto next = std::ranges::lower_bound(positions, from);
     return next == positions.end() ? kNever : *next;
   }
 
@@ -214,7 +258,8 @@ class Planner {
   std::uint32_t concurrent_leases_;
   const WindowRetreat* retreat_;                       // may be null
   std::vector<std::vector<std::uint32_t>> positions_;  // of each unit in the schedule
-  std::vector<WindowResident> residents_;  // by place; none overlap, no unit is there twice
+  WindowPlaces places_;
+  std::uint64_t places_judged_ = 0;
 };
 
 // The places of a step that is planned without a retreat, if that succeeds.

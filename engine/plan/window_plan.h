@@ -43,6 +43,7 @@ struct WindowPlan {
   // The first use planned at the schedule's last change, and the units in the window at that time.
   std::uint32_t first_use = 0;
   std::vector<WindowResident> residents;  // by place
+  std::uint64_t places_judged = 0;        // how many places were looked at: the plan's own cost
 };
 
 // How far a step has come when its schedule changes.

@@ -1,0 +1,71 @@
+// The units in the device window while a step is planned: by place, and in the order in which they
+// should make room. Each operation costs about the logarithm of the number of units, so that models
+// with many small units are planned quickly. Used only by engine/plan/window_plan.cc.
+//
+// Thread rule: one thread, because one plan owns the object.
+// Invariants: no two places overlap, and no unit has two places.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "engine/plan/window_plan.h"
+
+namespace sluice {
+
+// A unit in the order in which units should make room: those that are needed last come first, and
+// among these, those that were used longest ago.
+struct WindowTurn {
+  std::uint32_t next_use = 0;
+  std::uint32_t last_use = 0;  // 0 for a unit that was only fetched ahead
+  std::uint64_t begin_bytes = 0;
+
+  bool operator<(const WindowTurn& other) const {
+    if (next_use != other.next_use) return next_use > other.next_use;
+    if (last_use != other.last_use) return last_use < other.last_use;
+    return begin_bytes < other.begin_bytes;
+  }
+};
+
+class WindowPlaces {
+ public:
+  using ByPlace = std::map<std::uint64_t, WindowResident>;
+
+  WindowPlaces(std::size_t unit_count, std::uint64_t window_bytes);
+
+  const WindowResident* find(std::uint32_t unit) const;
+  // Puts a unit there, in place of the units there, and removes it from its former place.
+  void put(const WindowResident& resident, std::uint32_t next_use);
+  // Requires: the unit has a place.
+  void set_uses(std::uint32_t unit, std::uint32_t last_use, std::uint32_t next_use);
+  void remove(std::uint32_t unit);
+  void remove_over(std::uint64_t begin_bytes, std::uint64_t end_bytes);
+
+  // The lowest place of this length that overlaps no unit.
+  std::optional<std::uint64_t> lowest_free(std::uint64_t length_bytes) const;
+  // The first unit that ends behind `begin_bytes`, from which units follow by place.
+  ByPlace::const_iterator first_behind(std::uint64_t begin_bytes) const;
+  const ByPlace& by_place() const { return by_place_; }
+  const std::set<WindowTurn>& by_turn() const { return by_turn_; }
+
+ private:
+  static constexpr std::uint64_t kNowhere = UINT64_MAX;
+
+  WindowTurn turn_of(const WindowResident& resident) const;
+  ByPlace::iterator erase(ByPlace::iterator resident);
+  void add_gap(std::uint64_t begin_bytes, std::uint64_t end_bytes);
+  void erase_gap(std::uint64_t begin_bytes, std::uint64_t end_bytes);
+
+  ByPlace by_place_;  // by begin
+  std::set<WindowTurn> by_turn_;
+  std::vector<std::uint64_t> begins_;                                 // by unit, or kNowhere
+  std::vector<std::uint32_t> next_uses_;                              // by unit
+  std::map<std::uint64_t, std::uint64_t> gaps_;                       // the end of each, by begin
+  std::set<std::pair<std::uint64_t, std::uint64_t>> gaps_by_length_;  // length, begin
+};
+
+}  // namespace sluice
