@@ -1,6 +1,8 @@
 // The host's pools: gradients, transfer buffers, then state by the traffic that it
 // saves.
 #include <algorithm>
+#include <cstring>
+#include <span>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
@@ -111,7 +113,8 @@ void PlacementPlanner::set_gradient_tier(const UnitPlace& unit, Tier tier) {
 
 PlacementPlanner::HomesInUse PlacementPlanner::homes_in_use() const {
   const auto has = [](const std::vector<Tier>& tiers, Tier tier) {
-    return std::ranges::find(tiers, tier) != tiers.end();
+    static_assert(sizeof(Tier) == 1);
+    return std::memchr(tiers.data(), static_cast<int>(tier), tiers.size()) != nullptr;
   };
   HomesInUse homes{.parameters_on_storage = has(placement_.parameter_tier, Tier::kNvme),
                    .parameters_on_device = has(placement_.parameter_tier, Tier::kDevice),
@@ -185,9 +188,11 @@ bool PlacementPlanner::shrink_buffers(std::uint32_t staging, std::uint32_t lanes
 }
 
 void PlacementPlanner::clear_records() {
-  for (const BlockPlace& block : layout_.blocks()) {
-    Tier& tier = placement_.record_tier[index_of(block.id)];
-    if (tier != Tier::kDevice) tier = layout_.is_frozen(block.id) ? Tier::kHost : Tier::kNvme;
+  for (const UnitPlace& unit : layout_.units()) {
+    const auto tiers =
+        std::span(placement_.record_tier).subspan(unit.first_block, unit.block_count);
+    if (unit.block_count == 0 || placement_.is_updated_on_device(unit)) continue;
+    std::ranges::fill(tiers, unit.is_frozen ? Tier::kHost : Tier::kNvme);
   }
 }
 
@@ -202,25 +207,37 @@ void PlacementPlanner::fill_host(bool parameters, bool records, std::uint64_t ro
     std::ranges::replace(placement_.parameter_tier, Tier::kHost, Tier::kNvme);
     clear_records();
   }
-  const auto take = [&](Tier& tier, std::uint64_t bytes, std::uint64_t& pool_bytes) {
-    if (tier != Tier::kNvme || bytes > room_bytes) return;
-    tier = Tier::kHost;
-    pool_bytes += bytes;
-    room_bytes -= bytes;
-  };
-  const auto take_parameters = [&](bool frozen) {
-    for (const BlockPlace& block : layout_.blocks()) {
-      if (parameters && layout_.is_frozen(block.id) == frozen)
-        take(placement_.parameter_tier[index_of(block.id)], layout_.parameter_slot_bytes(block.id),
-             placement_.host_parameter_bytes);
+  // Nearly all blocks of a model have the same length, so their bytes are computed once for each
+  // unit. A unit's last block may be shorter.
+  const auto take = [&](const UnitPlace& unit, std::vector<Tier>& tiers, auto bytes_of,
+                        std::uint64_t& pool_bytes) {
+    if (unit.block_count == 0) return;
+    const std::uint32_t last = unit.first_block + unit.block_count - 1;
+    const std::uint64_t bytes = bytes_of(BlockId{unit.first_block});
+    for (std::uint32_t i = unit.first_block; i <= last; ++i) {
+      if (bytes > room_bytes) i = last;
+      const std::uint64_t of_this = i == last ? bytes_of(BlockId{i}) : bytes;
+      if (tiers[i] != Tier::kNvme || of_this > room_bytes) continue;
+      tiers[i] = Tier::kHost;
+      pool_bytes += of_this;
+      room_bytes -= of_this;
     }
   };
+  const auto take_parameters = [&](bool frozen) {
+    for (const UnitPlace& unit : layout_.units())
+      if (parameters && unit.is_frozen == frozen)
+        take(
+            unit, placement_.parameter_tier,
+            [&](BlockId block) { return layout_.parameter_slot_bytes(block); },
+            placement_.host_parameter_bytes);
+  };
   take_parameters(/*frozen=*/false);
-  for (const BlockPlace& block : layout_.blocks()) {
+  for (const UnitPlace& unit : layout_.units())
     if (records)
-      take(placement_.record_tier[index_of(block.id)], layout_.record_slot_bytes(block.id),
-           placement_.host_record_bytes);
-  }
+      take(
+          unit, placement_.record_tier,
+          [&](BlockId block) { return layout_.record_slot_bytes(block); },
+          placement_.host_record_bytes);
   take_parameters(/*frozen=*/true);
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/topology.h"
-#include "engine/bound/planned_step.h"
+#include "engine/bound/merged_blocks.h"
 #include "engine/plan/sharding.h"
 
 namespace sluice {
@@ -69,10 +69,10 @@ PlannedPlacement Planning::place(const std::string& name, const Config::Placemen
 
 StepCost Planning::step_of(const Placement& placement, OverlapPolicy policy,
                            const Rates& rates) const {
-  const PlannedStep step(
-      {.model = model_, .micro_batches = request_.micro_batches, .order = request_.order}, layout_,
-      placement, request_.config.storage.state.commit_every);
-  return bound_step(step.shape(rates), policy);
+  const ActivationShape step{
+      .model = model_, .micro_batches = request_.micro_batches, .order = request_.order};
+  return bound_of_blocks({step, layout_, placement, request_.config.storage.state.commit_every},
+                         rates, policy);
 }
 
 void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run) {
