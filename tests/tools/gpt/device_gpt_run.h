@@ -2,6 +2,8 @@
 // copied to device memory and back, as with an engine. Thread rule: one thread at a time.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstring>
 #include <vector>
 
@@ -60,7 +62,8 @@ class Transfers {
   StreamId stream_;
 };
 
-// Copies `parameters`, which are of `type`, to the device unit by unit.
+// Copies `parameters`, which are of `type`, to the device unit by unit. NaN lies behind each
+// tensor.
 inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
                                                const ModelSpec& spec,
                                                const TensorMemory& parameters, DType type) {
@@ -68,6 +71,8 @@ inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
   std::vector<DeviceUnit> units;
   for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit) {
     units.push_back(device_unit(device, spec.units[unit], type));
+    const std::vector<std::byte> nan(units[unit].memory.size_bytes(), std::byte{0xff});
+    transfers.to_device(units[unit].memory.data(), nan.data(), nan.size());
     for (std::size_t i = 0; i < spec.units[unit].tensors.size(); ++i)
       transfers.to_device(units[unit].tensors[i], parameters.pointers(unit)[i],
                           spec.units[unit].tensors[i].element_count() * size_of(type));
@@ -75,8 +80,18 @@ inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
   return units;
 }
 
+// The bytes from the end of `tensor` to the next one's begin still are NaN.
+inline void expect_untouched_behind(const DeviceUnit& unit, const UnitSpec& spec,
+                                    std::size_t tensor, DType type, Transfers& transfers) {
+  const std::uint64_t size_bytes = spec.tensors[tensor].element_count() * size_of(type);
+  const std::uint64_t rest_bytes = align_up(size_bytes, 256) - size_bytes;
+  if (rest_bytes == 0) return;
+  for (const std::byte byte : transfers.to_host(unit.tensors[tensor] + size_bytes, rest_bytes))
+    ASSERT_EQ(byte, std::byte{0xff}) << "written behind " << spec.tensors[tensor].name;
+}
+
 // As run_training_pass(). Gradient memory starts as NaN, so that an element that the backward pass
-// forgets is noticed. `parameters` are of ops.type().
+// forgets is noticed, and so is one that it writes behind a tensor. `parameters` are of ops.type().
 inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOps& ops,
                                   const ModelSpec& spec, const TensorMemory& parameters,
                                   const std::vector<std::uint32_t>& tokens,
@@ -101,6 +116,7 @@ inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOp
       const std::uint64_t count = unit.tensors[i].element_count();
       const std::vector<std::byte> bytes =
           transfers.to_host(gradients.tensors[i], count * size_of(ops.gradient_type()));
+      expect_untouched_behind(gradients, unit, i, ops.gradient_type(), transfers);
       std::vector<float>& sum = result.gradients[unit.tensors[i].name];
       sum.resize(count, -0.0f);
       for (std::size_t j = 0; j < count; ++j) {

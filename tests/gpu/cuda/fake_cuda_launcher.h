@@ -1,0 +1,57 @@
+// CudaLauncher's stand-in: kernel bodies run on the host, on the streams of the stand-in for the
+// CUDA runtime. Thread rule: as Device. The device must outlive the launcher.
+#pragma once
+
+#include <cstdint>
+#include <typeinfo>
+
+#include <sluice/cuda_device.h>
+#include "gpu/cuda/cuda_current_device.h"
+#include "gpu/cuda/kernel_list.h"
+#include "gpu/math/host_launcher.h"
+#include "tests/gpu/cuda/fake_cuda_runtime.h"
+
+namespace sluice::test {
+
+// Bodies that are run in two ways would be two kernels.
+template <class Body>
+struct ListedFake {
+  static void launch(void* stream) {
+    launch_fake_cuda(
+        stream, [] {}, typeid(Body).name());
+  }
+  static inline const ListedKernel kernel{&launch};
+};
+
+class FakeCudaLauncher {
+ public:
+  explicit FakeCudaLauncher(CudaDevice& device) : device_(device) {}
+
+  template <class Body>
+  void elements(StreamId stream, std::uint64_t count, const Body& body) const {
+    launch<Body>(stream, [count, body] { run_elements(count, body); });
+  }
+  template <class Body>
+  void teams(StreamId stream, std::uint64_t count, const Body& body) const {
+    launch<Body>(stream, [count, body] {
+      const SerialTeam team;
+      for (std::uint64_t i = 0; i < count; ++i) body(team, i);
+    });
+  }
+  template <class Body>
+  void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
+    launch<Body>(stream, [count, body] { run_leaves(count, body); });
+  }
+
+ private:
+  template <class Body, class Work>
+  void launch(StreamId stream, const Work& work) const {
+    (void)&ListedFake<Body>::kernel;
+    const CudaCurrentDevice current(device_.ordinal());
+    launch_fake_cuda(device_.native_stream(stream), work, typeid(Body).name());
+  }
+
+  CudaDevice& device_;
+};
+
+}  // namespace sluice::test

@@ -1,0 +1,16 @@
+// A stand-in for cuBLASLt (fake_cublaslt.cc), in a library with the real one's name, so that the
+// code that opens it at run time finds it in a program that is linked to it. It computes on the
+// stand-in for the CUDA runtime. It is as awkward as the library may be: it splits every sum in
+// two, adds the parts in the least exact way that its caller allows, and knows no algorithm for
+// bf16 whose rows are not 16 bytes apart.
+// Thread rule: any thread.
+#pragma once
+
+struct fake_cublaslt_counts {
+  int products = 0;      // that were enqueued
+  int refused = 0;       // products that it had no algorithm for
+  int rounded_sums = 0;  // products whose parts were rounded to the result's type
+};
+
+// The counts since the last call.
+extern "C" fake_cublaslt_counts fake_cublaslt_take_counts();
