@@ -17,6 +17,7 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/plan_json.h"
 #include "tools/commands/plan_model.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -39,11 +40,12 @@ namespace {
 struct Subject {
   PlanRequest request;
   bool is_on_host = true;
-  bool is_of_this_machine = true;  // not of a GPU or a memory that the command line names
+  bool is_of_this_machine = true;  // and of the config's model, so that train could be started here
   HostMemory host;
   std::uint64_t activation_bytes = 0;  // that the application keeps
   PlanRates rates;
   std::array<OrderPlan, 2> orders;
+  std::string obstacle_here;
   double parameters = 0;  // of the whole model
   double active_parameters = 0;
   std::string tensors;  // JSON, if --tensors asks for it
@@ -100,8 +102,9 @@ Subject subject_of(const PlanOptions& options) {
   }
   validate(config.engine);
   subject.is_on_host = options.gpu.empty() && computes_on_host(config);
-  subject.is_of_this_machine =
-      options.gpu.empty() && options.host_memory.empty() && !options.config_file.empty();
+  subject.is_of_this_machine = options.gpu.empty() && options.host_memory.empty() &&
+                               options.ranks == 1 && !options.config_file.empty() &&
+                               options.model.empty() && !options.parameters;
   PlanModel model = plan_model(config, options, subject.is_on_host);
   if (!(model.tokens > 0)) refuse_plan(fmt::format("--tokens {} is not positive", model.tokens));
   subject.tokens = model.tokens;
@@ -136,10 +139,20 @@ Subject subject_of(const PlanOptions& options) {
 
 // --- What is printed ---
 
+// Why `sluice train` would refuse here what the budgets allow; empty where it would not.
+std::string obstacle_here(const PlannedPlacement& own, const Subject& subject) {
+  const bool matters = subject.request.config.memory.check == RoomCheck::kError;
+  if (!own.obstacle.empty() || !subject.is_of_this_machine || !matters) return {};
+  return shortage_of(with_pools(subject.host, own.placement)).value_or("");
+}
+
 // The first line: the verdict, which the rest explains.
-std::string verdict(const std::vector<PlannedPlacement>& all, const PlanRequest& request) {
+std::string verdict(const std::vector<PlannedPlacement>& all, const Subject& subject) {
+  const PlanRequest& request = subject.request;
   const PlannedPlacement& own = all.front();
   if (!own.obstacle.empty()) return fmt::format("does not fit: {}", in_short(own.obstacle));
+  if (const std::string& here = subject.obstacle_here; !here.empty())
+    return fmt::format("does not fit this machine: {}", in_short(here));
   const std::string line = fmt::format("fits: {:.3g} s a step, bound by {}", own.step.step_s,
                                        name_of(own.step.scarcest()));
   // The least change that helps: settings cost nothing, memory does.
@@ -166,19 +179,13 @@ void print_pools(const PlannedPlacement& planned, const Subject& subject) {
       "of a budget of " + format_bytes(planned.placement.host_budget_bytes), "nvme", "= sum",
       format_bytes(planned.placement.nvme_bytes()));
   const std::uint64_t device_bytes = planned.placement.device_bytes();
-  HostMemory host = subject.host;
-  host.host_pool_bytes = planned.placement.host_bytes();
-  host.device_pool_bytes = subject.is_on_host ? device_bytes : 0;
   say("{:<8}{:<24}{:>10}  the application's, beside the budgets{}\n", "-", "activations",
       format_bytes(subject.activation_bytes),
       subject.is_on_host ? ""
                          : fmt::format("; with them the GPU holds {}",
                                        format_bytes(device_bytes + subject.activation_bytes)));
   say("{:<8}{:<24}{:>10}  all that is in the host's memory, the program included\n", "-", "= sum",
-      format_bytes(host.sum_bytes()));
-  if (subject.is_of_this_machine && host.ranks == 1 && shortage_of(host))
-    say("{:<8}{:<24}{:>10}  is what {} leaves: here, sluice train would refuse this\n", "-",
-        "this machine", format_bytes(host.room_bytes()), host.room.bound);
+      format_bytes(with_pools(subject.host, planned.placement).sum_bytes()));
 }
 
 void print_step(const PlannedPlacement& planned) {
@@ -238,55 +245,6 @@ std::optional<double> steps_of_life(const PlanOptions& options, const PlannedPla
 
 // --- JSON ---
 
-nlohmann::ordered_json json_of(const StepCost& cost) {
-  nlohmann::ordered_json busy = nlohmann::ordered_json::object();
-  for (std::size_t i = 0; i < kResourceCount; ++i)
-    busy[std::string(name_of(static_cast<Resource>(i)))] = cost.busy_s[i];
-  return {{"step_s", cost.step_s},
-          {"binds", name_of(cost.scarcest())},
-          {"busy_s", busy},
-          {"nvme_read_bytes", cost.traffic.nvme_read_bytes},
-          {"nvme_write_bytes", cost.traffic.nvme_write_bytes},
-          {"gradient_spill_bytes", cost.traffic.gradient_spill_bytes},
-          {"activation_out_bytes", cost.traffic.activation_out_bytes},
-          {"activation_in_bytes", cost.traffic.activation_in_bytes}};
-}
-
-nlohmann::ordered_json json_of(const PlannedPlacement& planned) {
-  nlohmann::ordered_json root = {{"name", planned.name}, {"fits", planned.obstacle.empty()}};
-  if (!planned.obstacle.empty()) {
-    root["obstacle"] = planned.obstacle;
-    return root;
-  }
-  root["device_bytes"] = planned.placement.device_bytes();
-  root["host_bytes"] = planned.placement.host_bytes();
-  root["nvme_bytes"] = planned.placement.nvme_bytes();
-  root["compute_s"] = planned.compute_s;
-  root["policy"] = name_of(planned.policy);
-  root["step"] = json_of(planned.step);
-  if (!planned.policies.empty()) root["t_min_s"] = planned.least.step_s;
-  for (const auto& [policy, cost] : planned.policies)
-    root["policies"][std::string(name_of(policy))] = json_of(cost);
-  for (const Pool& pool : planned.placement.pools())
-    root["pools"].push_back(
-        {{"tier", name_of(pool.tier)}, {"pool", pool.name}, {"size_bytes", pool.size_bytes}});
-  return root;
-}
-
-nlohmann::ordered_json json_of(const StageMemory& stage) {
-  nlohmann::ordered_json root = {{"parameter_bytes", stage.parameter_bytes},
-                                 {"window_bytes", stage.window_bytes},
-                                 {"gradient_bytes", stage.gradient_bytes},
-                                 {"optimizer_bytes", stage.optimizer_bytes},
-                                 {"fits", stage.obstacle.empty()}};
-  if (stage.obstacle.empty()) {
-    root["most_in_use_bytes"] = json_of(stage.most_in_use);
-  } else {
-    root["obstacle"] = stage.obstacle;
-  }
-  return root;
-}
-
 void write_json(OutputFile& output, const PlanOptions& options, const Subject& subject,
                 const std::vector<PlannedPlacement>& all, std::optional<double> free_tokens) {
   nlohmann::ordered_json root = {
@@ -299,6 +257,7 @@ void write_json(OutputFile& output, const PlanOptions& options, const Subject& s
       {"steps_of_drive_life", nullptr},
       {"order", name_of(subject.request.order)},
       {"activation_bytes", subject.activation_bytes},
+      {"obstacle_here", subject.obstacle_here},
       {"placements", nlohmann::ordered_json::array()}};
   if (const auto steps =
           steps_of_life(options, all.front(), subject.request.config.storage.state.commit_every))
@@ -339,7 +298,7 @@ std::string planned_stages(const PlanRequest& request) {
 int run_plan(const PlanOptions& options) {
   if (options.ranks % options.nodes != 0)
     refuse_plan(fmt::format("--nodes {} does not divide --ranks {}", options.nodes, options.ranks));
-  const Subject subject = subject_of(options);
+  Subject subject = subject_of(options);
   OutputFiles outputs;
   outputs.add_input("the config", options.config_file);
   outputs.add_input("--model", options.model);
@@ -354,13 +313,15 @@ int run_plan(const PlanOptions& options) {
   const std::vector<PlannedPlacement> all = plan_alternatives(subject.request);
   const PlannedPlacement& own = all.front();
   const bool fits = own.obstacle.empty();
+  subject.obstacle_here = obstacle_here(own, subject);
+  const bool trains = fits && subject.obstacle_here.empty();
   std::optional<double> free_tokens;
   if (fits) progress->set("looking for the computation that hides all else");
   if (const auto factor = compute_factor_that_hides(subject.request, own))
     free_tokens = *factor * subject.tokens;
-  const std::string first_line = verdict(all, subject.request);
+  const std::string first_line = verdict(all, subject);
   progress.reset();
-  say("{}\n{}", coloured(STDOUT_FILENO, fits ? Colour::kGood : Colour::kBad, first_line),
+  say("{}\n{}", coloured(STDOUT_FILENO, trains ? Colour::kGood : Colour::kBad, first_line),
       subject.description);
   say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
       options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
@@ -376,6 +337,7 @@ int run_plan(const PlanOptions& options) {
   } else {
     say("this config does not fit: {}\n", own.obstacle);
   }
+  if (fits && !trains) say("\nhere, sluice train would refuse this: {}\n", subject.obstacle_here);
   print_alternatives(all);
   if (fits) print_quicker(all, subject.request.config);
   if (free_tokens)
@@ -391,7 +353,7 @@ int run_plan(const PlanOptions& options) {
   if (options.as_deepspeed) print_deepspeed(options, subject, own);
   if (options.ranks > 1) say("collectives take no time in this plan\n");
   if (json.is_wanted()) write_json(json, options, subject, all, free_tokens);
-  return fits ? kExitOk : kExitResource;
+  return trains ? kExitOk : kExitResource;
 }
 
 }  // namespace sluice

@@ -45,14 +45,19 @@ RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count) {
           .free_bytes = free_bytes};
 }
 
+HostMemory with_pools(HostMemory host, const Placement& placement) {
+  host.device_pool_bytes = host.device_is_host ? placement.device_bytes() : 0;
+  host.host_pool_bytes = placement.host_bytes();
+  return host;
+}
+
 HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, HostMemory host) {
   const Config& engine = config.engine;
   const ModelSpec model = validated(training_model(config));
   const Layout layout =
       plan_layout(engine, model, shard_of(engine.sharding, /*rank=*/0, machine.ranks));
   const Placement placement = plan_run(engine, model, layout, machine).placement;
-  host.device_pool_bytes = host.device_is_host ? placement.device_bytes() : 0;
-  host.host_pool_bytes = placement.host_bytes();
+  host = with_pools(std::move(host), placement);
   if (host.ranks > 1) host.room = memory_room();
   if (const auto note = settle_shortage(shortage_of(host), engine.memory.check); !note.empty())
     warn("sluice: {}\n", note);

@@ -10,6 +10,8 @@
 
 namespace sluice {
 
+struct Placement;
+
 // The bytes of activations that the run keeps beside the engine's pools. They lie on the host if
 // `device_is_host`, otherwise on a GPU.
 std::uint64_t kept_activation_bytes(const TrainConfig& config, bool device_is_host);
@@ -26,6 +28,9 @@ void settle_budgets(Config::Memory& memory, const HostMemory& host);
 
 // The description of the machine with which each of `rank_count` ranks plans.
 RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count);
+
+// The same numbers with the pools of a placement.
+HostMemory with_pools(HostMemory host, const Placement& placement);
 
 // Compares the memory that the ranks of this host will take with the free memory, and returns these
 // numbers. With memory.check "warn", a shortage is only printed. To be called before any rank has

@@ -1,0 +1,16 @@
+// Parts of the file of `sluice plan --json` (docs/cli.md). Pure; any thread.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "engine/planner/planner.h"
+#include "tools/report/stage_table.h"
+
+namespace sluice {
+
+// One row of the table of placements.
+nlohmann::ordered_json json_of(const PlannedPlacement& planned);
+// The memory of one ZeRO stage.
+nlohmann::ordered_json json_of(const StageMemory& stage);
+
+}  // namespace sluice
