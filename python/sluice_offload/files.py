@@ -3,6 +3,7 @@ building one whose parameters come from files as the engine asks for them."""
 
 import contextlib
 import ctypes as C
+import errno
 import json
 import os
 import pathlib
@@ -81,7 +82,7 @@ def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_sha
         if len(shards) > 1:
             index = {"metadata": {"total_size": sum(_bytes(entry) for entry in entries)},
                      "weight_map": {entry[0]: name for name, shard in zip(names, shards) for entry in shard}}
-            _replace(target / _INDEX, lambda file: file.write(json.dumps(index, indent=2).encode()))
+            replace_file(target / _INDEX, lambda file: file.write(json.dumps(index, indent=2).encode()))
         for old in [*target.glob("model-*-of-*.safetensors"), target / _SINGLE, target / _INDEX]:
             if old.name not in names and not (old.name == _INDEX and len(shards) > 1):
                 old.unlink(missing_ok=True)
@@ -126,25 +127,45 @@ def _write(path: pathlib.Path, entries: "list[Any]", read: "Callable[[str], torc
             values = read(entry[0]).contiguous()
             if values.numel() != 0:
                 file.write((C.c_char * values.nbytes).from_address(values.data_ptr()))
-    _replace(path, write)
+    replace_file(path, write)
 
 
-def _replace(path: pathlib.Path, write: "Callable[[Any], Any]") -> None:
-    """The file appears whole or not at all. A quota or a network file system may refuse the bytes at the sync, or only when
-    the file is closed."""
+def replace_file(path: pathlib.Path, write: "Callable[[Any], Any]") -> None:
+    """The file appears whole or not at all, and stays: its bytes and then its name are durable on return. A quota or a network
+    file system may refuse the bytes at the sync, or only when the file is closed."""
     made = path.with_name(path.name + ".new")
     try:
         with open(made, "wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            _sync(file.fileno())
         os.replace(made, path)
+        _sync_folder(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             made.unlink(missing_ok=True)
         if isinstance(error, OSError) and not isinstance(error, SluiceError):
             raise StorageError(f"cannot write \"{path}\": {error.strerror}; {remedy_of(error)}") from error
         raise
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of a file system that has no sync
+            raise
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # it may be written and not read: it cannot be synced
+        return
+    try:
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load_safetensors(model: nn.Module, source: "str | os.PathLike[str] | SafetensorsValues", strict: bool = True) -> "list[str]":

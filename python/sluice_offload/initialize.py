@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import pathlib
 from typing import Any, Iterable, Mapping, Optional
 
 import torch
@@ -18,6 +19,7 @@ from .deepspeed import read_any_config
 from .described import describe
 from .engine import Config
 from .errors import ArgumentError
+from .files import replace_file
 from .offload import offload
 from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule, names_schedule
@@ -288,12 +290,7 @@ class OffloadEngine(nn.Module):
         def write_latest() -> None:
             if not save_latest:
                 return
-            path = os.path.join(save_dir, _LATEST)
-            with open(path + ".new", "w", encoding="utf-8") as file:
-                file.write(name)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(path + ".new", path)
+            replace_file(pathlib.Path(save_dir) / _LATEST, lambda file: file.write(name.encode()))
 
         if self.optimizer._engine.world is None:
             write_latest()

@@ -11,6 +11,7 @@ from torch import nn
 
 import sluice_offload as sluice
 from conftest import Block, Tiny, batch, tiny
+from sluice_offload.files import replace_file
 
 
 class Counted(Tiny):
@@ -61,6 +62,33 @@ def test_a_file_that_the_drive_refuses_is_named(config, tmp_path, monkeypatch, n
     with open(path, "rb") as file:
         assert file.read() == before
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors"]
+
+
+def test_a_file_is_durable_with_its_name(tmp_path, monkeypatch):
+    done = []
+    sync, replace = os.fsync, os.replace
+
+    def note_sync(descriptor):
+        done.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        sync(descriptor)
+
+    def note_replace(source, target):
+        done.append(("replace", os.path.basename(target)))
+        replace(source, target)
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    replace_file(tmp_path / "latest", lambda file: file.write(b"global_step3"))
+    assert done == [("sync", "latest.new"), ("replace", "latest"), ("sync", tmp_path.name)]
+    assert (tmp_path / "latest").read_text() == "global_step3"
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_sync_takes_files(tmp_path, monkeypatch, number):
+    def refuse(descriptor):
+        raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(os, "fsync", refuse)
+    replace_file(tmp_path / "latest", lambda file: file.write(b"global_step3"))
+    assert os.listdir(tmp_path) == ["latest"]
 
 
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 20000])

@@ -1,8 +1,10 @@
 """DeepSpeed's face: initialize() with DeepSpeed's and Sluice's configs, against torch in memory."""
 
 import copy
+import errno
 import json
 import math
+import os
 import warnings
 
 import pytest
@@ -89,13 +91,23 @@ def test_deepspeeds_loop_with_its_config(deepspeed, tmp_path, form):
     engine.destroy()
 
 
-def test_checkpoints_go_on_with_the_same_bits(deepspeed, tmp_path):
+def test_checkpoints_go_on_with_the_same_bits(deepspeed, tmp_path, monkeypatch):
+    def refuse(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     def make(seed):
         return sluice.initialize(model=tiny(seed), config=deepspeed, units=[Block])[0]
     engine = make(0)
     assert engine.load_checkpoint(tmp_path / "nothing") == (None, None)
     run(engine, 3)
     assert engine.save_checkpoint(tmp_path / "run", client_state={"epoch": 2, "generator": torch.arange(3)})
+    assert (tmp_path / "run" / "latest").read_text() == "global_step3"
+    # A drive that refuses `latest` is named, and what it said before stays.
+    with monkeypatch.context() as refusing:
+        refusing.setattr(os, "fsync", refuse)
+        with pytest.raises(sluice.StorageError, match=r"cannot write \".*/run/latest\".*; check the drive"):
+            engine.save_checkpoint(tmp_path / "run", tag="unnamed")
+    assert sorted(os.listdir(tmp_path / "run")) == ["global_step3", "latest", "unnamed"]
     assert (tmp_path / "run" / "latest").read_text() == "global_step3"
     expected = run(engine, 3, first=3)
     with pytest.raises(sluice.ArgumentError, match="no sluice_state.json; the state is as before"):
