@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,23 @@ namespace {
 // The most that a source is asked for at once, where the block has no room for more.
 constexpr std::uint64_t kFillElements = 256 << 10;
 
+// An update would spread such a moment to its weight, and the learning rate would be blamed.
+void check_moments(const Layout& layout, const TensorPlace& tensor, StateKind kind,
+                   std::uint64_t first, std::span<const float> values) {
+  const float least = kind == StateKind::kExpAvgSq ? 0 : std::numeric_limits<float>::lowest();
+  const auto is_moment = [&](float value) {
+    return value >= least && value <= std::numeric_limits<float>::max();
+  };
+  const auto bad = std::ranges::find_if_not(values, is_moment);
+  if (bad == values.end()) return;
+  throw Error(ErrorCode::kNonFinite,
+              fmt::format("the {} given for \"{}\" (unit \"{}\") at element {} is {}; it must be "
+                          "finite{}; check the source of the state",
+                          name_of(kind), tensor.name, layout.unit(tensor.unit).name,
+                          first + static_cast<std::uint64_t>(bad - values.begin()), *bad,
+                          kind == StateKind::kExpAvgSq ? " and at least 0" : ""));
+}
+
 // Elements [first, first + count) of the tensor, for the moments that the optimizer keeps.
 void set_moments(const Layout& layout, const BlockView& view, const TensorPlace& tensor,
                  std::uint64_t first, std::uint64_t count, StateSource& source,
@@ -26,10 +44,13 @@ void set_moments(const Layout& layout, const BlockView& view, const TensorPlace&
   const BlockPlace& block = layout.block(view.block);
   const std::uint64_t at = tensor.offset_elements + first - block.offset_elements;
   const RecordMoments moments = moments_of(layout.format(), block.element_count, view.record);
-  if (moments.exp_avg != nullptr)
-    source.read(tensor, StateKind::kExpAvg, first, {moments.exp_avg + at, count});
+  const auto read = [&](StateKind kind, std::uint64_t begin, std::span<float> values) {
+    source.read(tensor, kind, begin, values);
+    check_moments(layout, tensor, kind, begin, values);
+  };
+  if (moments.exp_avg != nullptr) read(StateKind::kExpAvg, first, {moments.exp_avg + at, count});
   if (moments.exp_avg_sq != nullptr)
-    source.read(tensor, StateKind::kExpAvgSq, first, {moments.exp_avg_sq + at, count});
+    read(StateKind::kExpAvgSq, first, {moments.exp_avg_sq + at, count});
   const auto set = [&](StateKind kind, CodeBook book, const MomentCodes& codes,
                        std::uint16_t* bf16) {
     if (!codes.exist() && bf16 == nullptr) return;
@@ -37,7 +58,7 @@ void set_moments(const Layout& layout, const BlockView& view, const TensorPlace&
       spare.resize(std::min(kFillElements, count));
       const auto values =
           std::span(spare).first(std::min<std::uint64_t>(spare.size(), count - done));
-      source.read(tensor, kind, first + done, values);
+      read(kind, first + done, values);
       if (codes.exist())
         encode_saved_moments(book, values, codes.from(at + done));
       else

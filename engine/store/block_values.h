@@ -23,7 +23,7 @@ struct BlockView {
 // Sets the state of every tensor that has elements in the block.
 // Requires: the planes are zero; the padding between tensors stays zero.
 // Fails with: kNonFinite naming tensor and element of a value that is not finite in the parameters'
-// type; the source's own errors.
+// type, of a moment that is not finite, and of a negative exp_avg_sq; the source's own errors.
 void set_values(const Layout& layout, const BlockView& view, StateSource& source);
 
 // Copies elements [begin, ...) of the block to `target`: parameters in their type, everything else

@@ -2,9 +2,12 @@
 // never stopped, wherever the state was and is.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <memory>
+
+#include <fmt/format.h>
 
 #include <sluice/units.h>
 #include "tests/engine/exactness_cases.h"
@@ -186,6 +189,43 @@ TEST_F(RestoreErrors, ValuesThatAreNotFiniteAreNamed) {
       expect_error(ErrorCode::kNonFinite, [&] { engine.restore(infinite); });
   EXPECT_NE(message.find("\"h.2.fc\" (unit \"h.2\") at element 7"), std::string::npos) << message;
   EXPECT_NO_THROW(engine.initialize(toy_values()));
+}
+
+// Each in the type that the optimizer keeps moments in.
+TEST_F(RestoreErrors, MomentsThatCannotBeAreNamed) {
+  class BadMoment final : public StateSource {
+   public:
+    BadMoment(StateKind kind, float value) : kind_(kind), value_(value) {}
+    StatePosition position() const override { return {.step = 3}; }
+    void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first,
+              std::span<float> values) override {
+      std::ranges::fill(values, 1.0f);
+      if (tensor.name == "h.2.fc" && kind == kind_ && first <= 7 && 7 < first + values.size())
+        values[7 - first] = value_;
+    }
+
+   private:
+    StateKind kind_;
+    float value_;
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const OptimizerState state :
+       {OptimizerState::kFp32, OptimizerState::kBf16, OptimizerState::k8bit}) {
+    place_.config.optimizer.state = state;
+    for (const auto& [kind, value] :
+         {std::pair(StateKind::kExpAvg, -kInfinity), std::pair(StateKind::kExpAvg, std::nanf("")),
+          std::pair(StateKind::kExpAvgSq, kInfinity), std::pair(StateKind::kExpAvgSq, -1e-6f)}) {
+      const auto device = place_.make_device();
+      Engine engine(place_.config, model_, *device);
+      BadMoment bad(kind, value);
+      const std::string message = expect_error(ErrorCode::kNonFinite, [&] { engine.restore(bad); });
+      EXPECT_NE(message.find(fmt::format("the {} given for \"h.2.fc\" (unit \"h.2\") at element 7",
+                                         name_of(kind))),
+                std::string::npos)
+          << message;
+      EXPECT_NO_THROW(engine.initialize(toy_values()));
+    }
+  }
 }
 
 TEST_F(RestoreErrors, ALossScaleThatCannotBeIsRefused) {

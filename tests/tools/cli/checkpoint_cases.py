@@ -5,11 +5,13 @@ import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import time
 
 from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase, mount_tmpfs
 from ranks_support import RanksTest
+from forged_checkpoint import mend_checksums
 from universal_checkpoint import write_universal
 
 STEPS = 8
@@ -149,6 +151,26 @@ class Checkpoints(CliCase):
         config = self.write_config({**BASE, "run.steps": 100000})
         self.expect_signals_end_resumably(lambda name: (config, "--checkpoint", name),
                                           lambda name, steps: f"step {steps} is saved in \"{name}/step-{steps:09}\"")
+
+    def test_values_that_are_not_finite_are_the_checkpoints(self):
+        values = {**BASE, "run.steps": 2, "precision.parameters": "fp32", "precision.gradients": "fp32"}
+        self.train(values, "--checkpoint", "whole")
+        for file, words in (("model", ("the value given for", "check the source of the values")),
+                            ("optimizer", ("the exp_avg", "check the source of the state"))):
+            forged, universal = self.path(file, "step-000000002"), self.path("universal-" + file)
+            shutil.copytree(self.path("whole", "step-000000002"), forged)
+            with open(os.path.join(forged, file + "-00001-of-00001.safetensors"), "r+b") as opened:
+                opened.seek(-4, os.SEEK_END)
+                opened.write(struct.pack("<f", float("nan")))
+            write_universal(forged, universal, 2)
+            message = self.fail_train(2, {**values, "run.steps": 4}, "--resume-from", universal)
+            for word in (universal, *words, '"ln_f.bias" (unit "head") at element 63 is nan'):
+                self.assertIn(word, message)
+            if not mend_checksums(forged):
+                self.skipTest("libxxhash, which would make a checkpoint's checksums, is not there")
+            message = self.fail_train(2, {**values, "run.steps": 4}, "--checkpoint", file, "--resume")
+            for word in (forged.removeprefix(self.folder + "/"), *words, '"ln_f.bias" (unit "head") at element 63 is nan'):
+                self.assertIn(word, message)
 
     def test_damaged_ones_are_passed_over_by_name(self):
         expected = self.train(BASE)["state_sha256"]

@@ -223,7 +223,7 @@ std::uint64_t Checkpointing::resume_from(Engine& engine) {
   else
     steps =
         check_application(fmt::format("\"{}\"", from_), opened.application[0], Kernels::kMayChange);
-  engine.restore(*opened.source, application(steps));
+  restore(engine, *opened.source, from_, steps);
   return steps;
 }
 
@@ -263,15 +263,24 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
   const std::uint64_t steps = check_application(fmt::format("\"{}\"", source->folder()),
                                                 saved.empty() ? "" : saved[0], Kernels::kMayChange);
   try {
-    engine.restore(*source, application(steps));
+    restore(engine, *source, folder, steps);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kNonFinite)
-      throw Error(ErrorCode::kInput, fmt::format("\"{}\": {}", folder, error.what()));
     if (error.code() != ErrorCode::kDamaged && error.code() != ErrorCode::kIo) throw;
     pass_over(error.what());
     return std::nullopt;
   }
   return steps;
+}
+
+// A value that is not finite is a fault of the checkpoint, not of training.
+void Checkpointing::restore(Engine& engine, StateSource& source, const std::string& folder,
+                            std::uint64_t steps) const {
+  try {
+    engine.restore(source, application(steps));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNonFinite) throw;
+    throw Error(ErrorCode::kInput, fmt::format("\"{}\": {}", folder, error.what()));
+  }
 }
 
 // Checks that the run that goes on is the one that was saved. Returns the steps that it has made.

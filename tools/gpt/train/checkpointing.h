@@ -117,6 +117,8 @@ class Checkpointing {
   std::optional<std::uint64_t> resume_checkpoint(Engine& engine,
                                                  const std::vector<Candidate>& found);
   std::uint64_t resume_from(Engine& engine);
+  void restore(Engine& engine, StateSource& source, const std::string& folder,
+               std::uint64_t steps) const;
   std::optional<std::uint64_t> resume_store(Engine& engine, const InitialValues& values,
                                             const std::vector<Candidate>& found);
   // `where` names the state that has the text `application`.
