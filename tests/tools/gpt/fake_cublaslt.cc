@@ -240,7 +240,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   }
   if (preferred.workspace_bytes == 0 || preferred.reductions == 0)
     return CUBLAS_STATUS_INVALID_VALUE;
-  // Of the schemes that are allowed, COMPUTE_TYPE is the only exact one.
+  // COMPUTE_TYPE is the only exact scheme, and comes last.
   results[0] = {};
   const std::uint32_t inexact =
       preferred.reductions & ~std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
