@@ -52,6 +52,12 @@ if(SLUICE_C)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sluice_c.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)
 endif()
 
-install(FILES LICENSE configs/sluice.schema.json DESTINATION ${CMAKE_INSTALL_DATADIR}/sluice COMPONENT tools)
+install(FILES configs/sluice.schema.json DESTINATION ${CMAKE_INSTALL_DATADIR}/sluice COMPONENT tools)
+if(NOT SLUICE_DEB)  # Debian has the text of the licence once
+  install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/sluice COMPONENT tools)
+endif()
 install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/sluice/configs COMPONENT tools PATTERN sluice.schema.json EXCLUDE)
 install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DATADIR}/sluice COMPONENT development)
+if(SLUICE_DEB)
+  include(SluiceDebian)
+endif()

@@ -3,11 +3,20 @@
 # byte-level GPT on the King James Bible with its parameters and optimizer state on NVMe, compares a hundred steps with the same
 # steps in memory, plots the loss and lets the model write. Takes a few minutes on two cores. May be run again; everything that
 # it writes is in build/quickstart and data.
+#   --prepare   installs and builds, and trains nothing yet: for images
+# Where a GPU is visible, CUDA is used if its compiler is there. SLUICE_QUICKSTART_CUDA names the architectures ("90-real") to
+# build for in any case.
 # Exits with 0 only if state on the drive gives the bits of state in memory, and the model beats a bigram model on text it was
 # not trained on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+prepare=no
+[[ $# -gt 0 && $1 == --prepare ]] && prepare=yes && shift
+if [[ $# -gt 0 ]]; then
+  sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/quickstart.sh >&2
+  exit 2
+fi
 build=build/quickstart
 run=$build/run
 text=data/kjv.txt
@@ -55,12 +64,17 @@ write_text() {
 }
 
 build_command() {
-  local cuda=OFF quiet=()
-  if gpu_is_visible; then cuda=AUTO; fi
+  local cuda=OFF quiet=() architectures=()
+  if [[ -n ${SLUICE_QUICKSTART_CUDA:-} ]]; then
+    cuda=ON
+    architectures=("-DSLUICE_CUDA_ARCHITECTURES=$SLUICE_QUICKSTART_CUDA")
+  elif gpu_is_visible; then
+    cuda=AUTO
+  fi
   [[ -t 1 ]] || quiet=(-- --quiet)
   mkdir -p "$build"
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_PRECOMPILED=ON -DSLUICE_UNITY=ON -DSLUICE_TESTS=OFF -DSLUICE_C=OFF \
-    -DSLUICE_CUDA="$cuda" -DSLUICE_NCCL=OFF -DSLUICE_MPI=OFF >"$build/configure.log" || {
+    -DSLUICE_CUDA="$cuda" "${architectures[@]}" -DSLUICE_NCCL=OFF -DSLUICE_MPI=OFF >"$build/configure.log" || {
     cat "$build/configure.log" >&2
     fail "CMake failed; its messages are above"
   }
@@ -89,6 +103,10 @@ tools/install_packages.sh run
 say "2 of 4: building the sluice command, $(nproc) files at a time"
 build_command
 write_text
+if [[ $prepare == yes ]]; then
+  say "prepared: tools/quickstart.sh trains"
+  exit
+fi
 mkdir -p "$run"
 
 say "3 of 4: training with the whole state on the drive (configs/quickstart.json)"

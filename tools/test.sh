@@ -2,7 +2,8 @@
 # Builds Sluice and runs its tests: a release build with every test but the slow ones, then the cpu and io tests under
 # AddressSanitizer and UndefinedBehaviorSanitizer, and the tests of the package for PyTorch, for which torch is fetched from the
 # package index into build/torch once. Installs missing Debian packages first.
-#   --slow      also ThreadSanitizer, the tests labelled slow, each source compiled alone, and two builds compared
+#   --slow      also ThreadSanitizer, the tests labelled slow, each source compiled alone, two builds compared, and
+#               Sluice installed in fresh roots of Debian
 #   --cases N   how many cases each randomized test runs (default: a fixed number of each test; 50 times that in the
 #               release build with --slow: under sanitizers it would take days)
 #   --seed N    where the randomized tests begin (default: 1); a failing test prints the seed that repeats it
@@ -133,6 +134,13 @@ test_wheels() {
   done
 }
 
+# Each way to install, in a fresh root of Debian. The page of results is left as it is: build/install.md has this run's.
+install_afresh() {
+  local status=0
+  tools/install_trial.sh --output build/install.md || status=$?
+  [[ $status == 77 ]] || return "$status"
+}
+
 tools/install_packages.sh run test
 mkdir -p build
 
@@ -160,6 +168,8 @@ if [[ $slow == yes ]]; then
   build_alone
   say "building twice in different folders"
   tools/reproducible.sh -DSLUICE_CUDA=OFF
+  say "installing in fresh roots"
+  install_afresh
   say "breaking one line at a time"
   tools/mutate.py --jobs "$jobs"
 fi

@@ -1,0 +1,225 @@
+#!/usr/bin/env bash
+# Tries the ways to install Sluice, each in a fresh root of Debian made by debootstrap, and writes docs/results/install.md: the
+# commands, their seconds and last lines. Needs root, a network, and time: `tools/test.sh --slow` runs it where the first two
+# are there.
+#   --only WAY       one of deb, docker, cuda, conan, vcpkg, trixie, noble (may be repeated; default: all). The page keeps
+#                    what earlier runs noted about the other ways
+#   --packages DIR   Debian packages made before (build/deb/packages), else they are built first
+#   --output FILE    instead of docs/results/install.md
+# Exits with 1 if a command failed, with 77 where debootstrap or the right to use it is missing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+packages=
+only=()
+output=docs/results/install.md
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --packages) packages=${2:?--packages needs a folder} ;;
+    --only) only+=("${2:?--only needs a way}") ;;
+    --output) output=${2:?--output needs a file} ;;
+    *)
+      sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/install_trial.sh >&2
+      exit 2
+      ;;
+  esac
+  shift 2
+done
+ways=(deb docker cuda conan vcpkg trixie noble)
+[[ ${#only[@]} -gt 0 ]] || only=("${ways[@]}")
+for way in "${only[@]}"; do
+  [[ " ${ways[*]} " == *" $way "* ]] || {
+    echo "tools/install_trial.sh: no way is called \"$way\"; there are ${ways[*]}" >&2
+    exit 2
+  }
+done
+if ! command -v debootstrap >/dev/null || [[ $EUID -ne 0 ]]; then
+  echo "SKIPPED: the trial of installing needs debootstrap and root"
+  exit 77
+fi
+
+notes=build/install_trials # a file of rows for each way
+mkdir -p "$notes"
+work=$(mktemp -d "${TMPDIR:-/tmp}/sluice-install-XXXXXX")
+leave_root() {
+  local folder
+  for folder in proc dev; do
+    if mountpoint --quiet "$work/root/$folder"; then umount --lazy "$work/root/$folder"; fi
+  done
+  rm -rf --one-file-system "$work/root"
+}
+clean() {
+  leave_root
+  rm -rf --one-file-system "$work"
+}
+trap clean EXIT
+log=$work/log
+failed=no
+
+# row COMMAND SECONDS RESULT: with the last line that the command printed.
+row() {
+  local last
+  last=$(grep -v '^[[:space:]]*$' "$log" | tail -n 1 | tr -d '\r`' | sed 's/\x1b\[[0-9;]*m//g; s/|/\\|/g' | cut -c1-110)
+  printf '| `%s` | %s | %s | `%s` |\n' "${1//|/\\|}" "$2" "$3" "${last:- }" >>"$notes/$way"
+}
+
+# step COMMAND: in the root, in the source's folder if there is one. After a failure the rest of the way is left out.
+broken=no
+step() {
+  [[ $broken == no ]] || return 0
+  local begin=$SECONDS status=0
+  echo "==> $way: $1"
+  chroot "$work/root" /usr/bin/env -i "${environment[@]}" PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
+    DEBIAN_FRONTEND=noninteractive TERM=dumb LC_ALL=C.UTF-8 bash -euo pipefail -c "cd /root/sluice 2>/dev/null || cd /root; $1" \
+    </dev/null >"$log" 2>&1 || status=$?
+  if [[ $status == 0 ]]; then
+    row "$1" $((SECONDS - begin)) passed
+  else
+    row "$1" $((SECONDS - begin)) "**failed ($status)**"
+    tail -n 30 "$log"
+    broken=yes
+    failed=yes
+  fi
+}
+
+# enter SUITE: a fresh root of the smallest system.
+enter() {
+  local begin=$SECONDS
+  echo "==> $way: a fresh root of $1"
+  broken=no
+  environment=()
+  : >"$notes/$way"
+  leave_root
+  if [[ ! -d $work/$1 ]]; then
+    debootstrap --variant=minbase --include=ca-certificates "$1" "$work/$1" >"$log" 2>&1 || {
+      row "debootstrap --variant=minbase $1" $((SECONDS - begin)) "**failed**"
+      tail -n 5 "$log"
+      broken=yes
+      failed=yes
+      mkdir -p "$work/root"
+      return 0
+    }
+    cp /etc/resolv.conf "$work/$1/etc/resolv.conf"
+  fi
+  cp -a "$work/$1" "$work/root"
+  # A package index that is reached through a certificate of this machine's own is reached from the root, too.
+  cp /etc/ssl/certs/ca-certificates.crt "$work/root/etc/ssl/certs/"
+  if [[ -e /etc/pip.conf ]]; then cp /etc/pip.conf "$work/root/etc/"; fi
+  mount -t proc proc "$work/root/proc"
+  mount --bind /dev "$work/root/dev"
+  : >"$log"
+  row "debootstrap --variant=minbase $1" $((SECONDS - begin)) "a fresh root"
+}
+
+bring_source() { mkdir -p "$work/root/root/sluice" && git archive HEAD | tar -x -C "$work/root/root/sluice"; }
+bring_release() { tools/release.sh --draft "$work/root/root/release" >/dev/null; }
+install_build_packages() { step "apt-get update -q && apt-get install -yq --no-install-recommends $1"; }
+
+try_deb() {
+  enter bookworm
+  cp "$packages"/*.deb "$work/root/root/"
+  step 'apt-get update -q && apt-get install -yq --no-install-recommends ./sluice_*.deb'
+  step 'sluice version && sluice plan --parameters 7B --layers 32'
+  step 'seq 100000 >/tmp/text && cd /tmp && sluice train /usr/share/sluice/configs/quickstart.json --data /tmp/text --steps 3'
+  step 'apt-get install -yq --no-install-recommends g++ cmake make pkg-config ./libsluice*.deb'
+  step 'cmake -S /usr/share/sluice/examples/sine -B /tmp/sine >/dev/null && cmake --build /tmp/sine >/dev/null && /tmp/sine/sine /tmp'
+  step 'g++ -std=c++20 /usr/share/sluice/examples/resume/main.cc -o /tmp/resume $(pkg-config --cflags --libs sluice) && /tmp/resume /tmp'
+  step 'gcc /usr/share/sluice/examples/line/main.c -o /tmp/line $(pkg-config --cflags --libs sluice_c) && /tmp/line /tmp'
+  step 'if ls sluice-mpi*.deb; then apt-get install -yq --no-install-recommends openmpi-bin ./sluice-mpi*.deb; fi && cd /tmp && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 sluice train /usr/share/sluice/configs/in_memory.json --data /tmp/text --steps 3'
+  step 'apt-get install -yq --no-install-recommends lintian >/dev/null && lintian --fail-on error,warning *.deb && echo "lintian: no error, no warning"'
+  step 'apt-get purge -yq "sluice*" "libsluice*" && ! find /usr /etc -iname "*sluice*" | grep .'
+}
+
+# The lines of a Dockerfile, run in a root instead of by docker.
+try_dockerfile() {
+  enter bookworm
+  bring_source
+  local line
+  while IFS= read -r line; do
+    case $line in
+      ENV\ *) eval "environment+=(${line#ENV })" ;;
+      RUN\ *) step "${line#RUN }" ;;
+      CMD\ *) step "$(tr -d '[],"' <<<"${line#CMD }")" ;;
+    esac
+  done < <(sed -e ':join' -e '/\\$/{N;s/ *\\\n */ /;b join' -e '}' "$1")
+}
+try_docker() { try_dockerfile packaging/Dockerfile; }
+try_cuda() { try_dockerfile packaging/cuda.Dockerfile; }
+
+try_conan() {
+  enter bookworm
+  bring_release
+  install_build_packages 'python3-venv g++ cmake make'
+  step 'python3 -m venv /opt/conan && /opt/conan/bin/pip install -q conan && /opt/conan/bin/conan profile detect'
+  step '/opt/conan/bin/conan create release/conan -s compiler.cppstd=20 --build=missing -c tools.system.package_manager:mode=install'
+  bring_source
+  step '/opt/conan/bin/conan install --requires=sluice/[*] -s compiler.cppstd=20 -g CMakeToolchain -of /tmp/conan && cmake -S examples/sine -B /tmp/sine -DCMAKE_TOOLCHAIN_FILE=/tmp/conan/conan_toolchain.cmake -DCMAKE_BUILD_TYPE=Release >/dev/null && cmake --build /tmp/sine >/dev/null && /tmp/sine/sine /tmp'
+}
+
+try_vcpkg() {
+  enter bookworm
+  bring_release
+  install_build_packages 'g++ cmake ninja-build pkg-config liburing-dev libtbb-dev libhwloc-dev libhwy-dev nlohmann-json3-dev libfmt-dev libxxhash-dev'
+  mkdir -p "$work/root/root/steps" && cp tests/packaging/port_steps.cmake "$work/root/root/steps/"
+  step 'cmake -DPORT=/root/release/vcpkg/sluice -DPREFIX=/root/installed -DWORK=/root/work -DLINKAGE=static -P steps/port_steps.cmake'
+  bring_source
+  step 'cmake -S examples/sine -B /tmp/sine -DCMAKE_PREFIX_PATH=/root/installed >/dev/null && cmake --build /tmp/sine >/dev/null && /tmp/sine/sine /tmp'
+}
+
+# From source with the compilers of other releases.
+try_source() {
+  enter "$1"
+  bring_source
+  step 'tools/install_packages.sh run'
+  step 'g++ --version | head -n 1'
+  step 'cmake --preset install >/dev/null && cmake --build build/install -- --quiet && cmake --install build/install >/dev/null && sluice version'
+  step 'seq 100000 >/tmp/text && sluice train configs/quickstart.json --data /tmp/text --steps 3'
+}
+try_trixie() { try_source trixie; }
+try_noble() {
+  if [[ ! -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ]]; then
+    echo "SKIPPED: noble, since the keyring of Ubuntu's archive is not here"
+    rm -f "$notes/noble"
+    return 0
+  fi
+  try_source noble
+}
+
+titles=([0]="Debian packages on Debian 12" [1]="\`packaging/Dockerfile\`: its lines in a root of Debian 12, not by docker"
+  [2]="\`packaging/cuda.Dockerfile\`: its lines in a root of Debian 12, not by docker" [3]="conan on Debian 12"
+  [4]="The vcpkg port on Debian 12: its portfile by \`tests/packaging/port_steps.cmake\`, not by vcpkg" [5]="From source on Debian 13"
+  [6]="From source on Ubuntu 24.04")
+write_page() {
+  local index missing=()
+  cat <<'END'
+# Results: installing
+
+Made by `tools/install_trial.sh`: each way begins in a fresh root of the smallest system. Seconds are those of a machine with
+2 cores on which other work ran.
+END
+  for index in "${!ways[@]}"; do
+    if [[ ! -s $notes/${ways[$index]} ]]; then
+      missing+=("${titles[$index]}")
+      continue
+    fi
+    printf '\n## %s\n\n| command | seconds | result | last line |\n|---|---|---|---|\n' "${titles[$index]}"
+    cat "$notes/${ways[$index]}"
+  done
+  printf '\n## Not tried\n\n'
+  if [[ ${#missing[@]} -gt 0 ]]; then printf -- '- %s.\n' "${missing[@]}"; fi
+  printf -- '- docker and vcpkg themselves: neither can be had here. Tried are the commands of their recipes.\n'
+}
+
+for way in "${only[@]}"; do
+  if [[ $way == deb && -z $packages ]]; then
+    cmake --preset deb >"$log" && cmake --build build/deb -- --quiet && (cd build/deb && cpack >"$log")
+    packages=build/deb/packages
+  fi
+  "try_$way"
+  if [[ -s $notes/$way ]]; then
+    printf '\nOn %s, at commit %s; load average %s at the end.\n' "$(LC_ALL=C date -u +'%-d %B %Y')" "$(git rev-parse --short HEAD)" \
+      "$(cut -d' ' -f1 /proc/loadavg)" >>"$notes/$way"
+  fi
+  write_page >"$output"
+done
+[[ $failed == no ]]
