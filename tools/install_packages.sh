@@ -52,7 +52,7 @@ fi
 echo "Installing: ${missing[*]}"
 # Without fresh lists an install may still succeed from older ones, so only the install decides.
 "${as_root[@]}" apt-get update --quiet || echo "apt-get update failed; trying with the lists at hand" >&2
-# Of several names of a package, the first that this release has.
+# A package with several names is installed under the first that this release has.
 names=()
 for package in "${missing[@]}"; do
   chosen=${package%%|*}

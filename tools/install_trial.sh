@@ -5,18 +5,21 @@
 #   --only WAY       one of deb, docker, cuda, conan, vcpkg, trixie, noble (may be repeated; default: all). The page keeps
 #                    what earlier runs noted about the other ways
 #   --packages DIR   Debian packages made before (build/deb/packages), else they are built first
+#   --bases DIR      keeps the roots that debootstrap makes, for other runs
 #   --output FILE    instead of docs/results/install.md
 # Exits with 1 if a command failed, with 77 where debootstrap or the right to use it is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=
+bases=
 only=()
 output=docs/results/install.md
 while [[ $# -gt 0 ]]; do
   case $1 in
     --packages) packages=${2:?--packages needs a folder} ;;
     --only) only+=("${2:?--only needs a way}") ;;
+    --bases) bases=${2:?--bases needs a folder} ;;
     --output) output=${2:?--output needs a file} ;;
     *)
       sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/install_trial.sh >&2
@@ -53,13 +56,15 @@ clean() {
   rm -rf --one-file-system "$work"
 }
 trap clean EXIT
+bases=${bases:-$work}
+mkdir -p "$bases"
 log=$work/log
 failed=no
 
 # row COMMAND SECONDS RESULT: with the last line that the command printed.
 row() {
   local last
-  last=$(grep -v '^[[:space:]]*$' "$log" | tail -n 1 | tr -d '\r`' | sed 's/\x1b\[[0-9;]*m//g; s/|/\\|/g' | cut -c1-110)
+  last=$({ grep -v '^[[:space:]]*$' "$log" || true; } | tail -n 1 | tr -d '\r`' | sed 's/\x1b\[[0-9;]*m//g; s/|/\\|/g' | cut -c1-110)
   printf '| `%s` | %s | %s | `%s` |\n' "${1//|/\\|}" "$2" "$3" "${last:- }" >>"$notes/$way"
 }
 
@@ -90,18 +95,20 @@ enter() {
   environment=()
   : >"$notes/$way"
   leave_root
-  if [[ ! -d $work/$1 ]]; then
-    debootstrap --variant=minbase --include=ca-certificates "$1" "$work/$1" >"$log" 2>&1 || {
+  if [[ ! -d $bases/$1 ]]; then
+    debootstrap --variant=minbase --include=ca-certificates "$1" "$bases/$1.part" >"$log" 2>&1 || {
       row "debootstrap --variant=minbase $1" $((SECONDS - begin)) "**failed**"
       tail -n 5 "$log"
+      rm -rf --one-file-system "$bases/$1.part"
       broken=yes
       failed=yes
       mkdir -p "$work/root"
       return 0
     }
-    cp /etc/resolv.conf "$work/$1/etc/resolv.conf"
+    cp /etc/resolv.conf "$bases/$1.part/etc/resolv.conf"
+    mv "$bases/$1.part" "$bases/$1"
   fi
-  cp -a "$work/$1" "$work/root"
+  cp -a "$bases/$1" "$work/root"
   # A package index that is reached through a certificate of this machine's own is reached from the root, too.
   cp /etc/ssl/certs/ca-certificates.crt "$work/root/etc/ssl/certs/"
   if [[ -e /etc/pip.conf ]]; then cp /etc/pip.conf "$work/root/etc/"; fi

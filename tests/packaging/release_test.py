@@ -24,7 +24,7 @@ class Release(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.tree = pathlib.Path(folder.name) / "clone"
         self.git("clone", "--quiet", "--shared", "--no-tags", ROOT, self.tree, cwd=ROOT)
-        # What is tried is this tree's script, committed or not.
+        # The clone gets this tree's script, committed or not.
         for name in ("tools/release.sh", "packaging/vcpkg/portfile.cmake", "packaging/vcpkg/vcpkg.json", "packaging/conan/conanfile.py"):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             (self.tree / name).write_bytes((ROOT / name).read_bytes())
