@@ -132,12 +132,14 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   sluice::add_output(plan, "--json", options.json_file, "Write the plan");
 }
 
-void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
+void add_doctor(CLI::App& app, sluice::DoctorOptions& options) {
   CLI::App* doctor = app.add_subcommand(
       "doctor", "Check what this machine offers, and say how to mend what is missing");
-  doctor->add_option("--path", paths, "Storage folder to check (may be repeated)")
+  doctor->add_option("--path", options.paths, "Storage folder to check (may be repeated)")
       ->allow_extra_args(false)
       ->capture_default_str();
+  sluice::add_output(doctor, "--json", options.json_file,
+                     "Write the findings; - for standard output");
 }
 
 struct GeneralOptions {
@@ -231,7 +233,7 @@ void add_commands(CLI::App& app, Commands& commands) {
   sluice::add_config(app, commands.config);
   sluice::add_state(app, commands.state);
   add_top(app, commands.top);
-  add_doctor(app, commands.doctor.paths);
+  add_doctor(app, commands.doctor);
   add_general(app, commands.general);
 }
 

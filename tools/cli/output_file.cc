@@ -26,7 +26,8 @@ bool is_refusal_to_write_back(int error) {
 
 OutputFile::OutputFile(std::string option, const std::string& path, OutputMode mode)
     : option_(std::move(option)), mode_(mode) {
-  if (!path.empty()) place_ = place_of(path);
+  if (path == "-") leave_standard_output_to_data();
+  if (!path.empty()) place_ = place_of(path == "-" ? "/dev/stdout" : path);
 }
 
 void OutputFile::refuse(const std::string& why) const {

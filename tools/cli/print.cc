@@ -14,6 +14,11 @@ namespace sluice {
 namespace {
 
 std::atomic<int> failure{0};
+std::atomic<bool> says_beside{false};  // on standard error, beside data on standard output
+
+std::FILE* said_stream() noexcept {
+  return says_beside.load() ? stderr : stdout;
+}
 
 // One note for all that is lost from here on.
 void note_failure(int error) noexcept {
@@ -32,15 +37,21 @@ void keep_standard_descriptors() noexcept {
   }
 }
 
+void leave_standard_output_to_data() noexcept {
+  flush_said();
+  says_beside = true;
+}
+
 void say_text(std::string_view text) noexcept {
   if (failure.load() != 0) return;
   errno = 0;
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) note_failure(errno);
+  if (std::fwrite(text.data(), 1, text.size(), said_stream()) != text.size()) note_failure(errno);
 }
 
 void say_fitted(std::string_view text) {
-  if (!is_terminal(STDOUT_FILENO)) return say_text(text);
-  say_text(fitted(text, terminal_columns(STDOUT_FILENO)));
+  const int descriptor = says_beside.load() ? STDERR_FILENO : STDOUT_FILENO;
+  if (!is_terminal(descriptor)) return say_text(text);
+  say_text(fitted(text, terminal_columns(descriptor)));
 }
 
 void warn_text(std::string_view text) noexcept {
@@ -50,7 +61,7 @@ void warn_text(std::string_view text) noexcept {
 void flush_said() noexcept {
   if (failure.load() != 0) return;
   errno = 0;
-  if (std::fflush(stdout) != 0) note_failure(errno);
+  if (std::fflush(said_stream()) != 0) note_failure(errno);
 }
 
 int said_failure() noexcept {

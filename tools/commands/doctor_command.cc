@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <sluice/cuda_device.h>
 #include <sluice/error.h>
@@ -23,6 +24,7 @@
 #include "io/io_queue.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/option_words.h"
+#include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
 #include "tools/commands/write_cache.h"
@@ -232,6 +234,18 @@ Finding look_at_mpi(const std::string& library) {
   return finding;
 }
 
+std::string json_of(const std::vector<Finding>& findings, bool has_failed) {
+  constexpr std::array kNames{"ok", "warn", "fail"};
+  nlohmann::ordered_json root = {{"has_failed", has_failed},
+                                 {"findings", nlohmann::ordered_json::array()}};
+  for (const Finding& finding : findings)
+    root["findings"].push_back({{"health", kNames[static_cast<std::size_t>(finding.health)]},
+                                {"subject", finding.subject},
+                                {"text", finding.text},
+                                {"remedy", finding.remedy}});
+  return root.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
 }  // namespace
 
 std::vector<Finding> examine(const DoctorOptions& options) {
@@ -248,8 +262,12 @@ std::vector<Finding> examine(const DoctorOptions& options) {
 }
 
 int run_doctor(const DoctorOptions& options) {
+  OutputFiles outputs;
+  OutputFile& json = outputs.add("--json", options.json_file);
+  outputs.check();
+  const std::vector<Finding> findings = examine(options);
   bool has_failed = false;
-  for (const Finding& finding : examine(options)) {
+  for (const Finding& finding : findings) {
     constexpr std::array kNames{"ok  ", "warn", "FAIL"};
     constexpr std::array kColours{Colour::kGood, Colour::kWarning, Colour::kBad};
     const auto health = static_cast<std::size_t>(finding.health);
@@ -258,6 +276,7 @@ int run_doctor(const DoctorOptions& options) {
     if (!finding.remedy.empty()) say("      -> {}\n", finding.remedy);
     has_failed |= finding.health == Health::kFail;
   }
+  if (json.is_wanted()) write_whole(json, json_of(findings, has_failed));
   return has_failed ? kExitResource : kExitOk;
 }
 

@@ -12,6 +12,7 @@ struct DoctorOptions {
   std::vector<std::string> paths{"/var/tmp"};
   std::string mpi_library;  // empty = where MpiWorld looks for it
   std::string sysfs = "/sys";
+  std::string json_file;  // empty = none; "-" = standard output
 };
 
 enum class Health : std::uint8_t { kOk, kWarn, kFail };
@@ -27,7 +28,7 @@ struct Finding {
 std::vector<Finding> examine(const DoctorOptions& options);
 
 // Prints a line for each finding and its remedy. Returns kExitResource when one of the checks
-// failed.
+// failed. Fails with: as OutputFile::check().
 int run_doctor(const DoctorOptions& options);
 
 }  // namespace sluice

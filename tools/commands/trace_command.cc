@@ -11,6 +11,7 @@
 #include "tools/trace/trace_diff.h"
 #include "tools/trace/trace_export.h"
 #include "tools/trace/trace_html.h"
+#include "tools/trace/trace_json.h"
 #include "tools/trace/trace_summary.h"
 #include "tools/trace/trace_whatif.h"
 
@@ -77,26 +78,44 @@ int run_trace_export(const TraceExportOptions& options) {
 }
 
 int run_trace_diff(const TraceDiffOptions& options) {
+  OutputFiles outputs;
+  add_inputs(outputs, {options.before, options.after});
+  OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
+  outputs.check();
   const TraceFile before = read_trace(options.before), after = read_trace(options.after);
   const TraceDiff diff = diff_of(TraceAnalysis(before), TraceAnalysis(after));
   say("{}", text_of(diff));
+  if (json.is_wanted()) write_whole(json, diff_json(diff, options.percent));
   if (!diff.is_regression(options.percent)) return kExitOk;
   say("regression: the step is longer by more than {:g} %\n", options.percent);
   return kExitRegression;
 }
 
 int run_trace_whatif(const TraceWhatIfOptions& options) {
+  OutputFiles outputs;
+  add_inputs(outputs, {options.file});
+  OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
+  outputs.check();
   const TraceFile file = read_trace(options.file);
-  say("{}", text_of(what_if(TraceAnalysis(file), options.settings)));
+  const WhatIf answer = what_if(TraceAnalysis(file), options.settings);
+  say("{}", text_of(answer));
+  if (json.is_wanted()) write_whole(json, whatif_json(answer));
   return kExitOk;
 }
 
 int run_trace_summary(const TraceSummaryOptions& options) {
+  OutputFiles outputs;
+  add_inputs(outputs, options.files, options.calibration);
+  OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
+  outputs.check();
   const std::vector<TraceFile> files = read_traces(options.files);
   const std::uint64_t rating =
       options.bytes_written_rating.empty() ? 0 : parse_size(options.bytes_written_rating);
-  say("{}", summary_of(analyse(files),
-                       {.peaks = peaks_of(options.calibration), .bytes_written_rating = rating}));
+  const SummaryOptions shown = {.peaks = peaks_of(options.calibration),
+                                .bytes_written_rating = rating};
+  const std::vector<TraceAnalysis> ranks = analyse(files);
+  say("{}", summary_of(ranks, shown));
+  if (json.is_wanted()) write_whole(json, summary_json(ranks, shown));
   return kExitOk;
 }
 

@@ -11,6 +11,7 @@ struct TraceSummaryOptions {
   std::vector<std::string> files;    // one file of each rank
   std::string calibration;           // written by `bench io --json`; empty = none
   std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
+  std::string json_file;             // empty = none; "-" = standard output
 };
 
 struct TraceHtmlOptions {
@@ -31,11 +32,13 @@ struct TraceDiffOptions {
   std::string before;
   std::string after;
   double percent = 5;  // a step that is longer by more is a regression (exit code 3)
+  std::string json_file;
 };
 
 struct TraceWhatIfOptions {
   std::string file;
   std::vector<std::string> settings;
+  std::string json_file;
 };
 
 // Each function returns the exit code (tools/cli/exit_codes.h). Fails with: kInput for a file that

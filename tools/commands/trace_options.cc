@@ -15,6 +15,10 @@ void add_trace_files(CLI::App* command, std::vector<std::string>& files) {
       ->type_name("FILE");
 }
 
+void add_json(CLI::App* command, std::string& path) {
+  add_output(command, "--json", path, "Write every figure; - for standard output");
+}
+
 void add_trace_outputs(CLI::App& trace, TraceCommands& commands) {
   CLI::App* html = trace.add_subcommand("html", "Write a page with timeline, maps and tables");
   add_trace_files(html, commands.html.files);
@@ -36,6 +40,7 @@ void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
                    "Exit with 3 when steps are longer by more than this")
       ->check(between(0, 1e6))
       ->capture_default_str();
+  add_json(diff, commands.diff.json_file);
   CLI::App* whatif = trace.add_subcommand("whatif", "Predict a step under other settings");
   add_input(whatif, "FILE", commands.whatif.file, "Trace file")->required();
   whatif
@@ -45,6 +50,7 @@ void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
                    "(may be repeated)")
       ->allow_extra_args(false)
       ->type_name("KEY=VALUE");
+  add_json(whatif, commands.whatif.json_file);
 }
 
 }  // namespace
@@ -63,6 +69,7 @@ void add_trace(CLI::App& app, TraceCommands& commands) {
                    "Bytes that may be written to the drives in their life (such as 1200TB)")
       ->check(is_size())
       ->type_name("SIZE");
+  add_json(command, summary.json_file);
   add_trace_outputs(*trace, commands);
   add_trace_questions(*trace, commands);
 }

@@ -53,45 +53,24 @@ std::string time_lines(const TraceAnalysis& rank) {
       percent_of(means.other_s), 100 * means.hidden_share(), 1e3 * means.background_s);
 }
 
-// Bytes beside those that the placement needs: every parameter on storage read in forward and
-// backward, every record once, all of it written once. It takes the steps whose update has ended
-// under the trace, so not the last one, and not the first, which finds nothing in memory.
 std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
                        const SummaryOptions& options) {
-  if (rank.steps().size() < 3) return {};
-  const std::uint64_t first = rank.steps()[1].step;
-  const std::uint64_t last = rank.steps()[rank.steps().size() - 2].step;
-  std::uint64_t read = 0, written = 0;
-  for (const TraceRecord& record : rank.trace().records) {
-    if (record.step < first || record.step > last) continue;
-    if (record.kind == TraceKind::kRead) read += record.size_bytes;
-    if (record.kind == TraceKind::kWrite) written += record.size_bytes;
-  }
-  const auto steps = static_cast<double>(last - first + 1);
-  const double span_s =
-      static_cast<double>(rank.steps().back().begin_ns - rank.steps()[1].begin_ns) * 1e-9;
+  const std::optional<StorageBytes> bytes = storage_bytes(rank, engine);
+  if (!bytes) return {};
   std::string lines;
   if (engine.parameters != 0) {
-    std::uint64_t parameter_bytes = 0, stored = 0;  // of one copy
-    for (const TracedPool& pool : engine.pools) {
-      if (pool.tier != "nvme" || pool.name == "shadow copies") continue;
-      stored += pool.size_bytes;
-      if (pool.name == "parameters") parameter_bytes += pool.size_bytes;
-    }
-    const auto each = [&](double bytes) { return bytes / static_cast<double>(engine.parameters); };
+    const auto each = [&](double of) { return of / static_cast<double>(engine.parameters); };
     lines += fmt::format(
         "bytes per parameter and step: {:.2f} read (ideal {:.2f}), {:.2f} written (ideal {:.2f})\n",
-        each(static_cast<double>(read) / steps),
-        each(static_cast<double>(stored + parameter_bytes)),
-        each(static_cast<double>(written) / steps), each(static_cast<double>(stored)));
+        each(bytes->read_per_step), each(bytes->ideal_read), each(bytes->written_per_step),
+        each(bytes->ideal_written));
   }
-  if (written == 0) return lines;
-  const double a_day = static_cast<double>(written) / span_s * kSecondsADay;
-  lines += fmt::format("written to storage: {:.2f} TB a day", a_day * 1e-12);
+  if (bytes->written_per_day == 0) return lines;
+  lines += fmt::format("written to storage: {:.2f} TB a day", bytes->written_per_day * 1e-12);
   if (options.bytes_written_rating != 0)
-    lines += fmt::format("; drives rated for {} last {:.0f} days",
-                         format_bytes(options.bytes_written_rating),
-                         static_cast<double>(options.bytes_written_rating) / a_day);
+    lines += fmt::format(
+        "; drives rated for {} last {:.0f} days", format_bytes(options.bytes_written_rating),
+        static_cast<double>(options.bytes_written_rating) / bytes->written_per_day);
   return lines + "\n";
 }
 
@@ -152,10 +131,40 @@ std::size_t lines_of(const std::string& text) {
 
 }  // namespace
 
+std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine) {
+  if (rank.steps().size() < 3) return std::nullopt;
+  const std::uint64_t first = rank.steps()[1].step;
+  const std::uint64_t last = rank.steps()[rank.steps().size() - 2].step;
+  std::uint64_t read = 0, written = 0;
+  for (const TraceRecord& record : rank.trace().records) {
+    if (record.step < first || record.step > last) continue;
+    if (record.kind == TraceKind::kRead) read += record.size_bytes;
+    if (record.kind == TraceKind::kWrite) written += record.size_bytes;
+  }
+  std::uint64_t parameter_bytes = 0, stored = 0;  // of one copy
+  for (const TracedPool& pool : engine.pools) {
+    if (pool.tier != "nvme" || pool.name == "shadow copies") continue;
+    stored += pool.size_bytes;
+    if (pool.name == "parameters") parameter_bytes += pool.size_bytes;
+  }
+  const auto steps = static_cast<double>(last - first + 1);
+  const double span_s =
+      static_cast<double>(rank.steps().back().begin_ns - rank.steps()[1].begin_ns) * 1e-9;
+  return StorageBytes{.read_per_step = static_cast<double>(read) / steps,
+                      .written_per_step = static_cast<double>(written) / steps,
+                      .ideal_read = static_cast<double>(stored + parameter_bytes),
+                      .ideal_written = static_cast<double>(stored),
+                      .written_per_day = static_cast<double>(written) / span_s * kSecondsADay};
+}
+
+const TraceAnalysis& slowest_of(const std::vector<TraceAnalysis>& ranks) {
+  return *std::ranges::max_element(
+      ranks, {}, [](const TraceAnalysis& rank) { return means_of(steady_steps(rank)).total_s; });
+}
+
 std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options) {
   // The slowest rank decides how long a step takes.
-  const TraceAnalysis& slowest = *std::ranges::max_element(
-      ranks, {}, [](const TraceAnalysis& rank) { return means_of(steady_steps(rank)).total_s; });
+  const TraceAnalysis& slowest = slowest_of(ranks);
   std::string text = verdict_of(slowest) + "\n";
   for (std::size_t i = 0; i < std::min(ranks.size(), kRanksMax); ++i)
     text += head_line(ranks[i]) + "\n";

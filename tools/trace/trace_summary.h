@@ -22,6 +22,24 @@ struct SummaryOptions {
   std::uint64_t bytes_written_rating = 0;  // of all drives together; 0 = unknown
 };
 
+// The bytes that a step moves to and from storage.
+struct StorageBytes {
+  double read_per_step = 0;
+  double written_per_step = 0;
+  // The bytes that the placement needs: every parameter on storage read in forward and backward,
+  // every record read once, all of it written once. 0 = unknown.
+  double ideal_read = 0;
+  double ideal_written = 0;
+  double written_per_day = 0;
+};
+
+// Takes the steps whose update has ended under the trace: not the last step. Leaves out the first
+// step, too, which finds nothing in memory. Returns nothing for a trace of less than three steps.
+std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine);
+
+// Requires: `ranks` is not empty.
+const TraceAnalysis& slowest_of(const std::vector<TraceAnalysis>& ranks);
+
 std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options);
 
 // The waits with the same cause. If the cause is a missing buffer, the waits are also for the same

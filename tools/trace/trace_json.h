@@ -1,0 +1,22 @@
+// The answers of `sluice trace` as JSON: the figures behind the text for people, unrounded, times in
+// seconds, bytes as numbers. Figures that are not known are null.
+//
+// Thread rule: pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/trace/trace_analysis.h"
+#include "tools/trace/trace_diff.h"
+#include "tools/trace/trace_summary.h"
+#include "tools/trace/trace_whatif.h"
+
+namespace sluice {
+
+std::string summary_json(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options);
+// `percent`: as TraceDiff::is_regression().
+std::string diff_json(const TraceDiff& diff, double percent);
+std::string whatif_json(const WhatIf& what_if);
+
+}  // namespace sluice
