@@ -5,6 +5,7 @@
 #   --only WAY       one of deb, docker, cuda, conan, vcpkg, trixie, noble (may be repeated; default: all). The page keeps
 #                    what earlier runs noted about the other ways
 #   --packages DIR   Debian packages made before (build/deb/packages), else they are built first
+#   --note TEXT      a sentence for the page, about the ways of this run
 #   --bases DIR      keeps the roots that debootstrap makes, for other runs
 #   --output FILE    instead of docs/results/install.md
 # Exits with 1 if a command failed, with 77 where debootstrap or the right to use it is missing.
@@ -13,12 +14,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=
 bases=
+note=
 only=()
 output=docs/results/install.md
 while [[ $# -gt 0 ]]; do
   case $1 in
     --packages) packages=${2:?--packages needs a folder} ;;
     --only) only+=("${2:?--only needs a way}") ;;
+    --note) note=$2 ;;
     --bases) bases=${2:?--bases needs a folder} ;;
     --output) output=${2:?--output needs a file} ;;
     *)
@@ -158,9 +161,9 @@ try_conan() {
   bring_release
   install_build_packages 'python3-venv g++ cmake make'
   step 'python3 -m venv /opt/conan && /opt/conan/bin/pip install -q conan && /opt/conan/bin/conan profile detect'
-  step '/opt/conan/bin/conan create release/conan -s compiler.cppstd=20 --build=missing -c tools.system.package_manager:mode=install'
+  step '/opt/conan/bin/conan create release/conan --no-remote -s compiler.cppstd=20 -c tools.system.package_manager:mode=install'
   bring_source
-  step '/opt/conan/bin/conan install --requires=sluice/[*] -s compiler.cppstd=20 -g CMakeToolchain -of /tmp/conan && cmake -S examples/sine -B /tmp/sine -DCMAKE_TOOLCHAIN_FILE=/tmp/conan/conan_toolchain.cmake -DCMAKE_BUILD_TYPE=Release >/dev/null && cmake --build /tmp/sine >/dev/null && /tmp/sine/sine /tmp'
+  step '/opt/conan/bin/conan install --no-remote --requires=sluice/[*] -s compiler.cppstd=20 -g CMakeToolchain -of /tmp/conan && cmake -S examples/sine -B /tmp/sine -DCMAKE_TOOLCHAIN_FILE=/tmp/conan/conan_toolchain.cmake -DCMAKE_BUILD_TYPE=Release >/dev/null && cmake --build /tmp/sine >/dev/null && /tmp/sine/sine /tmp'
 }
 
 try_vcpkg() {
@@ -201,8 +204,8 @@ write_page() {
   cat <<'END'
 # Results: installing
 
-Made by `tools/install_trial.sh`: each way begins in a fresh root of the smallest system. Seconds are those of a machine with
-2 cores on which other work ran.
+Made by `tools/install_trial.sh`: each way begins in a fresh root of the smallest system. Seconds are those of a machine
+with 2 cores on which other work ran.
 END
   for index in "${!ways[@]}"; do
     if [[ ! -s $notes/${ways[$index]} ]]; then
@@ -224,8 +227,8 @@ for way in "${only[@]}"; do
   fi
   "try_$way"
   if [[ -s $notes/$way ]]; then
-    printf '\nOn %s, at commit %s; load average %s at the end.\n' "$(LC_ALL=C date -u +'%-d %B %Y')" "$(git rev-parse --short HEAD)" \
-      "$(cut -d' ' -f1 /proc/loadavg)" >>"$notes/$way"
+    printf '\nOn %s, at commit %s; load average %s at the end.%s\n' "$(LC_ALL=C date -u +'%-d %B %Y')" "$(git rev-parse --short HEAD)" \
+      "$(cut -d' ' -f1 /proc/loadavg)" "${note:+$'\n'$note}" >>"$notes/$way"
   fi
   write_page >"$output"
 done

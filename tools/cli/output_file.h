@@ -10,8 +10,8 @@
 // Until accept() or commit(), an older file of that name stays as it was. An output that is
 // destroyed before either call leaves nothing. A symbolic link is followed, and its target is
 // replaced. A path that is not a regular file (/dev/null, a pipe, /dev/stdout) is opened directly,
-// and several outputs may write to it. The path "-" is standard output; text for people then goes to
-// standard error.
+// and several outputs may write to it. The path "-" is standard output; text for people then goes
+// to standard error.
 //
 // Thread rule: one thread per set.
 #pragma once

@@ -17,7 +17,7 @@ namespace sluice {
 // main().
 void keep_standard_descriptors() noexcept;
 
-// Everything that is said from now on goes to standard error: standard output gets an output's data.
+// All text that is said from now on goes to standard error: standard output gets an output's data.
 void leave_standard_output_to_data() noexcept;
 
 void say_text(std::string_view text) noexcept;
