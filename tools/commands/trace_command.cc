@@ -12,6 +12,7 @@
 #include "tools/trace/trace_export.h"
 #include "tools/trace/trace_html.h"
 #include "tools/trace/trace_json.h"
+#include "tools/trace/trace_perfetto.h"
 #include "tools/trace/trace_summary.h"
 #include "tools/trace/trace_whatif.h"
 
@@ -53,11 +54,14 @@ int run_trace_html(const TraceHtmlOptions& options) {
 }
 
 int run_trace_export(const TraceExportOptions& options) {
-  if (options.chrome_file.empty() && options.csv_file.empty() && options.json_file.empty())
-    throw Error(ErrorCode::kConfig, "trace export: name a file with --chrome, --csv or --json");
+  if (options.chrome_file.empty() && options.perfetto_file.empty() && options.csv_file.empty() &&
+      options.json_file.empty())
+    throw Error(ErrorCode::kConfig,
+                "trace export: name a file with --perfetto, --chrome, --csv or --json");
   OutputFiles outputs;
   add_inputs(outputs, options.files);
   OutputFile& chrome = outputs.add("--chrome", options.chrome_file, OutputMode::kPrivate);
+  OutputFile& perfetto = outputs.add("--perfetto", options.perfetto_file, OutputMode::kPrivate);
   OutputFile& csv = outputs.add("--csv", options.csv_file, OutputMode::kPrivate);
   OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
   outputs.check();
@@ -71,6 +75,7 @@ int run_trace_export(const TraceExportOptions& options) {
     });
   };
   write(chrome, write_chrome);
+  write(perfetto, write_perfetto);
   write(csv, [](OutputFile& file, const std::vector<TraceAnalysis>& of) { write_csv(file, of); });
   write(json, [](OutputFile& file, const std::vector<TraceAnalysis>& of) { write_json(file, of); });
   failures.rethrow();

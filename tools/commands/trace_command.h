@@ -24,6 +24,7 @@ struct TraceHtmlOptions {
 struct TraceExportOptions {
   std::vector<std::string> files;
   std::string chrome_file;
+  std::string perfetto_file;
   std::string csv_file;
   std::string json_file;
 };

@@ -27,7 +27,9 @@ void add_trace_outputs(CLI::App& trace, TraceCommands& commands) {
             "Calibration written by bench io --json, to compare with");
   CLI::App* files = trace.add_subcommand("export", "Write records for other programs");
   add_trace_files(files, commands.files.files);
-  add_output(files, "--chrome", commands.files.chrome_file, "JSON for Perfetto");
+  add_output(files, "--perfetto", commands.files.perfetto_file,
+             "Perfetto's own format, with tracks for each unit");
+  add_output(files, "--chrome", commands.files.chrome_file, "JSON for chrome://tracing");
   add_output(files, "--csv", commands.files.csv_file, "One row per record");
   add_output(files, "--json", commands.files.json_file, "Steps, waits and records");
 }

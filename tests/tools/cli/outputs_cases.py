@@ -38,7 +38,7 @@ OUTPUTS = GROWS | {
     ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("plan", "--tensors"), ("bench io", "--json"), ("bench adam", "--json"),
     ("bench step", "--json"), ("bench step", "--trace"), ("doctor", "--json"),
     ("trace summary", "--json"), ("trace diff", "--json"), ("tokenize", "--output"), ("trace html", "--output"), ("trace export", "--chrome"),
-    ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json"),
+    ("trace export", "--perfetto"), ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json"),
     ("state list", "--json"), ("state inspect", "--json"), ("state verify", "--json"), ("state export", "--json")}
 # The first needs a GPU before it comes to its output. The second makes its store but once; see Stores below. The third predicts
 # nothing where the steps of a trace differ much, as they may here; see trace_json_cases.py.

@@ -6,7 +6,8 @@ import sys
 
 FOLDER = os.environ.get("SLUICE_TEST_PACKAGES", os.path.join(os.path.dirname(__file__), "../../../build/test_packages"))
 # Versions that these tests have been run with; without their dependencies, where the import needs none.
-PACKAGES = {"tokenizers": ["--no-deps", "tokenizers==0.23.3"], "tensorboard": ["tensorboard==2.21.0"]}
+PACKAGES = {"tokenizers": ["--no-deps", "tokenizers==0.23.3"], "tensorboard": ["tensorboard==2.21.0"],
+            "perfetto": ["perfetto==0.59.1"]}
 
 
 def with_package(case, name):

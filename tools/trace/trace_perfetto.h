@@ -1,0 +1,17 @@
+// Writes traces in Perfetto's own format, protobuf.
+#pragma once
+
+#include <vector>
+
+#include "tools/cli/output_file.h"
+#include "tools/trace/trace_analysis.h"
+
+namespace sluice {
+
+// Each rank becomes a process. A process has a track for its steps, and one track per unit. Below
+// a unit's track are tracks for its computation, waits, storage, copies and other kinds of spans.
+// Spans of one kind that overlap get several tracks of one name, which Perfetto draws as one.
+// Counters show each drive's depth.
+void write_perfetto(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
+
+}  // namespace sluice
