@@ -163,7 +163,7 @@ void SafetensorsReader::read(const std::string& name, std::uint64_t first_elemen
   if (dtype != "F32" && dtype != "BF16" && dtype != "F16")
     fail_reading(
         place.file->path(),
-        fmt::format("tensor \"{}\" is of type {}, expected F32, BF16 or F16", name, dtype));
+        fmt::format("tensor \"{}\" is of type \"{}\", expected F32, BF16 or F16", name, dtype));
   const std::uint64_t element_bytes = safetensors_element_bytes(dtype);
   std::vector<std::byte> bytes(std::min<std::uint64_t>(values.size(), kPieceElements) *
                                element_bytes);

@@ -129,11 +129,11 @@ class OutputFiles {
   // killed process left. Fails with: kInput where two of them are the same file; as
   // OutputFile::check().
   void check();
+  // Compares all files again, for inputs that were added since. Fails with: kInput as check().
+  void compare() const;
   void discard() noexcept;
 
  private:
-  void compare() const;
-
   struct Named {
     std::string what;
     FilePlace place;

@@ -317,9 +317,8 @@ class TrainRun {
 };
 
 int train_here(const TrainOptions& options, const TrainConfig& config, TrainRanks& ranks,
-               const HostMemory& memory) {
+               const HostMemory& memory, TrainOutputs& outputs) {
   if (config.trace_nvtx) enable_trace_ranges();
-  TrainOutputs outputs(options, config, ranks);
   TraceSession trace(outputs.trace, config.trace_ring_bytes,
                      {.rank = ranks.rank(), .ranks = ranks.count()});
   std::unique_ptr<TrainRun> run;
@@ -351,7 +350,9 @@ int train_here(const TrainOptions& options, const TrainConfig& config, TrainRank
 // Settles this rank's part, as its host and the ranks on it allow, and runs it.
 int train_in(const TrainOptions& options, TrainConfig& config, TrainRanks& ranks) {
   if (ranks.rank() != 0) silence_interrupts();
+  TrainOutputs outputs(options, config, ranks);
   settle_data_file(config, options.quiet || ranks.rank() != 0);
+  outputs.compare_with_tokens(config);
   ranks.share_host(config);
   const bool is_on_host = computes_on_host(config, ranks.gpu());
   const HostMemory share =
@@ -360,7 +361,7 @@ int train_in(const TrainOptions& options, TrainConfig& config, TrainRanks& ranks
   const RunMachine machine = machine_of(share, ranks.count());
   resolve_order(config, machine);
   const HostMemory memory = check_memory(config, machine, share);
-  return train_here(options, config, ranks, memory);
+  return train_here(options, config, ranks, memory, outputs);
 }
 
 int train_as_told(const TrainOptions& options) {

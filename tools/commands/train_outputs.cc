@@ -51,8 +51,7 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
       trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)),
       events(add("--tensorboard", event_file_of(options), ranks)) {
   files.add_input("the config", options.config_file);
-  files.add_input("the text", config.text_file);
-  files.add_input(config.text_file.empty() ? "the text" : "the tokens", config.data_file);
+  files.add_input("the text", config.data_file);
   files.add_input("the tokenizer", config.tokenizer);
   files.add_input("--init", options.init_file, "--save");  // training goes on
   add_resumed_folders(files, options.checkpoints.resume_from);
@@ -68,6 +67,12 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
       files.reserve(fmt::format("the trace of rank {}", rank), trace_file_of(config, rank));
   }
   files.check();
+}
+
+void TrainOutputs::compare_with_tokens(const TrainConfig& config) {
+  if (config.text_file.empty()) return;
+  files.add_input("the tokens", config.data_file);
+  files.compare();
 }
 
 OutputFile& TrainOutputs::add(const char* option, const std::string& path,

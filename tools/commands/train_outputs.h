@@ -16,7 +16,13 @@ namespace sluice {
 
 struct TrainOutputs {
   // Compares all files and checks each output. Fails with: as OutputFiles::check().
+  // `config.data_file` is still the text: a text becomes tokens only behind this, because that can
+  // take minutes and leaves a file.
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
+
+  // Compares all files with the tokens that were made of the text, if any were.
+  // Fails with: kInput as OutputFiles::check().
+  void compare_with_tokens(const TrainConfig& config);
 
   OutputFiles files;
   OutputFile& save;

@@ -108,7 +108,7 @@ TEST_F(SafetensorsFiles, AFolderIsReadByItsIndex) {
     const std::string said = expect_error(ErrorCode::kInput, body);
     EXPECT_NE(said.find(words), std::string::npos) << said;
   };
-  fails("is of type I64, expected F32, BF16 or F16", [&] { reader.read("y", 0, values); });
+  fails("is of type \"I64\", expected F32, BF16 or F16", [&] { reader.read("y", 0, values); });
   fails("no tensor \"unlisted\"", [&] { reader.read("unlisted", 0, values); });
   fails("beyond the end of tensor \"x\"", [&] { reader.read("x", 1, values); });
   index(first, first);

@@ -125,7 +125,7 @@ class SavedModel(CliCase):
                 text = text.replace(b"F32", b"F64")
                 file.write(struct.pack("<Q", len(text)) + text + data)
             message = self.fail_train(2, values, "--init", "double")
-            self.assertIn("is of type F64, expected F32, BF16 or F16", message)
+            self.assertIn('is of type "F64", expected F32, BF16 or F16', message)
         done = self.run_sluice("generate", "--model", "theirs", "--prompt", "in the ", "--tokens", 5)
         self.assertEqual(len(done.stdout_bytes), 13)
 

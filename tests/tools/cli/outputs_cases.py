@@ -43,6 +43,10 @@ OUTPUTS = GROWS | {
 # The first needs a GPU before it comes to its output. The second makes its store but once; see Stores below. The third predicts
 # nothing where the steps of a trace differ much, as they may here; see trace_json_cases.py.
 NOT_TRIED = {("bench gpu", "--json"), ("state import", "--json"), ("trace whatif", "--json")}
+# Files that commands with outputs read beside those of COMMANDS: (command, option), and what they need.
+INPUTS = {("train", "--tokenizer"): ("tokenizer.json", "--set", "model.vocabulary=300"), ("plan", "--model"): ("gpt2.json",),
+          ("trace html", "--io"): ("io.json",),
+          ("trace summary", "--io"): ("io.json",), ("tune", "--data"): ("text.txt",)}
 # Options with a text that names no file that is written.
 NO_OUTPUTS = {"--checkpoint", "--set", "--shape", "--path", "--size", "--pattern", "--request", "--backend", "--regime", "--policy", "--rate",
               "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--bytes-written-rating", "--input", "--prompt", "--precision", "--device", "--host-memory",
@@ -60,6 +64,8 @@ class OutputCase(CliCase):
         with open(self.path("ds.json"), "w", encoding="ascii") as file:
             file.write('{"train_batch_size": 1}')
         self.write_tokenizer()
+        with open(self.path("gpt2.json"), "w", encoding="ascii") as file:
+            json.dump({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 256}, file)
         self.run_sluice("train", "config.json", "--quiet", "--steps", 1, "--save", "model", "--trace", "old.trace")
         os.mkdir(self.path("stored"))
         store = with_values(SMALL_CONFIG, {**ON_NVME, "storage.paths": ["stored"], "storage.state.name": "run-7"})
@@ -101,6 +107,16 @@ class EveryOutput(OutputCase):
         self.assertEqual(outputs, OUTPUTS | NOT_TRIED)
         self.assertEqual(texts - NO_OUTPUTS, set(), "is it an output? then it is an OUTPUT in --help")
 
+    def test_every_input_of_the_help_has_a_row(self):
+        inputs = set()
+        for words in self.commands_below():
+            command = " ".join(words)
+            if command in COMMANDS:
+                shown = self.run_sluice(*words, "--help").stdout
+                inputs |= {(command, option) for option in re.findall(r"(--[a-z-]+) FILE", shown)}
+        of_commands = {(command, word) for command, (words, _) in COMMANDS.items() for word in words if word.startswith("--")}
+        self.assertEqual(inputs - of_commands, set(INPUTS))
+
     def refuse(self, *arguments, **options):
         done = self.run_sluice(*arguments, expect=2, **options)
         self.assertRegex(done.stderr, r'^sluice: .*is the same file as')
@@ -117,6 +133,10 @@ class EveryOutput(OutputCase):
                     continue  # training goes on: see model_file_cases.py
                 with self.subTest(command=command, option=option, input=name):
                     self.refuse(*arguments, option, name)
+        for (command, option), (name, *needs) in sorted(INPUTS.items()):
+            for output in sorted(output for other, output in OUTPUTS if other == command):
+                with self.subTest(command=command, option=output, input=option):
+                    self.refuse(*COMMANDS[command][0], *needs, option, name, output, name)
         for name in ("link", "link-of-a-link", "./storage/../text.txt", self.path("text.txt")):
             with self.subTest(name):
                 self.refuse(*TRAIN, "--json", name)

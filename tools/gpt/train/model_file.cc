@@ -81,7 +81,7 @@ const std::vector<std::uint64_t>& ModelFile::shape(const std::string& tensor) co
     throw Error(ErrorCode::kInput, fmt::format("\"{}\" has no tensor \"{}\"", file_.path(), name));
   if (found->dtype != "F32" && found->dtype != "BF16" && found->dtype != "F16")
     throw Error(ErrorCode::kInput,
-                fmt::format("\"{}\": tensor \"{}\" is of type {}, expected F32, BF16 or F16",
+                fmt::format("\"{}\": tensor \"{}\" is of type \"{}\", expected F32, BF16 or F16",
                             file_.path(), name, found->dtype));
   return found->shape;
 }
