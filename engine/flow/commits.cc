@@ -11,6 +11,8 @@ namespace sluice {
 Commits::Commits(const CommitStart& start, const FlowParts& parts, std::function<void()> on_change)
     : store_(parts.store),
       scheduler_(parts.scheduler),
+      device_(parts.device),
+      probe_(parts.device),
       on_change_(std::move(on_change)),
       record_(start.record),
       next_slot_(start.next_slot),
@@ -88,9 +90,26 @@ void Commits::pump(const std::function<bool(std::uint64_t version)>& is_stored) 
   saver_.pump();
   if (is_stopped_ || scheduler_.failed()) return;
   if (wanted_.empty() || !may_begin(wanted_.front(), is_stored)) return;
+  if (!is_device_sound()) return;
   const StepEnd end = std::move(wanted_.front().end);
   wanted_.pop_front();
   begin(end);
+}
+
+bool Commits::is_device_sound() {
+  const auto fail = [this](ErrorCode code, const char* words) {
+    scheduler_.fail(Error(code, fmt::format("{}; step {} cannot be committed; {}", words,
+                                            wanted_.front().end.step, way_back())));
+    return false;
+  };
+  try {
+    device_.synchronize(probe_.id());
+    return true;
+  } catch (const Error& error) {
+    return fail(error.code(), error.what());
+  } catch (const std::exception& error) {
+    return fail(ErrorCode::kInternal, error.what());
+  }
 }
 
 void Commits::begin(StepEnd end) {

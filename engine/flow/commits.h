@@ -10,7 +10,8 @@
 //
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
-// application's text and the loss scale as they were when finish() of its step ended.
+// application's text and the loss scale as they were when finish() of its step ended. No commit
+// begins after a failure of the device, because updates and copies there end without saying so.
 #pragma once
 
 #include <cstdint>
@@ -98,10 +99,14 @@ class Commits {
   bool may_begin(const Wanted& wanted,
                  const std::function<bool(std::uint64_t version)>& is_stored) const;
   void begin(StepEnd end);
+  // What a commit names has passed through the device without a failure, or the engine has failed.
+  bool is_device_sound();
   void ended(const std::optional<Error>& failure);
 
   BlockStore& store_;
   Scheduler& scheduler_;
+  Device& device_;
+  const Event probe_;  // never recorded: waiting for it only brings the device's failure
   std::function<void()> on_change_;
   CommitRecord record_;  // without the parts that differ in each commit
   std::uint32_t next_slot_;

@@ -80,14 +80,19 @@ bool HomeSaver::may_start(BlockId block) const {
   });
 }
 
+// Not always in the order of the queue: a block of a later version waits for the table of the
+// commit under way, which may need a block that comes after it.
 void HomeSaver::pump() {
   if (scheduler_.failed()) return stop();
   for (std::uint32_t save = 0; save < kSaves && !queue_.empty(); ++save) {
-    const BlockId block = queue_.front();
     if (saves_[save].is_busy) continue;
-    if (save >= placement_.commit_buffers.count && comes_from_device(block)) return;
-    if (!may_start(block)) return;
-    queue_.pop_front();
+    const bool has_buffer = save < placement_.commit_buffers.count;
+    const auto next = std::ranges::find_if(queue_, [&](BlockId block) {
+      return (has_buffer || !comes_from_device(block)) && may_start(block);
+    });
+    if (next == queue_.end()) return;
+    const BlockId block = *next;
+    queue_.erase(next);
     start(save, block);
   }
 }

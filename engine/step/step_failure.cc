@@ -8,8 +8,9 @@ void StepFailure::throw_if_unusable() {
   if (poison_) throw *poison_;
   try {
     scheduler_.throw_if_failed();
-  } catch (...) {
+  } catch (const Error& error) {
     give_up();
+    throw_cause(error);
     throw;
   }
 }
@@ -17,10 +18,16 @@ void StepFailure::throw_if_unusable() {
 void StepFailure::await(const std::function<bool()>& ready) {
   try {
     scheduler_.await(ready);
-  } catch (...) {
+  } catch (const Error& error) {
     give_up();
+    throw_cause(error);
     throw;
   }
+}
+
+// A device that has failed skips copies, so updates compute with numbers that are not the model's.
+void StepFailure::throw_cause(const Error& error) {
+  if (error.code() == ErrorCode::kNonFinite) throw_if_device_failed();
 }
 
 void StepFailure::throw_if_device_failed() {
@@ -54,8 +61,8 @@ void StepFailure::give_up() {
   });
   if (!is_partial) return;
   try {
+    device_.synchronize(probe_.id());  // first: it may be the cause of the other
     scheduler_.throw_if_failed();
-    device_.synchronize(probe_.id());
   } catch (const std::exception& error) {
     poison_ =
         Error(ErrorCode::kPoisoned,

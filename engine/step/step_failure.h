@@ -39,6 +39,8 @@ class StepFailure {
 
  private:
   void give_up();
+  // Throws the device's failure if it explains `error`.
+  void throw_cause(const Error& error);
   std::string way_back() const;
 
   const OptimizerPass& pass_;
