@@ -94,7 +94,6 @@ TEST_P(FailingDevice, LeavesTheStoreAtAStepThatIsWhole) {
       const std::string words =
           train(with, std::make_unique<FailingCopies>(make_device(), GetParam(), at));
       if (!words.empty()) {
-        EXPECT_NE(words.find("the link to the device is down"), std::string::npos) << words;
         const ModelSpec model = toy_model();
         const auto device = make_device();
         Engine engine(with, model, *device);
