@@ -99,7 +99,7 @@ class Commits {
   bool may_begin(const Wanted& wanted,
                  const std::function<bool(std::uint64_t version)>& is_stored) const;
   void begin(StepEnd end);
-  // What a commit names has passed through the device without a failure, or the engine has failed.
+  // Fails the engine, and returns false, if the device has failed.
   bool is_device_sound();
   void ended(const std::optional<Error>& failure);
 
