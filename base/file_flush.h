@@ -1,6 +1,6 @@
 // Makes files durable, with the errors that a file system reports late. A write fills memory only;
-// the drive, the quota or the server may refuse the bytes afterwards. Also, what an errno of a file
-// means for an exit code, and what the user can do.
+// the drive, the quota or the server may refuse the bytes afterwards. This header also says which
+// error code an errno of a file gets, and what the user can do.
 //
 // Thread rule: any thread.
 #pragma once
@@ -17,12 +17,12 @@ int flush_file(int descriptor);
 
 // Closes a duplicate of `descriptor`, and returns 0 or the errno of that close. Network file
 // systems (NFS, FUSE) write at every close, and report there that the bytes could not be stored.
-// `descriptor` stays open, with its locks. Returns 0, too, where the process may open no more
-// files: flush_file() has asked for the bytes by then.
+// `descriptor` stays open, with its locks. If the process may open no more files, the result is 0,
+// because flush_file() has already flushed the bytes.
 int closing_error(int descriptor);
 
-// Makes the names in `folder` durable. Returns as flush_file(), and 0 for a folder that may be
-// written but not read (a drop box), which cannot be synced.
+// Makes the names in `folder` durable. The result is that of flush_file(). It is also 0 for a
+// folder that may be written but not read (a drop box), because such a folder cannot be synced.
 int flush_folder(const std::string& folder);
 
 // kNoSpace, kUnsupported or kIo by `error`, an errno of a file. Other errors get `otherwise`.

@@ -15,14 +15,14 @@ struct MemoryRoom {
   std::uint64_t size_bytes = 0;
   std::string bound;            // for example "the cgroup's limit of 200 MiB"
   std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already has
-  // Processes that share the memory room get the same value: those on one machine, or in one
-  // control group.
+  // Processes on one machine, or in one control group, share the memory room, so they get the same
+  // value.
   std::uint64_t id = 0;
 };
 
 MemoryRoom memory_room();
 
-// As memory_room(), but reads other files, for tests. `proc` replaces /proc ("meminfo",
+// For tests: does the work of memory_room() with other files. `proc` replaces /proc ("meminfo",
 // "self/status", "self/cgroup"), and `cgroup_root` replaces /sys/fs/cgroup. A missing file sets no
 // limit.
 MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_root);

@@ -5,9 +5,10 @@
 // sign. These functions define the result; faster versions must give the same bits. Pure, callable
 // from any thread.
 //
-// The code is the one nearest to moment / scale; of two that are equally near, it is the lower. A
-// group of zeros has scale 0 and the codes of zero. A group with a value that is not finite has an
-// infinite scale, and its values are lost: the highest code marks those that were not finite.
+// An element has the code whose value is nearest to moment / scale. If two codes are equally near,
+// the element has the lower code. A group of zeros has scale 0 and the codes of zero. If one value
+// of a group is not finite, the scale is infinite and the values of the group are lost. The highest
+// code then marks each value that was not finite.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ SLUICE_HOST_DEVICE constexpr std::uint8_t zero_code(CodeBook book) {
 }
 inline constexpr std::uint8_t kLostCode = 255;
 
-// The values of the codes. A GPU has them in the function that reads them; on the host, such an
-// array would be copied to the stack for every look-up.
+// The values of the codes. On a GPU, the table is local to the function that reads it. On the host,
+// a local table would be copied to the stack for every look-up.
 #ifndef __CUDA_ARCH__
 inline constexpr float kSignedCodeValues[256] = {
 #include "base/moment_codes_signed.inc"
@@ -80,7 +81,7 @@ SLUICE_HOST_DEVICE inline bool is_finite_moment(float value) {
   return (bits_from_float(value) & 0x7fffffffu) < 0x7f800000u;
 }
 
-// The largest of these in a group is the group's scale.
+// The largest magnitude in a group is the group's scale.
 SLUICE_HOST_DEVICE inline float moment_magnitude(float value) {
   return is_finite_moment(value) ? float_from_bits(bits_from_float(value) & 0x7fffffffu)
                                  : float_from_bits(0x7f800000u);

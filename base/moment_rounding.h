@@ -37,7 +37,7 @@ constexpr std::uint64_t rounding_key_of_tensor(std::uint64_t key_of_step, std::u
   return mix_bits(key_of_step + (tensor + 1) * 0x9e3779b97f4a7c15u);
 }
 
-// Elements that differ in their low 32 bits alone share a pair of words.
+// Elements whose indices differ only in the low 32 bits share a pair of words.
 struct RoundingWords {
   std::uint32_t first = 0;
   std::uint32_t second = 0;
@@ -60,7 +60,7 @@ SLUICE_HOST_DEVICE constexpr std::uint32_t random_bits(RoundingWords words, std:
 inline constexpr std::uint32_t kLargestBf16 = 0x7f7f;
 
 // Rounds `value` away from zero if its lost bits and `random` (16 bits) carry. A value that bf16
-// holds stays as it is. A finite value stays finite; infinity and NaN stay what they are.
+// can hold does not change. A finite value stays finite. Infinity and NaN do not change.
 SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t random) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
@@ -71,7 +71,8 @@ SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t 
   return static_cast<std::uint16_t>(sign | (rounded < kLargestBf16 ? rounded : kLargestBf16));
 }
 
-// Rounds to nearest, ties to even, for values that come from elsewhere.
+// Rounds to nearest, ties to even: for values that no update has made, such as those of a
+// checkpoint.
 SLUICE_HOST_DEVICE inline std::uint16_t nearest_moment(float value) {
   return round_moment(value, 0x7fffu + ((bits_from_float(value) >> 16) & 1u));
 }

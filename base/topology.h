@@ -21,9 +21,9 @@ const Topology& topology();
 // other. 0 asks for all cores.
 unsigned granted_threads(unsigned asked);
 
-// As topology(), but reads the cgroup's limits from other files, for tests. `proc_cgroup` replaces
-// /proc/self/cgroup, and `cgroup_root` replaces /sys/fs/cgroup (v2, or v1 with a folder per
-// controller). A missing file sets no limit.
+// For tests: does the work of topology(), but reads the cgroup's limits from other files.
+// `proc_cgroup` replaces /proc/self/cgroup, and `cgroup_root` replaces /sys/fs/cgroup (v2, or v1
+// with a folder per controller). A missing file sets no limit.
 Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup_root);
 
 }  // namespace sluice

@@ -23,12 +23,12 @@ struct MomentCodes {
 
 // Makes the codes and the scales of `values`, which begin at the start of a group.
 void encode_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
-// Does the same by the definition. It is slow, and is the oracle of encode_moments().
+// Does the same by the definition. This function is slow. Tests compare encode_moments() with it.
 void encode_moments_reference(CodeBook book, std::span<const float> values,
                               const MomentCodes& moment);
-// Does the same, with one difference: if a group's values come from decode_moments(), its new codes
-// mean exactly these values. The largest magnitude alone does not tell the scale of such a group:
-// the lowest signed code has the value -0.993.
+// Encodes like encode_moments(), with one difference: if the values of a group come from
+// decode_moments(), the new codes mean exactly these values. The largest magnitude alone does not
+// tell the scale of such a group: the lowest signed code has the value -0.993.
 void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
 
 // Reads elements [begin, begin + values.size()) of a run, which may begin inside a group.

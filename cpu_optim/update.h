@@ -42,7 +42,7 @@ bool keeps_exp_avg_sq(const UpdateCoefficients& coefficients);
 // updated in place; arrays that the layout or the optimizer does not use are null. A moment is
 // fp32, bf16 or codes, and both moments are of one kind. With codes, the run begins with a group of
 // its tensor. With bf16, `rounding` says which elements the run has. Codes and bf16 are decoded to
-// fp32, updated, and encoded again; the weight takes the new moments before they are encoded.
+// fp32, updated, and encoded again. The update of the weight uses the new moments in fp32.
 struct UpdateArrays {
   MasterLayout master_layout = MasterLayout::kFp32;
   DType gradient_dtype = DType::kFp32;

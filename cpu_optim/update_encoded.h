@@ -14,7 +14,7 @@ namespace sluice {
 // Decoded moments of this many elements stay in the first cache, beside the code tables.
 inline constexpr std::uint64_t kDecodedElements = 4 * kMomentGroupElements;
 
-// New moments in fp32; null where the optimizer keeps none.
+// The new moments in fp32; null if the optimizer does not keep the moment.
 struct FreshMoments {
   const float* exp_avg = nullptr;
   const float* exp_avg_sq = nullptr;
@@ -25,7 +25,7 @@ struct FreshMoments {
   }
 };
 
-// Both fill the moments of `target`.
+// Each of these two functions fills the moments of `target`.
 struct MomentEncoders {
   void (*codes)(CodeBook book, std::span<const float> values, const MomentCodes& moment);
   std::function<void(const FreshMoments& moments, const UpdateArrays& target)> bf16;
@@ -57,7 +57,7 @@ inline float* decoded_codes(CodeBook book, const MomentCodes& codes, std::uint64
   return target;
 }
 
-// Calls `update` for parts of `arrays` with fp32 moments in place of the encoded ones. `update`
+// Calls `update` for parts of `arrays`, with fp32 moments in place of the encoded moments. `update`
 // returns a NewState.
 template <class Update>
 NewState update_encoded(const UpdateArrays& arrays, const MomentEncoders& encoders,

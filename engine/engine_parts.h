@@ -41,8 +41,8 @@ struct RanksHold {
 
 enum class SaveWait : std::uint8_t { kNo, kYes };
 
-// Built from top to bottom and destroyed from bottom to top, so that running parts can still use
-// the parts above them.
+// The parts are built from top to bottom and destroyed from bottom to top. So a running part can
+// still use the parts above it.
 struct Engine::Parts {
   Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
         const QueueDecorator& decorate, Collectives* collectives);
@@ -95,9 +95,10 @@ struct Engine::Parts {
     std::uint64_t begin_ns = 0;
     std::int64_t blocked_ns = 0;
   };
-  // Gives the checkpoint its name if all ranks have written their parts; `waits`: once they have.
+  // Gives the checkpoint its name if all ranks have written their parts. With `waits`, waits until
+  // all ranks have done so.
   void advance_save(SaveWait wait);
-  // Throws the failure of the last one, unless a call has thrown it already.
+  // Throws the failure of the last checkpoint, unless a call has thrown this failure already.
   void throw_save_failure();
   SaveOptions save_options(SaveOptions options) const;
 

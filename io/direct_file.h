@@ -23,8 +23,8 @@ class DirectFile {
   // system cannot preallocate), kNoSpace (the message names needed and free bytes), kIo.
   static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
 
-  // As create_scratch(), for a file that link_as() can name. Turns copy-on-write off for the file
-  // if the file system has a flag for this.
+  // Creates a file like create_scratch(), but link_as() can give this file a name. Turns
+  // copy-on-write off for the file if the file system has a flag for this.
   // Fails with: as create_scratch(); kUnsupported if the file system has no unnamed files.
   static DirectFile create_unnamed(const std::string& directory, std::uint64_t size_bytes);
   // Gives the file a name that no other file has. Does not sync the folder.

@@ -17,11 +17,11 @@
 // forward.
 // A lane holds a block from the start of its reads to the end of its writes. A block whose
 // parameters and record are at home in host memory needs no lane.
-// The device's work on gradients that wait there takes no time. It goes through each byte once, at
-// the rate of the device's memory, beside computation that is bound by arithmetic. The device's
-// updates go through about ten times as many bytes, so they are a resource of their own beside
-// computation. These updates run block by block as soon as the norm is known, or under `eager` as
-// soon as the unit's gradient is there.
+// The device's work on gradients that wait there takes no time. This work goes through each byte
+// once, at the rate of the device's memory, beside computation that is bound by arithmetic. The
+// device's updates go through about ten times as many bytes, so they are a resource of their own
+// beside computation. These updates run block by block as soon as the norm is known, or under
+// `eager` as soon as the unit's gradient is there.
 // Parameters at home on the device are ready for a use, or gathered in place, without a copy.
 // `serial`: lanes are granted in unit order when the norm is known.
 // `deferred`: lanes are granted in unit order as soon as they are free, and Adam waits for the
@@ -31,11 +31,11 @@
 // `speculative`: as `eager` for blocks whose home is storage. The other blocks wait for the norm,
 // and no step is redone.
 // With a durable store, a commit is due every commit_every-th update. A block at home in memory is
-// written when it has such an update, after all other writes, and its next update waits for that
-// write. The commit begins when every block is on storage. It flushes three times, one after the
-// other. Stores of the next version wait until the commit has begun and, with two copies, until it
-// has ended. A commit after more than 4 updates costs as much as one after 4, and is counted as
-// often as it comes.
+// written after such an update and after all other writes. The block's next update waits for that
+// write. The commit begins when every block is on storage. A commit flushes three times, one flush
+// after the other. Stores of the next version wait until the commit has begun and, with two copies,
+// until it has ended. A commit after more than 4 updates is simulated as a commit after 4 updates,
+// and its cost counts once for each real commit.
 #pragma once
 
 #include "engine/bound/step_cost.h"

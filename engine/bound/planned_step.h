@@ -1,5 +1,5 @@
-// A training step as a placement has it: the schedule, the window and the activations that the
-// bounds of engine/bound/bound.h take. Constant after construction, callable from any thread.
+// A training step under a placement: its schedule, its window and its activations, in the form that
+// engine/bound/bound.h takes. Constant after construction, callable from any thread.
 #pragma once
 
 #include <cstdint>

@@ -3,8 +3,8 @@
 // in engine/flow/commits.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
-// Progress: a commit waits for the stores and saves of its version and for its own flushes. It
-// never waits for a lane or a store of a later version.
+// Progress: a commit waits for the stores and saves of its version and for its own flushes. A
+// commit never waits for a lane or a store of a later version.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ class SimulatedPass {
   // Frees the slots of lanes whose blocks came home at this instant. Returns false when there are
   // no such lanes.
   bool settle();
-  // Gives one block its turn, if a block may have it.
+  // Lets one block take its turn, if any block may do so.
   bool pump();
   // Starts the writes of one block that has waited for a commit, if they may start.
   bool pump_writes();

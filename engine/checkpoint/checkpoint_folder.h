@@ -79,9 +79,9 @@ class CheckpointFile {
   // Fails with: kInput where the file is missing, because then the ranks do not share `folder`, and
   // where the process may open no more files.
   CheckpointFile(const std::string& folder, const std::string& name);
-  // Whole pages go past the page cache if the file system allows it. They pass through `room`,
-  // which belongs to the caller alone, begins at a multiple of a page and has at least a page.
-  // Fails with: kNoSpace, kIo.
+  // Whole pages go past the page cache if the file system allows it. These pages pass through
+  // `room`, which no other thread uses. `room` begins at a multiple of a page and has at least one
+  // page. Fails with: kNoSpace, kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);
   // Fails with: kIo.

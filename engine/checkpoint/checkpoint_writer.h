@@ -2,8 +2,8 @@
 // it owns, on several threads. When all ranks have written, rank 0 adds the manifest and gives the
 // checkpoint its name.
 //
-// Thread rule: write() and sync() as they say; everything else on the application's thread, and all
-// ranks take part.
+// Thread rule: write() and sync() state their own rules. Everything else runs on the application's
+// thread, and all ranks take part.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,8 @@ class CheckpointWriter {
   void begin(const std::string& root, const StatePosition& position, const SaveOptions& options);
   // Whether this rank writes blocks. The first of the ranks with the same data does.
   bool writes_blocks() const { return ranks_.rank() < ranks_.owner_count(); }
-  // Writes a block that this rank owns. Several threads may call it, each with its own number and
-  // its own `room` of room_bytes().
+  // Writes a block that this rank owns. Several threads may call this function, each with a number
+  // of its own and a `room` of its own of room_bytes().
   // Fails with: kNoSpace, kIo naming the file.
   void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
   std::uint64_t room_bytes() const { return room_.size_bytes(); }
@@ -69,7 +69,8 @@ class CheckpointWriter {
     std::uint64_t stored = 0;  // its number in the plan
     CheckpointManifest::Piece piece;
   };
-  // The files that a thread wrote last. They stay open, because the next block mostly goes to them.
+  // The files that a thread wrote last. The files stay open, because the next block usually goes to
+  // the same files.
   struct OpenFiles {
     struct Open {
       std::uint32_t index = 0;  // in the plan

@@ -1,6 +1,6 @@
 // The pieces of a checkpoint that were read last. Blocks and pieces need not begin at the same
-// elements, so neighbouring ranges want the same piece, and it should be read once. Pieces in use
-// always stay; of the others, only a few.
+// elements. So neighbouring ranges may need the same piece, which should be read only once. Pieces
+// in use always stay; of the others, only a few.
 //
 // Thread rule: any thread. Threads that want the same piece wait for the one that reads it.
 #pragma once
@@ -20,9 +20,10 @@ namespace sluice {
 
 class PieceCache {
  public:
-  // A tensor's part, by its address, and the number of the piece in it.
+  // The address of a part of a tensor, and the number of a piece in this part.
   using Key = std::pair<const void*, std::size_t>;
-  // Reads a piece into memory of `buffer`, which it may replace, and returns where the piece is.
+  // Reads a piece into `buffer` and returns the address of the piece. The function may replace
+  // `buffer` by other memory.
   using Read = std::function<std::span<const std::byte>(AlignedBuffer& buffer)>;
 
   // The piece, which stays as long as the returned pointer lives. The cache must outlive it.

@@ -47,9 +47,9 @@ class SafetensorsFile {
 
   // Copies bytes [offset_bytes, ...) of the file.
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
-  // The same, past the page cache where the file system allows it: at the rate of the drive, and
-  // without driving other files out of memory. Returns the bytes, which lie in `buffer`. Replaces
-  // `buffer` if it is too small.
+  // Reads the same bytes, but goes past the page cache if the file system allows this. Such reads
+  // run at the rate of the drive and leave other files in memory. Returns the bytes, which lie in
+  // `buffer`. Replaces `buffer` if it is too small.
   std::span<const std::byte> read_direct(std::uint64_t offset_bytes, std::uint64_t size_bytes,
                                          AlignedBuffer& buffer) const;
 

@@ -1,6 +1,6 @@
-// A file of torch.save() with one tensor or one number in it: a zip archive of a pickle and of raw
-// elements. Only requested ranges are read. Before the first read, the elements are compared with
-// the archive's checksum.
+// A file of torch.save() that holds one tensor or one number. The file is a zip archive of a pickle
+// and of raw elements. Only requested ranges are read. Before the first read, the elements are
+// compared with the archive's checksum.
 //
 // Thread rule: one thread at a time.
 #pragma once

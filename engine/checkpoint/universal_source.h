@@ -1,5 +1,5 @@
-// A universal checkpoint of DeepSpeed, as ds_to_universal writes it, as a source. Each parameter
-// has a folder with an fp32 master, moments and the step. No pickle is executed.
+// Reads the state from a universal checkpoint of DeepSpeed, the format that ds_to_universal writes.
+// Each parameter has a folder with an fp32 master, moments and the step. No pickle is executed.
 //
 // Thread rule: one thread at a time.
 #pragma once

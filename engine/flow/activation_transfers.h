@@ -49,7 +49,8 @@ class ActivationTransfers {
   bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }
   // Whether a transfer may never end.
   bool is_stuck() const { return store_.is_stuck(); }
-  // Forgets the activations on storage: none will be loaded. Requires: idle(), or is_stuck().
+  // Forgets the activations on storage, because no later call loads them. Requires: idle(), or
+  // is_stuck().
   void drop_stored() { drop_from_storage(on_storage_bytes_); }
   // The totals since the last call. Any thread, while idle().
   ActivationReport take_moved() { return std::exchange(moved_, {}); }

@@ -1,7 +1,8 @@
 // The commits of a durable store. Decides when each commit begins and becomes valid, and which
 // stores have to wait for the commit. The commit of step v begins when every block is on storage at
-// version v. The optimizer pass stores the blocks that live on storage, and the home saver those
-// that live in memory. The commit itself, a flush and a small record, runs beside the next step.
+// version v. The optimizer pass stores the blocks that live on storage. The home saver stores the
+// blocks that live in memory. The commit itself, a flush and a small record, runs beside the next
+// step.
 // A store of a later version waits until the commit's table is taken. If all copies are named, such
 // a store waits until the commit is valid.
 //

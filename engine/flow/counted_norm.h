@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// Changes between steps only, so that any thread can read it during one.
+// The list changes only between steps, so any thread can read the list during a step.
 struct CountedTensors {
   std::vector<bool> is_elsewhere = {};  // by tensor; empty: all tensors count here
 
@@ -22,8 +22,8 @@ struct CountedTensors {
 };
 
 // `add(first, count, norm)` adds the squares of elements [first, first + count) of the unit to
-// `norm`, for whole leaves. A value that is not finite counts in any tensor, so that a tensor whose
-// other copy is not equal cannot hide it.
+// `norm`, for whole leaves. A value that is not finite counts in every tensor. So a tensor that
+// another member counts cannot hide such a value, even if the two copies differ.
 template <class Add>
 NormAccumulator counted_norm(const Layout& layout, const CountedTensors& counted, UnitId unit,
                              std::uint64_t begin, std::uint64_t count, const Add& add) {

@@ -50,8 +50,8 @@ class GradientDrain {
                 DeviceMath* math, std::function<void(UnitId)> on_final);
 
   // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
-  // `reduces_each`, every use's gradient is added over the ranks. Otherwise only each unit's sum is
-  // added over the ranks, and its home must hold the whole sum.
+  // `reduces_each`, every use's gradient is added over the ranks. Otherwise the ranks add only the
+  // sum of each unit, and the home must hold the whole sum.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 

@@ -4,8 +4,8 @@
 // of one step, and knows the norm of the sum. The sum has the same bits in each home.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: a home waits for copies on the stream that it is given, and for the worker. A home in
-// host memory also waits for its staging slots, and a home on storage for transfers.
+// Progress: a home waits for copies on its stream and for the worker. A home in host memory also
+// waits for its staging slots, and a home on storage for transfers.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,8 @@ struct GradientSum {
 
 class GradientHome {
  public:
-  // A home calls each of these from a task of the scheduler, or from within its own functions.
+  // A home calls each of these functions from a task of the scheduler, or while one of the
+  // functions of the home runs.
   struct Callbacks {
     std::function<void()> on_left;        // the gradient under way has left `data`
     std::function<void()> on_home;        // later: it is in the sum

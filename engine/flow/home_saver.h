@@ -1,6 +1,7 @@
-// Saves state that is at home in memory to storage, for commits. Each block is saved when it is at
-// the version to be committed. A block in host memory is written from its place, and a block on the
-// device through a commit buffer. The block must not be updated again before the save has ended.
+// Saves state that is at home in memory to storage, for commits. A block is saved as soon as it has
+// the version that will be committed. A block in host memory is written from its place, and a block
+// on the device through a commit buffer. The block must not be updated again before the save has
+// ended.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a save waits for a copy that no commit names, for a commit buffer, and for its own

@@ -1,6 +1,6 @@
 // Gradients that wait for their update in host memory. A unit's first gradient of the step is
-// copied. Further ones pass through staging slots piece by piece, and the worker adds them (one
-// fp32 addition and one rounding per element).
+// copied. Later gradients pass through staging slots piece by piece. The worker adds each piece,
+// with one fp32 addition and one rounding per element.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a piece waits for a staging slot, which earlier pieces free when they have been added.

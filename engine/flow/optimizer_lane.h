@@ -18,7 +18,7 @@ namespace sluice {
 struct OptimizerLane {
   static constexpr std::uint32_t kNoSlot = 0xffffffffu;
 
-  // In the order in which a block passes through them.
+  // A block passes through the states in this order.
   enum class Phase : std::uint8_t { kFree, kReading, kLoaded, kUpdating, kUpdated, kWriting };
   // The fate of the block's update.
   enum class Outcome : std::uint8_t {

@@ -63,7 +63,7 @@ class OptimizerPass {
   // coefficients are as announced.
   // Requires: is_begun().
   void apply(const StepCoefficients& coefficients, bool as_assumed);
-  // Cancels the announced update: apply() will not be called. Lanes drop the blocks that they have
+  // Cancels the announced update: apply() will not be called. Each lane drops the block that it has
   // read ahead.
   void cancel();
   // Starts nothing more, permanently.
@@ -83,7 +83,7 @@ class OptimizerPass {
   // The version that the last update started from.
   std::uint64_t version() const { return order_.current().version; }
   // Whether all updates passed to apply() have been applied, and every write has ended. Lanes may
-  // hold blocks that they have read ahead.
+  // still hold blocks that have been read ahead.
   bool is_home() const;
   // Whether all updates that make `version` or earlier versions have been applied, and their writes
   // have ended.
@@ -96,8 +96,7 @@ class OptimizerPass {
   bool holds(BlockId block) const {
     return in_lane_[index_of(block)] || device_updates_.is_running(layout_.block(block).unit);
   }
-  // Every block, in the order in which updates that come after the norm want them; frozen ones
-  // last.
+  // Every block, in the order of the updates that come after the norm. Frozen blocks are last.
   std::vector<BlockId> blocks_in_order() const;
   // Whether gradients that wait outside host memory are on their way to a lane.
   bool is_reading_gradients() const;

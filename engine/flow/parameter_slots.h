@@ -56,7 +56,7 @@ class ParameterSlots {
   bool holds(std::uint32_t slot, std::uint64_t version) const {
     return slots_[slot].version == version;
   }
-  // Whether the slot holds the parameters at `version`, or they are being read.
+  // Whether the slot holds the parameters at `version`, or a read of these parameters is under way.
   bool will_hold(std::uint32_t slot, std::uint64_t version) const {
     return holds(slot, version) || slots_[slot].version_being_read == version;
   }

@@ -43,8 +43,8 @@ class Prefetcher {
 
   // Starts to follow `schedule`, with the parameters at `version`. With `keeps_for_update`,
   // parameters fetched for the last time in the step wait in their slots for the update. `schedule`
-  // and `plan` must stay valid while they are followed. The prefetcher must be idle() before the
-  // call.
+  // and `plan` must stay valid while the prefetcher follows them. The prefetcher must be idle()
+  // before the call.
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
   // Starts no more fetches. Work under way continues until it ends; wait for idle().
@@ -52,7 +52,7 @@ class Prefetcher {
   // After stop(): fetches for the uses before `end`, and no more. `end` is at least the number of
   // uses that have begun to be fetched.
   void fetch_up_to(std::uint32_t end);
-  // Whether no fetch starts any more, and none is under way.
+  // Whether all fetches have ended and no further fetch will start.
   bool has_stopped() const { return is_stopped_ && idle(); }
   // Returns how far the schedule has come, for use in a new plan. To change the schedule, call
   // stop(), wait for has_stopped(), and call resume() with the plan from use `acquired` on. The

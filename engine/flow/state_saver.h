@@ -7,8 +7,8 @@
 // Thread rule: scheduler's thread only, except for the functions given in `Work`, which run on the
 // buffers' threads.
 // Progress: a block waits for its last update to come home, for a buffer, and for its own
-// transfers. It never waits for a later update, a parameter slot, a lane, a gradient, a commit or
-// another rank.
+// transfers. The saver never waits for a later update, a parameter slot, a lane, a gradient, a
+// commit or another rank.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ namespace sluice {
 class StateSaver {
  public:
   struct Hooks {
-    // Whether no update holds the block, on its way home or elsewhere.
+    // Whether no update is using the block or bringing it home.
     std::function<bool(BlockId block)> is_at_rest;
     std::function<void()> on_change;
   };
   struct Work {
-    // Writes the block. Several threads call it, each with its own `place` and `room`.
+    // Writes the block. Several threads call this function, each with its own `place` and `room`.
     std::function<void(const BlockView& view, std::uint32_t place, std::span<std::byte> room)>
         write;
     // Called once, after the last block.
@@ -53,8 +53,8 @@ class StateSaver {
   void begin(std::uint64_t version, std::vector<BlockId> blocks, Work work);
   // Whether the update of the block from `version` on has to wait.
   bool holds(BlockId block, std::uint64_t version) const;
-  // An update waits for the block. The saver takes it next, unless another one is wanted already.
-  // Requires: holds().
+  // An update waits for the block. The saver takes this block next, unless another block is wanted
+  // already. Requires: holds().
   void want(BlockId block);
   // Whether an update waits.
   bool is_wanted() const { return wanted_.has_value(); }

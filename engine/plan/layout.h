@@ -85,7 +85,8 @@ struct StateFormat {
 };
 static_assert(kAlignElements == kMomentGroupElements, "a block's groups are those of its tensors");
 
-// The moments in a record: each is fp32, bf16 or codes, or null where the optimizer keeps none.
+// The moments in a record. Each moment is fp32, bf16 or codes; a moment that the optimizer does not
+// keep is null.
 struct RecordMoments {
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
@@ -134,7 +135,7 @@ struct UnitPlace {
 class Layout {
  public:
   // `model` must be validated(). `block_elements` is a multiple of 4096; empty = chosen by the
-  // model's size. `hyperparameter_sets`: one per tensor of the model, or none.
+  // model's size. `hyperparameter_sets` has one number per tensor of the model, or is empty.
   Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements,
          std::span<const std::uint32_t> hyperparameter_sets = {}, Shard shard = {});
 

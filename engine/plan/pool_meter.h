@@ -1,7 +1,7 @@
 // How much of each tier's pools is in use, and the peak in each phase of a step. Buffers count
 // while they are lent. Homes of state count from the time when they are filled. Gradients count
-// while they wait for their update. On storage, shadows count until they are adopted or dropped,
-// and activations until their last read. The activation window, homes of activations in host
+// while they wait for their update. On storage, a shadow counts until it is adopted or dropped, and
+// an activation counts until its last read. The activation window, homes of activations in host
 // memory, and tallies count all the time, because their owners do not report the use.
 //
 // Thread rule: scheduler's thread only.

@@ -1,5 +1,6 @@
 // The policy of each step's update. Resolves optimizer.overlap "auto" and computes the clip factor.
-// Depends only on the config and on the norms so far, so all ranks decide alike.
+// The decision depends only on the config and on the norms so far, so all ranks make the same
+// decision.
 //
 // Thread rule: one thread at a time.
 #pragma once

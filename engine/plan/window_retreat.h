@@ -28,8 +28,8 @@ WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::span<const std::uint64_t> unit_bytes,
                                    std::uint64_t window_bytes);
 
-// Puts each stay as low as the stays placed before it allow. Tries the stays ordered by time and by
-// size, and also all units side by side, and returns the smallest result.
+// Puts each stay at the lowest address that the earlier stays leave free. Tries the stays ordered
+// by time and by size, and also all units side by side, and returns the smallest result.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 

@@ -1,5 +1,5 @@
 // Says before a run what the run will need and cost: memory by pool, bytes per step, and the step's
-// time by resource and policy. Gives these numbers for other homes of the state, too. Pure: asks no
+// time by resource and policy. Also gives these numbers for other homes of the state. Pure: asks no
 // machine.
 #pragma once
 
@@ -45,8 +45,8 @@ struct PlannedPlacement {
   double compute_s = 0;
   // Only for the config's own placement:
   //
-  // The cost of a step under each policy. Each is planned as if the config named it, because the
-  // policy decides which buffers there are.
+  // The cost of a step under each policy. Each policy is planned as if the config named it, because
+  // the buffers depend on the policy.
   std::vector<std::pair<OverlapPolicy, StepCost>> policies;
   StepCost least;  // T_min
 };

@@ -30,8 +30,8 @@ struct MoreMemory {
 };
 
 // Returns the smallest of a few larger budgets (a quarter more to four times as much) whose step is
-// at least 5 % quicker than that of `own`, the config's own placement. Empty if there is none, or
-// if the model has so many blocks that looking takes long.
+// at least 5 % quicker than that of `own`, the config's own placement. Empty if there are no such
+// settings, or if the model has so many blocks that the search would take long.
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own);
 
 // The settings that make the change, such as "placement.parameters=auto

@@ -31,7 +31,8 @@ class RankSequence {
   RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
       : collectives_(std::move(collectives)), device_(device) {}
 
-  // `issue` enqueues operations of collectives() on `stream`; together they form one span.
+  // `issue` enqueues operations of collectives() on `stream`. All of these operations form one
+  // span.
   template <class Issue>
   void run(const CollectiveSpan& span, StreamId stream, const Issue& issue) {
     device_.notify(stream, [this, span] { begin(span); });

@@ -111,7 +111,7 @@ class Ranks {
       try {
         share_failure(Error(ErrorCode::kInternal, error.what()), subject);
       } catch (const Error&) {
-        // The others know now; this rank throws what it has caught.
+        // All other ranks know of the failure then, and this rank throws the caught error.
       }
       throw;
     }

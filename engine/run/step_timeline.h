@@ -68,8 +68,9 @@ class StepTimeline {
   void resume(std::uint32_t use, StreamId stream, bool copies,
               const BeginTime* gather_begun_ns = nullptr);
 
-  // Computation waited between the two events for a boundary activation of `unit`, or for room for
-  // one, while it held the last use's lease. Both events stay unchanged until the step has ended.
+  // Between the two events, computation held the lease of the last use and waited for a boundary
+  // activation of `unit`, or for room for such an activation. Both events stay unchanged until the
+  // step has ended.
   void pause(EventId asked, EventId granted, std::uint32_t unit);
 
   // From now on, `use` waits for `cause`, or for nothing. `kTraceNone` stands for the end of the

@@ -23,8 +23,8 @@ class StepTerms {
   void check(const char* call, const StepOptions& options) const;
   // Starts a step. Requires: the options have been checked.
   void begin(const StepOptions& options) { options_ = options; }
-  // From here on, `finish` gives the options of the step. Returns whether they are still the
-  // announced ones, which updates of blocks may have used.
+  // From here on, `finish` gives the options of the step. Returns whether the terms equal the
+  // announced terms, which some updates of blocks may already have used.
   // Fails with: kInvalidArgument as check(), and if `policy` has updated blocks with other options.
   bool end(const FinishOptions& finish, OverlapPolicy policy);
   const StepOptions& options() const { return options_; }

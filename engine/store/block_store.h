@@ -5,9 +5,9 @@
 // whenever they are read, on the queue's thread that completes the transfer. A read that fails or
 // brings other bytes is repeated once.
 //
-// Thread rule: all functions on the scheduler's thread, except the blocking ones at the end. Those
-// are called while no step is active. Several threads may call them at once, if each has another
-// block and all read or all write.
+// Thread rule: all functions on the scheduler's thread, except the blocking ones at the end. The
+// blocking functions are called while no step is active. Several threads may call them at once, if
+// each has another block and all read or all write.
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h). A store goes to
 // a copy that no commit names, and this copy becomes home when the store has ended.
 //
@@ -124,8 +124,9 @@ class BlockStore {
   // blocking transfers below.
   void begin_at(BlockId block, std::uint64_t version);
 
-  // Blocking transfers, outside of steps. Several threads may make them, each for another block.
-  // Fails with: kIo naming unit, block, file, range and errno; kDamaged; kTimeout.
+  // Blocking transfers, outside of steps. Several threads may make such transfers at the same time,
+  // if no two threads use the same block. Fails with: kIo naming unit, block, file, range and
+  // errno; kDamaged; kTimeout.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
 

@@ -3,8 +3,8 @@
 //
 // A slot's twins are written one after the other, and each is flushed before the next. So a power
 // cut tears at most one twin. The slot's record is the newer whole twin. A slot that was written
-// but has no whole twin was damaged in another way. The other slot's record is then no substitute,
-// because the data that it names may have been replaced since.
+// but has no whole twin was damaged in another way. The record in the other slot cannot replace the
+// damaged record, because the data that the other record names may have been overwritten since.
 //
 // Thread rule: pure.
 #pragma once

@@ -19,8 +19,8 @@ namespace sluice {
 
 inline constexpr std::uint64_t kCommitMagic = 0x0a31'544d'4355'4c53;  // "SLUCMT1\n"
 inline constexpr std::uint32_t kCommitVersion = 1;
-// The lengths of slots, and of the data written into slots, are multiples of this, because O_DIRECT
-// requires it.
+// The lengths of slots, and of the data in slots, are multiples of this number, because O_DIRECT
+// requires such lengths.
 inline constexpr std::uint64_t kCommitAlignBytes = 4096;
 inline constexpr std::uint32_t kCommitSlots = 2;
 inline constexpr std::uint32_t kCommitTwins = 2;

@@ -22,7 +22,7 @@ void write_commit(IoQueue& queue, const CommitFiles& files, CommitSequence seque
 
 class CommitOpening {
  public:
-  // Reads the records and changes nothing. Both arguments must outlive the object.
+  // Reads the records and changes nothing. The two arguments must outlive the object.
   // Fails with: as choose_commit().
   CommitOpening(IoQueue& queue, const CommitFiles& files);
 

@@ -4,8 +4,9 @@
 //
 //   data files flushed | first twin written | flushed | second twin written | flushed
 //
-// The data comes before any record that names the data. The twins come one after the other, so that
-// a power cut leaves one of them whole. If a flush fails, no later stage is begun.
+// The data comes before any record that names the data. The two copies of a record are written one
+// after the other, so that a power cut leaves one copy whole. If a flush fails, no later stage is
+// begun.
 //
 // Thread rule: pure.
 #pragma once

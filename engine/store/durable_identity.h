@@ -28,8 +28,8 @@ class DurableIdentity {
   // there is room, and `changes`, an array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // Says how the model or layout of a record with these hashes and settings differs from this
-  // run's. Empty if model and layout are the same.
+  // Describes how the model or layout of a record with these hashes and settings differs from those
+  // of this run. Empty if model and layout are the same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
   // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".

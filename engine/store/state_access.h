@@ -79,7 +79,8 @@ class StateAccess {
     return index_of(block.id) % place_count();
   }
   bool is_loaded(const BlockPlace& block) const { return loaded_[place_of(block)] == block.id; }
-  // These work in the block's own place, and may run for several blocks at once.
+  // These functions work directly on the memory of a block, and may run for several blocks at the
+  // same time.
   BlockView load(const BlockPlace& block);
   void open(const BlockPlace& block);
   void store(const BlockView& view);

@@ -79,9 +79,9 @@ class StoreFiles {
   std::span<const DirectFile> data() const { return data_; }
   // The directory of each data file, as an index.
   std::span<const std::uint32_t> data_paths() const { return data_paths_; }
-  // The data files, under the names that they have or will get.
+  // The data files, under their present or future names.
   std::vector<DirectFile> shared_data() const;
-  // The files as the code for commits uses them; the descriptors belong to this object.
+  // The open files, for the code that writes commits. This object owns the descriptors.
   CommitFiles commit_files() const;
 
  private:

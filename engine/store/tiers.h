@@ -92,8 +92,8 @@ class Tiers {
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
-  // For scratch state: one file per path, or none if none is needed. For a durable store: the data
-  // files, then the scratch files.
+  // For scratch state: one file per path, or no file if nothing lives on storage. For a durable
+  // store: the data files, then the scratch files.
   std::span<const DirectFile> files() const { return files_; }
   std::uint32_t drive(std::uint32_t file) const { return drives_[file]; }
   // The number of copies of each block on storage; one copy is the home

@@ -1,11 +1,12 @@
-// Runs host functions once earlier work on CUDA streams has ended, without a callback on the
-// streams: a callback would hold up the stream's next copy until a thread of the runtime has run
-// it. Here an event follows the work, and one thread asks for the events. No stream of its own
-// waits for them, because a wait may block other streams in the same hardware queue.
+// Runs host functions after earlier work on CUDA streams has ended. The streams get no callbacks,
+// because a callback would delay the next copy of its stream until a thread of the runtime has run
+// the callback. Here an event follows the work, and one thread asks for the events. The notifier
+// does not use a stream to wait for events, because such a wait may block other streams in the same
+// hardware queue.
 //
 // While functions wait, the thread asks at least every 100 us, which costs a few percent of a core.
-// It asks more often at first: a function runs soon after short work, and no later than about a
-// quarter of the time that its work took.
+// The notifier polls often at first and then less often. So the delay of a function is at most
+// about a quarter of the time that the work took.
 //
 // Thread rule: every function from any thread.
 // Invariant: the functions of one stream run in the order of add(), one at a time, also after a

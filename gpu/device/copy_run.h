@@ -16,9 +16,9 @@ class CopyRun {
   // `device` must outlive the run.
   CopyRun(Device& device, StreamId stream) : device_(device), stream_(stream) {}
 
-  // Adds a copy. It is enqueued at the latest by flush(), which comes before everything else that
-  // is enqueued on the stream. If both ends follow the ends of the previous copies, the copy joins
-  // them.
+  // Adds a copy. flush() enqueues the joined copy at the latest. Every other call that enqueues
+  // work on the stream calls flush() first. A copy joins the previous copies if its source and its
+  // target begin where those of the previous copies end.
   // Requires: ends that follow each other belong to one piece of registered memory.
   void add(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
     if (target != target_ + size_bytes_ || source != source_ + size_bytes_) {

@@ -1,5 +1,5 @@
-// The accounts of a device's memory: the capacity, and how much of it is taken for which purpose.
-// The ledger allocates no memory. Devices ask the ledger before they allocate, so that all devices
+// Accounts for the memory of a device: the capacity, and the bytes in use for each purpose. The
+// ledger allocates no memory. Devices ask the ledger before they allocate, so that all devices
 // refuse with the same message. Not thread-safe; the device's lock guards the ledger.
 // Invariant: the sum of the entries never exceeds the capacity.
 #pragma once

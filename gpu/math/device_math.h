@@ -41,7 +41,8 @@ struct DeviceUpdate {
   float* exp_avg_scales = nullptr;
   std::uint8_t* exp_avg_sq_codes = nullptr;
   float* exp_avg_sq_scales = nullptr;
-  // Or bf16, and which elements the run has (base/moment_rounding.h).
+  // For bf16 moments: the position of the run, from which the random bits follow
+  // (base/moment_rounding.h).
   std::uint16_t* exp_avg_bf16 = nullptr;
   std::uint16_t* exp_avg_sq_bf16 = nullptr;
   MomentRounding rounding = {};

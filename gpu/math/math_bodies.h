@@ -277,7 +277,7 @@ struct DeviceCodes {
   std::uint8_t* codes;
   float* scales;
 
-  // Codes beyond the end are those of zero, and are not written.
+  // Beyond the end of the run, the codes are those of zero and are not written.
   SLUICE_HOST_DEVICE CodePack load(CodeBook book, std::uint64_t index, std::uint64_t count) const {
     const std::uint64_t begin = index * kPackElements;
     if (begin + kPackElements <= count) return *reinterpret_cast<const CodePack*>(codes + begin);
@@ -354,7 +354,7 @@ struct UpdateCodesBody {
         v_scale = v_scale < v ? v : v_scale;
       }
     }
-    // Behind these, every thread has read the old scales.
+    // After this barrier, every thread has read the old scales.
     m_scale = team.max(m_scale);
     v_scale = team.max(v_scale);
     for (std::uint64_t pack = begin + team.rank(); pack < end; pack += team.size())

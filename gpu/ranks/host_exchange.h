@@ -4,9 +4,9 @@
 // to its slot, reads the other ranks' slots and goes on. The rank does not wait until all ranks
 // have read its slot.
 // Larger data stays in the memory of its rank. Each rank publishes the address of its data, and the
-// other ranks copy the data once (process_vm_readv). The copies go straight to the target, or are
-// made in pieces that are still in the cache when they are added. A rank goes on when all other
-// ranks have read its data.
+// other ranks copy the data once (process_vm_readv). A copy either goes straight to the target, or
+// is made in pieces that are small enough to stay in the cache until they are added. A rank goes on
+// when all other ranks have read its data.
 //
 // Thread rule: one thread at a time.
 // Invariants: most operations are one step of the sequence. An all_reduce by reading takes two

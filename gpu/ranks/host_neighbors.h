@@ -36,7 +36,8 @@ struct alignas(128) RankSignals {
   // and its data must not be used.
   std::atomic<std::uint64_t> published{0};
   std::atomic<std::uint64_t> consumed{0};
-  // Not 0 when this rank has failed. Helps other ranks to name the rank that caused a failure.
+  // The value is not 0 if this rank has failed. Helps other ranks to name the rank that caused a
+  // failure.
   std::atomic<std::uint64_t> failed{0};
   // The address of the data of step `published` in the rank's own memory, if the data is not in a
   // slot.

@@ -22,9 +22,9 @@ class MessageWorld {
  public:
   // Opens `connection`.
   // Fails with: what the connection's function throws; kRanks when it waits for other ranks longer
-  // than the timeout. Then it is still waiting, so the process has to end.
+  // than the timeout. In that case the connection is still waiting, so the process has to end.
   MessageWorld(const HostCollectivesOptions& options, Connection connection);
-  // As leave(), but waits no longer than the timeout, and does not throw.
+  // Does the work of leave(), but waits no longer than the timeout and does not throw.
   ~MessageWorld();
 
   // Ends the connection of this process. Waits for the other ranks if the connection needs that,

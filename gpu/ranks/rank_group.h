@@ -1,5 +1,5 @@
-// Some ranks of a world, in an order that is the same on each of them, and the place of this rank
-// in that order.
+// A group is some ranks of a world in a fixed order, which is the same on every member. The group
+// also knows the place of this rank in the order.
 //
 // Thread rule: a value.
 #pragma once

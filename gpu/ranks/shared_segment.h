@@ -13,7 +13,8 @@
 
 namespace sluice {
 
-// Where a segment is, and how to recognize it. One process sends these bytes to the others.
+// The place of a segment, and the number by which a rank recognizes the segment. One process sends
+// these bytes to the others.
 struct SegmentPlace {
   std::int64_t process = 0;  // 0: there is no segment
   std::int64_t descriptor = 0;

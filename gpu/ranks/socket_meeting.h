@@ -16,7 +16,7 @@ namespace sluice {
 std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
                                             std::span<const std::string> texts);
 
-// Returns a connected socket for each other rank, by rank; none for the rank itself.
+// Returns a connected socket for each other rank, indexed by rank. The entry of this rank is empty.
 // Fails with: kRanks.
 std::vector<UniqueFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
                            double timeout_s);

@@ -4,8 +4,8 @@
 // connect, each to each. An endpoint contains a secret, so that no stranger comes in; what goes
 // over the connections is not encrypted.
 //
-// Data is only sent for receives that have begun: a receive asks for its data. So no rank keeps
-// data that it does not wait for, and a late message delays no other.
+// Data is only sent for receives that have begun: a receive asks for its data. So no rank stores
+// data that nothing waits for, and a late message does not delay other messages.
 //
 // Thread rule: a door on one thread; the port as MessagePort.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// Where and how a rank can be reached, as its endpoint says it.
+// The contents of an endpoint, which tell where and how a rank can be reached.
 struct SocketEndpoint {
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 0;

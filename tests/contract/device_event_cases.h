@@ -52,7 +52,7 @@ TEST_P(DeviceContract, WaitOnAnEventOfTheSameStreamPasses) {
 }
 
 // The second record can complete only after the wait has passed. So the case would hang if a wait
-// took the event's state at the time when it runs, and not at the time of the call.
+// used the state of the event when the wait runs, and not the state at the time of the call.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");

@@ -1,4 +1,4 @@
-// Damages what lies in a file, and mends it again.
+// Damages bytes in a file, and restores them.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -14,7 +14,8 @@
 namespace sluice::test {
 
 // Calls `body(seed)` for each of the seeds, on `threads` threads. Begins no case once one has
-// failed. `body` names the seed in its messages; an exception of `body` is a failure that names it.
+// failed. The messages of `body` name the seed. An exception of `body` is a failure whose message
+// names the seed.
 template <class Body>
 void side_by_side(const std::vector<std::uint64_t>& seeds, const Body& body,
                   std::size_t threads = 4) {

@@ -1,5 +1,5 @@
-// Slows down the writes of a checkpoint beside training, so that the steps of a test overtake it,
-// or lets one of them fail.
+// Slows down the writes of a checkpoint beside training, so that the steps of a test overtake the
+// checkpoint. Can also make one of these writes fail.
 //
 // Thread rule: set and reset while no such write is under way.
 #pragma once

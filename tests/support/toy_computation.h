@@ -87,7 +87,7 @@ inline ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOpti
   return uses;
 }
 
-// The digest of one tensor's parameters, as a use finds them. The digests of a unit's tensors are
+// The digest of the parameters of one tensor at one use. The digests of a unit's tensors are
 // chained.
 inline std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
                                std::uint64_t digest) {

@@ -24,7 +24,7 @@ enum class ToySize : std::uint8_t {
 };
 ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::uint32_t leases = 1,
                     ToySize size = ToySize::kUsual);
-// The bytes of the model's boundary activations, for an engine that keeps these.
+// The bytes of the boundary activations of the model, for an engine that keeps activations.
 std::vector<std::uint64_t> toy_boundary_bytes();
 
 // One use of a unit. `number` is the use's place in the planned step, or any other number that is

@@ -55,9 +55,9 @@ class IoBench {
   using OpenQueue = std::function<std::unique_ptr<IoQueue>(std::span<std::byte> memory,
                                                            std::span<const int> files)>;
 
-  // Creates the files and writes them once, because the first write into fresh space costs more.
-  // `open_queue` gets the buffers and files of all requests, and must return a queue with a depth
-  // of at least depth_max.
+  // Creates the files and writes every byte once, because the first write into fresh space costs
+  // more. `open_queue` gets the buffers and files of all requests, and must return a queue with a
+  // depth of at least depth_max.
   // Fails with: kNoSpace, kInput, kIo (storage paths), kOutOfMemory.
   IoBench(const IoBenchOptions& options, const OpenQueue& open_queue);
   ~IoBench();

@@ -1,6 +1,6 @@
 // Measures drives by pattern, request size and depth, and describes the result as a calibration
-// file. `sluice bench io` prints it, plans and `storage.calibration` read it, and `sluice tune`
-// searches with it.
+// file. `sluice bench io` prints the calibration, plans and `storage.calibration` read it, and
+// `sluice tune` uses it in the search.
 //
 // Thread rule: one measurement at a time.
 #pragma once
@@ -58,17 +58,17 @@ struct IoListener {
 };
 
 // Measures `series` in rounds, because the rate of a shared drive drifts.
-// Requires: each request size divides the largest one, and the file holds at least one of these.
-// Fails with: as IoBench.
+// Requires: each request size divides the largest size, and the file holds at least one request of
+// the largest size. Fails with: as IoBench.
 IoCalibration measure_io(const IoCalibrationOptions& options, std::vector<IoSeries> series,
                          const IoListener& listener = {});
 
 // The case of `pattern` with the highest rate, of one drive or of all together; null if none.
 const IoSeries* best_of(const std::vector<IoSeries>& all, IoPattern pattern,
                         std::optional<std::uint32_t> drive = std::nullopt);
-// The time of reading and writing at the same time, over the sum of the times of one after the
-// other: 1 on a half-duplex drive, 0.5 on one that does both at full rate. Empty where a pattern
-// was not measured.
+// The time for reading and writing together, divided by the sum of the times for reading alone and
+// for writing alone: 1 for a half-duplex drive, 0.5 for a drive that does both at full rate. Empty
+// where a pattern was not measured.
 std::optional<double> interference_of(const std::vector<IoSeries>& all);
 
 // The text of the calibration file.

@@ -26,7 +26,8 @@ struct StepBenchModel {
   std::uint32_t units = 0;
   std::string path;                    // the folder of the storage
   std::optional<std::uint32_t> lanes;  // nothing = a tenth of the blocks
-  // The share of the state in host memory: 0 = all of it on storage, 1 = all of it in host memory.
+  // The share of the state that lives in host memory: 0 = all state on storage, 1 = all state in
+  // host memory.
   double memory_share = 0;
   unsigned threads = 0;            // threads of the optimizer; 0 = as many as granted cores
   std::uint32_t window_units = 3;  // the units that fit the device window
@@ -56,8 +57,8 @@ class StepBench {
   StepBench(const StepBenchModel& model, OverlapPolicy policy, const Rates& rates);
   ~StepBench();
 
-  // Runs `warm` steps, `measured` steps, and one more step to end the last of them. Then waits
-  // until the engine has drained. Returns the measured steps.
+  // Runs `warm` steps, then `measured` steps, and one more step, which ends the last measured step.
+  // Then waits until the engine has drained. Returns the measured steps.
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }

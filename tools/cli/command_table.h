@@ -13,8 +13,8 @@ namespace sluice {
 // All commands with their options, in roff with the macros of man(7).
 std::string man_page(const CLI::App& app);
 
-// Scripts for shells that complete commands, their options, and otherwise file names. Those for zsh
-// and fish also show each word's description.
+// Scripts for shells that complete commands, their options, and otherwise file names. The
+// completions for zsh and fish also show a description of each word.
 std::string bash_completion(const CLI::App& app);
 std::string zsh_completion(const CLI::App& app);
 std::string fish_completion(const CLI::App& app);

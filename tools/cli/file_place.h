@@ -19,7 +19,7 @@ struct FilePlace {
   std::optional<int> descriptor;
   int error = 0;  // errno if the path cannot be followed
   FileKind kind = FileKind::kMissing;
-  // These fields are for an existing file.
+  // The following fields are only set for a file that exists.
   mode_t mode = 0;
   uid_t owner = 0;
   gid_t group = 0;

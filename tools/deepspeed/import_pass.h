@@ -31,9 +31,10 @@ class ImportPass {
   const Entry* find(const std::string& key) const;
   bool is_auto(const std::string& key) const;
   bool has_section(const std::string& key) const { return sections_.contains(key); }
-  // Returns the number at `key`; nothing if there is no number, or if it has been refused.
+  // Returns the number at `key`. Returns nothing if there is no number or the number has been
+  // refused.
   std::optional<double> number(const std::string& key) const;
-  // As number(), but also returns a refused number.
+  // Does the work of number(), but also returns a refused number.
   std::optional<double> written_number(const std::string& key) const;
   std::optional<std::uint64_t> integer(const std::string& key) const;
   std::optional<bool> boolean(const std::string& key) const;

@@ -1,6 +1,6 @@
 // The state that each ZeRO stage leaves on one of several ranks, for `sluice plan --stages`.
-// Computes the bytes at rest by kind, and the peak use in each phase of a step. Homes are as in the
-// config where the stage offers them. Pure.
+// Computes the bytes at rest by kind, and the peak use in each phase of a step. The homes are those
+// of the config, if the stage offers these homes. Pure.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// The spans of a trace for the page: sorted by lane, joined where they are too close to be told
-// apart, and packed.
+// The spans of a trace for the page. The spans are sorted by lane, joined if they are too close to
+// be told apart, and packed.
 //
 // Thread rule: pure.
 #pragma once

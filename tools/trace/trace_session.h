@@ -1,5 +1,5 @@
-// The trace of one run of the command. It starts before the engine is built, ends after the engine
-// is destroyed, and is then summarised.
+// The trace of one run of the command. The trace starts before the engine is built and ends after
+// the engine is destroyed. Then the trace is summarised.
 //
 // Thread rule: one thread at a time; one session in a process at a time.
 #pragma once

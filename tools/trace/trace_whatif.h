@@ -1,9 +1,9 @@
 // Predicts a step on another machine or under other settings. Rates and times are taken from a
 // trace, and the engine is planned again from the trace's description. Then the bound's simulation
 // (engine/bound/bound_simulation.h) runs the step. If the recorded step took longer than its own
-// simulation, the difference is added to every prediction. If it took less time, the prediction is
-// scaled. Both cases are shown as the model's error, and a model with too large an error predicts
-// nothing.
+// simulation, the difference is added to every prediction. If the recorded step took less time, the
+// prediction is scaled. Both cases are shown as the model's error, and a model with too large an
+// error predicts nothing.
 //
 // Thread rule: pure.
 #pragma once

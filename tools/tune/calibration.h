@@ -61,8 +61,8 @@ MachineCalibration calibrate(const CalibrationRequest& request,
 // there is neither.
 std::string calibration_file(const std::string& hardware);
 
-// Returns the calibration in `path`. Empty if there is none, or if the file cannot be read, is no
-// calibration, or is of another hardware; `why` then says so, unless there is no file.
+// Returns the calibration in `path`. Empty if the file does not exist, cannot be read, is not a
+// calibration, or is from other hardware. If the file exists, `why` then gives the reason.
 std::optional<MachineCalibration> load_calibration(const std::string& path,
                                                    const std::string& hardware, std::string& why);
 // Writes the file by a rename, and makes its folder. Returns why not; "" if it did.

@@ -28,8 +28,8 @@ struct TournamentPlan {
 };
 
 // Plans as much as fits into `seconds`, if a step takes `step_s` and a run begins after `begin_s`.
-// `steps` is the number that the user has chosen, and it stays; 0 = none chosen. At least one round
-// of one step for one candidate.
+// `steps` is the number of steps that the user has chosen, which is kept; 0 = the user has chosen
+// none. At least one round of one step for one candidate.
 TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, unsigned steps,
                                std::size_t candidates);
 

@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// `given` is the config of `document`. `kept` are keys, or sections such as "memory", that stay as
-// they are. No choice has a setting that the config has already.
+// `given` is the config of `document`. `kept` lists keys, or sections such as "memory", that do not
+// change. No choice has a setting that the config has already.
 // Fails with: kConfig for a kept word that is neither.
 std::vector<TuneAxis> tune_axes(const ConfigDocument& document, const TrainConfig& given,
                                 const MachineCalibration& machine,

@@ -1,6 +1,6 @@
 // The search for quick settings, by a model of the step. Each axis is a group of keys that change
-// together. The search goes along one axis at a time until no axis helps. It starts several times,
-// because axes that only help together hide each other: room in memory and a home there. Pure
+// together. The search goes along one axis at a time until no axis helps. The search starts several
+// times, because some changes only help together, such as room in memory and a home in memory. Pure
 // except for the calls of `predict`, which come from several threads.
 #pragma once
 
@@ -46,10 +46,10 @@ using TunePredictor = std::function<TunePrediction(const TuneSettings& settings)
 
 struct TuneResult {
   TuneCandidate given;
-  // The quickest candidates of those that the model finds quicker than the given config, quickest
-  // by rank first. Each has as few settings as possible, and differs from the others in an axis
+  // The candidates that the model predicts to be quicker than the given config, with the quickest
+  // candidate first. Each has as few settings as possible, and differs from the others in an axis
   // that is not fine. If the given config is impossible, the list has the quickest of all possible
-  // ones.
+  // configs.
   std::vector<TuneCandidate> best;
   std::size_t predictions = 0;  // the number of candidates that the model has looked at
 };

@@ -36,7 +36,7 @@ class ConfigJson {
   // Fails with: kConfig for a value of another type, or out of range.
   std::uint64_t count(const char* key) const;
   std::uint64_t count_or(const char* key, std::uint64_t fallback) const;
-  // As count_or(), but 0 is a value, too.
+  // Does the work of count_or(), but also accepts 0.
   std::uint64_t count_from_zero(const char* key, std::uint64_t fallback) const;
   bool flag(const char* key, bool fallback) const;
   std::string text_or(const char* key, const std::string& fallback) const;
@@ -44,7 +44,8 @@ class ConfigJson {
   std::uint64_t layers(const char* key) const;
   // Whether `key`, a list of numbers, has `value`. A missing list has none.
   bool lists(const char* key, std::uint64_t value) const;
-  // This file with the values of object `key`, if there is one, for the keys that only it has.
+  // Returns this file together with the keys that only the object `key` has. Without such an
+  // object, the result is this file.
   ConfigJson with_part(const char* key) const;
 
  private:

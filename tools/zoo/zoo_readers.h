@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// Empty for a type that none of these families has.
+// Empty for a type that does not belong to these families.
 std::optional<ZooModel> read_decoder(const ConfigJson& file, const std::string& type);
 std::optional<ZooModel> read_other_transformer(const ConfigJson& file, const std::string& type);
 

@@ -52,7 +52,7 @@ class SLUICE_EXPORT RankWorld {
   // not start MPI; kRanks when another rank does not come in time. After kRanks, the process has to
   // end by _exit(), because MPI waits inside it.
   explicit RankWorld(const RankWorldOptions& options = {});
-  // As leave(), but does not throw.
+  // Does the work of leave(), but does not throw.
   ~RankWorld();
   RankWorld(const RankWorld&) = delete;
   RankWorld& operator=(const RankWorld&) = delete;

@@ -2,8 +2,9 @@
 // forward order, then use i of the backward order (gpt_model_spec). Activations have the type of
 // the parameters, sums are fp32. All work is enqueued on the stream that the caller names, which
 // must be the same for a whole pass. The addresses of a unit's tensors may differ at every use.
-// Attention is computed with [sequence, sequence] products. As many heads of a sequence are
-// computed together as a bounded scratch memory holds. The backward pass computes the scores again.
+// Attention is computed with [sequence, sequence] products. The scratch memory has a bound, and the
+// heads that fit into the scratch memory are computed together. The backward pass computes the
+// scores again.
 //
 // Thread rule: one thread at a time.
 // Invariant: results depend on the arguments alone, not on addresses, as long as tensors start at

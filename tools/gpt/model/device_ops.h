@@ -143,8 +143,8 @@ class DeviceOps {
   virtual DType gradient_type() const = 0;  // G
   // The library that multiplies, for people: "cuBLASLt 13.0", "plain kernels".
   virtual std::string description() const = 0;
-  // Returns notes for the user about products that take far longer than they should, as found since
-  // the last call.
+  // Returns notes for the user about products that take far longer than expected and were found
+  // since the last call.
   virtual std::vector<std::string> take_notes() { return {}; }
 
   virtual void multiply(const Product& product, StreamId stream) = 0;

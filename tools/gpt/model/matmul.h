@@ -71,8 +71,8 @@ class MatrixProducts {
   // and bf16 results need a choice with bf16 factors. A bf16 result has no addend.
   void multiply(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
-  // As multiply(), but as one task on the calling thread. For calls inside a task; the result is
-  // fp32.
+  // Does the work of multiply() as one task on the calling thread. For calls inside a task; the
+  // result is fp32.
   void multiply_serial(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
  private:

@@ -3,8 +3,8 @@
 // dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both (no header of oneDNN declares the
 // second). The functions keep no memory between two calls: packed data is freed.
 //
-// Thread rule: any thread, any number of calls at the same time. Each call computes on the thread
-// that makes it.
+// Thread rule: any thread, any number of calls at the same time. Each call computes on the calling
+// thread.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // One unit's parameters and gradients as fp32, for every element type at rest. bf16 and fp16
 // tensors pass through scratch memory, which is sized once for the largest unit. fp32 tensors are
-// used in place. bf16 matrices that products take as bf16 are used in place, too.
+// used in place. If products take bf16, bf16 matrices are used in place, too.
 // Not thread-safe: one unit at a time.
 #pragma once
 

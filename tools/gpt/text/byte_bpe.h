@@ -28,7 +28,7 @@ class ByteBpe {
   ByteBpe(const std::unordered_map<std::string, TokenId>& vocabulary,
           std::span<const std::pair<std::string, std::string>> merges);
 
-  // The token of a single byte; nothing where the vocabulary lacks it.
+  // The token of a single byte; nothing if the vocabulary has no such token.
   std::optional<TokenId> token_of(unsigned char byte) const { return of_byte_[byte]; }
 
   // Appends the tokens of `word`. Requires: each byte of the word has a token.

@@ -14,9 +14,10 @@ namespace sluice {
 // The length of the first word, at least 1. Requires: `text` is not empty.
 std::size_t gpt2_word_bytes(std::string_view text);
 
-// A place where `text` can be cut so that the words of both parts are the words of the whole: the
-// last such place at or before `limit_bytes` and behind `from_bytes`, or 0 where there is none. It
-// lies between a character that is no space and a space or line end of ASCII.
+// Finds a place where `text` can be cut, so that the words of the two parts are the words of the
+// whole text. Returns the last such place behind `from_bytes` and not behind `limit_bytes`, or 0 if
+// there is none. The place lies behind a character that is not a space, and before an ASCII space
+// or line end.
 std::size_t gpt2_cut_bytes(std::string_view text, std::size_t limit_bytes,
                            std::size_t from_bytes = 0);
 

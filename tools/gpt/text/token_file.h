@@ -35,16 +35,16 @@ constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
 std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenizer,
                                OutputFile& output);
 
-// Makes sure that there is a token file of `text_file`, beside it, and returns its path. A file
-// that was made from the same bytes by the same tokenizer is used as it is; one of an older text is
-// replaced. Processes that want the same file take turns.
+// Returns the path of the token file beside `text_file`, and makes that file if necessary. If the
+// same tokenizer made the file from the same bytes, the file is used again. A file of an older text
+// is replaced. Processes that want the same file take turns.
 // Fails with: as write_token_file(); kInput where a file of that name is of another origin.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);
 
 // Whether `file` begins with the header of a token file. False also where it cannot be read.
 bool has_token_header(const std::string& file);
-// Whether `file` is a token file that says that it was made with another tokenizer. llm.c's files
-// do not say with which.
+// Whether `file` is a token file that names another tokenizer. The files of llm.c name no
+// tokenizer.
 bool is_of_other_tokenizer(const std::string& file, const Tokenizer& tokenizer);
 
 }  // namespace sluice

@@ -26,17 +26,18 @@ class Tokenizer {
   const Checksum128& checksum() const { return checksum_; }
   // One more than the largest id: the least model.vocabulary.
   TokenId token_count() const { return static_cast<TokenId>(bytes_.size()); }
-  // The longest token that is found before words are split; 0 where there is none.
+  // The length of the longest token that is found before words are split; 0 if there is no such
+  // token.
   std::size_t added_bytes_max() const { return added_bytes_max_; }
 
-  // Whether a part of a text that is cut at `cut_bytes` has the tokens of the whole: no added token
-  // lies across the cut, or ends there where a space is added behind it. Requires: the text goes on
-  // for added_bytes_max() behind the cut, or ends before.
+  // Whether a cut at `cut_bytes` keeps the tokens of the text. The cut must not be inside an added
+  // token, or at the end of an added token behind which a space is added. Requires: the text goes
+  // on for added_bytes_max() behind the cut, or ends before.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
 
   // Appends the tokens of `text`. `offset_bytes` is its place in a longer text, for messages and
-  // for the space before a text (add_prefix_space). Special tokens are found as any others, and
-  // none are added at the ends.
+  // for the space before a text (add_prefix_space). Special tokens in the text are found like other
+  // tokens. No special token is added at the ends.
   // Fails with: kInput for a byte without a token.
   void encode(std::string_view text, std::vector<TokenId>& tokens, std::uint64_t offset_bytes = 0);
 

@@ -31,7 +31,7 @@ struct TokenizerFile {
   Checksum128 checksum;     // of the files
 };
 
-// The name of the tokenizer's file in a folder of a model; empty where there is none.
+// The name of the tokenizer's file in the folder of a model; empty if there is no such file.
 std::string tokenizer_in_folder(const std::string& folder);
 
 // `path` is a tokenizer.json, a vocab.json with merges.txt beside it, or a folder with either.

@@ -51,7 +51,7 @@ std::string command_that_goes_on(std::span<char* const> words);
 // Fails with: kInput where there is none.
 std::string checkpoint_in(const std::string& folder);
 
-// The text that a state without one gets, so that a run with `config` goes on from it.
+// The text for a state that has no text, so that a run with `config` can continue from the state.
 // Fails with: kInput where the config's data cannot be opened.
 std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
 
@@ -95,16 +95,16 @@ class Checkpointing {
   // To be called when `steps` steps are done. Saves when a checkpoint is due, beside the next steps
   // if memory.save_buffers is not 0. A failed save is printed, and the next checkpoint tries again.
   void step_ended(Engine& engine, std::uint64_t steps);
-  // To be called at the end of the run. Waits for a save under way, and saves the state unless it
-  // is saved already.
+  // To be called at the end of the run. Waits for a save under way, and then saves the state,
+  // unless this state has been saved already.
   // Fails with: as Engine::save().
   void run_ended(Engine& engine, std::uint64_t steps);
   // The checkpoints that this run has saved.
   const std::vector<SavedCheckpoint>& saved() const { return saved_; }
   // The command that resumes the run where this process ends.
   const std::string& command() const { return options_.command; }
-  // The folder of the newest checkpoint that this run has saved or begun from; empty where there is
-  // none.
+  // The folder of the newest checkpoint that this run has saved or has started from; empty if there
+  // is no such checkpoint.
   const std::string& saved_path() const { return saved_path_; }
 
  private:

@@ -32,7 +32,8 @@ class ModelFile {
 
   const std::string& path() const { return file_.path(); }
   const gpt::GptConfig& config() const { return config_; }
-  // As SafetensorsReader::read(), but with the names that this project gives the tensors.
+  // Does the work of SafetensorsReader::read(), but takes the names that this project gives the
+  // tensors.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
   // Fails with: kInput naming the first key of section "model" in which the file differs from

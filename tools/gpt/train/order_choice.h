@@ -29,9 +29,10 @@ std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& mode
                                      const RunMachine& machine);
 
 // The order that "auto" takes. Vertical order is taken if it is possible and moves fewer bytes to
-// and from storage. With equally many bytes, it is taken if it moves fewer bytes between host and
-// device. Where backward uses a unit more than once (tied weights), "auto" always takes horizontal
-// order. In this case the order changes bits, and a budget must not change bits.
+// and from storage. If the two orders move equally many bytes there, the order that moves fewer
+// bytes between host and device is taken. Where backward uses a unit more than once (tied weights),
+// "auto" always takes horizontal order. In this case the order changes bits, and a budget must not
+// change bits.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
 // Settles `order` and, with it, the activations' order. The result is the same on all ranks with

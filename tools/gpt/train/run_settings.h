@@ -14,8 +14,7 @@ namespace sluice {
 
 // The settings beside the state, with names as in the config file.
 std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks);
-// The value under which a checkpoint ran that does not name `key`, because it is older than the
-// key.
+// The value of `key` for a checkpoint that is older than the key and so does not name it.
 std::string value_before(const std::string& key);
 // The length and the checksum of a text.
 // Fails with: kInput where it cannot be opened.

@@ -25,8 +25,8 @@ void share_host_among(std::uint32_t ranks, TrainConfig& config);
 
 class TrainRanks {
  public:
-  // Fails with: as RankWorld. Where MPI waits for other ranks in vain, prints the failure and ends
-  // the process.
+  // Fails with: as RankWorld. If MPI waits in vain for other ranks, prints the failure and ends the
+  // process.
   explicit TrainRanks(const TrainConfig& config);
 
   bool are_several() const { return world_->are_several(); }
