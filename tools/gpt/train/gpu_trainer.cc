@@ -66,19 +66,15 @@ TrainedStep GpuTrainer::train_step(std::uint64_t step_number) {
 }
 
 double GpuTrainer::evaluate(std::span<const TokenBatch> batches) {
-  double loss = 0;
-  const StreamGuard guard(device_, stream_);
-  for (const TokenBatch& batch : batches) {
-    Inference inference = engine_.begin_inference();
+  const auto forward = [&](Inference& inference, const TokenBatch& batch, double& loss) {
     gpt_.start(Mode::kEvaluation, batch.tokens, batch.targets, stream_.id());
     for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
       const Lease lease = inference.acquire(model_.forward_order[use], stream_);
       gpt_.forward(use, parameters_of(lease, model_), stream_.id());
     }
     gpt_.add_loss(loss, stream_.id());
-    device_.synchronize(stream_.id());
-  }
-  return loss / static_cast<double>(batches.size());
+  };
+  return mean_loss(engine_, device_, stream_, batches, forward);
 }
 
 }  // namespace sluice

@@ -141,17 +141,13 @@ TrainedStep HostTrainer::train_step(std::uint64_t step_number) {
 }
 
 double HostTrainer::evaluate(std::span<const TokenBatch> batches) {
-  double loss = 0;
-  const StreamGuard guard(device_, stream_);
-  for (const TokenBatch& batch : batches) {
-    Inference inference = engine_.begin_inference();
+  const auto forward = [this](Inference& inference, const TokenBatch& batch, double& loss) {
     device_.launch(stream_.id(),
                    [this, &batch] { compute_.start_evaluation(batch.tokens, batch.targets); });
     infer(inference);
     device_.launch(stream_.id(), [this, &loss] { loss += compute_.loss(); });
-    device_.synchronize(stream_.id());
-  }
-  return loss / static_cast<double>(batches.size());
+  };
+  return mean_loss(engine_, device_, stream_, batches, forward);
 }
 
 void HostTrainer::infer(Inference& inference) {

@@ -4,9 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <utility>
 
+#include <sluice/device.h>
+#include <sluice/engine.h>
 #include <sluice/error.h>
 #include <sluice/step.h>
 #include "tools/gpt/model/matmul.h"
@@ -51,6 +54,13 @@ class Trainer {
   virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:
+  // Evaluates with inferences of `engine` on `stream` of `device`. `forward` enqueues the forward
+  // pass of a batch on the stream, and then the addition of the batch's loss to `loss`.
+  using ForwardBatch =
+      std::function<void(Inference& inference, const TokenBatch& batch, double& loss)>;
+  static double mean_loss(Engine& engine, Device& device, const Stream& stream,
+                          std::span<const TokenBatch> batches, const ForwardBatch& forward);
+
   FinishOptions finish_options_;
 };
 
