@@ -1,20 +1,55 @@
 # Writes a CTest file with one case for each suite of a GoogleTest program. Run after the program has been linked:
-#   cmake -DPROGRAM=FILE -DNAME=PREFIX -DOUTPUT=FILE -DPROPERTIES=LIST -P list_suites.cmake
-execute_process(COMMAND ${PROGRAM} --gtest_list_tests OUTPUT_VARIABLE listing RESULT_VARIABLE result TIMEOUT 60)
+#   cmake -DPROGRAM=FILE -DNAME=PREFIX -DOUTPUT=FILE -DPROPERTIES=LIST [-DPIECE=N] [-DWITHOUT=FILTER] -P list_suites.cmake
+# With PIECE, a suite of more tests becomes several cases of at most N tests each. The tests that WITHOUT names do not run.
+set(without "")
+if(WITHOUT)
+  set(without "-${WITHOUT}")
+endif()
+execute_process(COMMAND ${PROGRAM} --gtest_list_tests "--gtest_filter=*${without}"
+                OUTPUT_VARIABLE listing RESULT_VARIABLE result TIMEOUT 60)
 if(NOT result EQUAL 0)
   file(REMOVE ${PROGRAM})  # so that the next build tries again
   message(FATAL_ERROR "${PROGRAM} --gtest_list_tests: ${result}")
 endif()
-string(REGEX MATCHALL "\n[^ \n][^\n]*" lines "\n${listing}")
 set(text "")
+
+# add_suite(SUITE COUNT): the cases of a suite of COUNT tests.
+macro(add_suite suite count)
+  set(pieces 1)
+  if(PIECE)
+    math(EXPR pieces "(${count} + ${PIECE} - 1) / ${PIECE}")
+  endif()
+  foreach(piece RANGE 1 ${pieces})
+    set(name "${NAME}.${suite}")
+    set(shard "")
+    if(pieces GREATER 1)
+      math(EXPR index "${piece} - 1")
+      string(APPEND name ".${piece}_of_${pieces}")
+      set(shard "ENVIRONMENT_MODIFICATION [==[GTEST_TOTAL_SHARDS=set:${pieces};GTEST_SHARD_INDEX=set:${index}]==]")
+    endif()
+    string(APPEND text "add_test([=[${name}]=] [=[${PROGRAM}]=] [=[--gtest_filter=${suite}.*${without}]=])\n"
+                       "set_tests_properties([=[${name}]=] PROPERTIES ${PROPERTIES} ${shard})\n")
+  endforeach()
+endmacro()
+
+string(REGEX MATCHALL "\n[^\n]+" lines "\n${listing}")
+set(suite "")
 foreach(line ${lines})
   # "Suite.", and behind it a comment where it has a type; what GoogleTest prints before the list has no such end.
   if(line MATCHES "^\n([A-Za-z0-9_/]+)[.]( +#.*)?$")
-    set(suite ${CMAKE_MATCH_1})
-    string(APPEND text "add_test([=[${NAME}.${suite}]=] [=[${PROGRAM}]=] [=[--gtest_filter=${suite}.*]=])\n"
-                       "set_tests_properties([=[${NAME}.${suite}]=] PROPERTIES ${PROPERTIES})\n")
+    set(next ${CMAKE_MATCH_1})
+    if(suite)
+      add_suite(${suite} ${count})
+    endif()
+    set(suite ${next})
+    set(count 0)
+  elseif(line MATCHES "^\n  [^ ]" AND suite)
+    math(EXPR count "${count} + 1")
   endif()
 endforeach()
+if(suite)
+  add_suite(${suite} ${count})
+endif()
 if(text STREQUAL "")
   file(REMOVE ${PROGRAM})
   message(FATAL_ERROR "${PROGRAM} has no tests")
