@@ -30,6 +30,15 @@ const wide = to - from;
 document.getElementById('timeline').dispatchEvent(new WheelEvent('wheel', { deltaY: -100, cancelable: true })); result.zoomed = (to - from) / wide;
 document.getElementById('theme').click();
 document.querySelector('#waits tbody tr')?.click();
+const waits = what => [...document.querySelectorAll('#waits tbody tr' + what)];
+const units = () => waits('.one').length;
+result.groups = waits('.group').map(row => [row.children[0].textContent.slice(2), row.children[1].textContent, parseInt(row.children[4].textContent)]);
+result.firstOpen = units();
+waits('.group')[0]?.click(); result.firstShut = units();
+result.waits = rank.waits;
+result.split = [...document.querySelectorAll('#split div')].map(part => parseFloat(part.style.width));
+result.steps = rank.steps;
+result.wider = document.documentElement.scrollWidth > window.innerWidth;
 result.faults = window.faults;
 document.documentElement.dataset.result = JSON.stringify(result);
 </script>"""
@@ -65,6 +74,21 @@ class Page(CliCase):
         self.assertEqual(result["up"], sorted(result["before"]))
         self.assertEqual((result["found"], result["notFound"]), (1, 0))
         self.assertAlmostEqual(result["zoomed"], 0.8, places=6)
+        # One row for a cause, the sum of its units' waits; a click opens it and another shuts it.
+        sums = {}
+        for wait in result["waits"]:
+            key = (wait["cause"], wait["who"])
+            sums[key] = sums.get(key, 0) + wait["count"]
+        self.assertEqual({(cause, who): count for cause, who, count in result["groups"]}, sums)
+        self.assertEqual(len(result["groups"]), len(sums))
+        first = result["groups"][0][:2]
+        self.assertEqual(result["firstOpen"], sum([wait["cause"], wait["who"]] == first for wait in result["waits"]))
+        self.assertEqual(result["firstShut"], 0)
+        # The split of the mean step.
+        steps = result["steps"][1:]
+        for key, share in zip(("compute", "io", "optimizer", "other"), result["split"]):
+            self.assertAlmostEqual(share, 100 * sum(step[key] for step in steps) / sum(step["length"] for step in steps), delta=0.01)
+        self.assertFalse(result["wider"])
 
     def test_an_empty_page_fails_nothing(self):
         self.run_sluice("train", self.write_config(), "--quiet", "--steps", 1, "--trace", "run.trace")
