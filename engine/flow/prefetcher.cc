@@ -1,6 +1,7 @@
 #include "engine/flow/prefetcher.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <sluice/error.h>
@@ -131,17 +132,19 @@ bool Prefetcher::issue_next() {
 void Prefetcher::occupy(std::uint32_t use) {
   const std::uint64_t begin = plan_->uses[use].offset_bytes;
   const std::uint64_t end = begin + layout_.unit_parameter_bytes((*schedule_)[use].unit);
+  if (begin == end) return;
   vacate(begin, end);
-  occupied_.push_back({begin, end});
+  occupied_.emplace(begin, end);
   scheduler_.pools().lend(MemoryPool::kWindow, end - begin);
 }
 
 void Prefetcher::vacate(std::uint64_t begin, std::uint64_t end) {
-  std::erase_if(occupied_, [&](const Occupied& place) {
-    if (place.end <= begin || end <= place.begin) return false;
-    scheduler_.pools().take_back(MemoryPool::kWindow, place.end - place.begin);
-    return true;
-  });
+  auto place = occupied_.upper_bound(begin);
+  if (place != occupied_.begin() && std::prev(place)->second > begin) --place;
+  while (place != occupied_.end() && place->first < end) {
+    scheduler_.pools().take_back(MemoryPool::kWindow, place->second - place->first);
+    place = occupied_.erase(place);
+  }
 }
 
 void Prefetcher::finish_issue(std::uint32_t use) {

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -171,12 +172,8 @@ class Prefetcher {
   std::uint32_t ready_uses_ = 0;        // uses become ready in schedule order
   std::vector<bool> released_;
 
-  // Bytes of the window that hold units, or are being filled.
-  struct Occupied {
-    std::uint64_t begin = 0;
-    std::uint64_t end = 0;
-  };
-  std::vector<Occupied> occupied_;
+  // Bytes of the window that hold units, or are being filled: the end of each place, by its begin.
+  std::map<std::uint64_t, std::uint64_t> occupied_;
 
   // The items issued and not yet copied, in schedule order; at most kPipelineItemsMax.
   std::deque<Item> pipeline_;
