@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -17,6 +16,8 @@
 #include "gpu/cuda/cuda_error.h"
 #include "gpu/cuda/cuda_memory.h"
 #include "gpu/cuda/cuda_notifier.h"
+#include "gpu/cuda/cuda_stream.h"
+#include "gpu/cuda/cuda_wait.h"
 #include "gpu/device/device_misuse.h"
 #include "gpu/device/host_call_queue.h"
 #include "gpu/device/host_stream.h"
@@ -39,19 +40,6 @@ std::uint64_t available_bytes(int ordinal) {
   return free_bytes - std::min(free_bytes, kReserveBytes);
 }
 
-// A stream, and its owner's means of waiting for it.
-struct CudaStream {
-  cudaStream_t stream = nullptr;
-  cudaEvent_t reached = nullptr;  // recorded by synchronize()
-
-  std::shared_ptr<HostCallQueue> calls;  // the runtime's threads may call after the stream is gone
-
-  std::mutex starting;  // functions get their numbers in the order of the stream
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::uint64_t refused_calls = 0;  // those that last_resort_ has not run yet; guarded by mutex
-};
-
 // The argument of the runtime's callback, which deletes it.
 struct Callback {
   std::shared_ptr<HostCallQueue> calls;
@@ -67,6 +55,9 @@ class RuntimeCudaDevice final : public CudaDevice {
   bool has_own_memory() const override { return true; }
   int ordinal() const override { return ordinal_; }
   void* native_stream(StreamId stream) const override { return stream_of(stream).stream; }
+  void fail(const Error& failure) noexcept override {
+    failure_.set(std::make_exception_ptr(failure));
+  }
 
   std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) override {
     return memory_.allocate(size_bytes, purpose);
@@ -112,7 +103,7 @@ class RuntimeCudaDevice final : public CudaDevice {
     return result != cudaSuccess ? result : static_cast<cudaError_t>(status);
   }
   void latch(cudaError_t status, const char* expression, int line) const;
-  void await(cudaEvent_t event) const;
+  void await(const CudaStream& stream) const;
   void await_all(CudaStream& stream);
   void start(CudaStream& stream, std::function<void()> function);
   void run_refused(CudaStream& stream, std::uint64_t number);
@@ -272,13 +263,13 @@ bool RuntimeCudaDevice::is_complete(EventId event) const {
   return true;
 }
 
-void RuntimeCudaDevice::await(cudaEvent_t event) const {
-  SLUICE_CUDA_ENQUEUE(cudaEventSynchronize(event));
+void RuntimeCudaDevice::await(const CudaStream& stream) const {
+  if (const int status = wait_for_cuda_stream(ordinal_, stream.stream, stream.reached); status != 0)
+    latch(static_cast<cudaError_t>(status), "waiting for a stream", __LINE__);
 }
 
 void RuntimeCudaDevice::await_all(CudaStream& stream) {
-  SLUICE_CUDA_ENQUEUE(cudaEventRecord(stream.reached, stream.stream));
-  await(stream.reached);
+  await(stream);
   // After a failure the event tells nothing, and the runtime may call back late.
   stream.calls->run_all();
   std::unique_lock lock(stream.mutex);
@@ -286,14 +277,13 @@ void RuntimeCudaDevice::await_all(CudaStream& stream) {
 }
 
 void RuntimeCudaDevice::synchronize(EventId event) {
-  await(event_of(event));
+  if (const int status = wait_for_cuda_event(ordinal_, event_of(event)); status != 0)
+    latch(static_cast<cudaError_t>(status), "waiting for an event", __LINE__);
   failure_.rethrow_if_set();
 }
 
 void RuntimeCudaDevice::synchronize(StreamId id) {
-  CudaStream& stream = stream_of(id);
-  SLUICE_CUDA_ENQUEUE(cudaEventRecord(stream.reached, stream.stream));
-  await(stream.reached);
+  await(stream_of(id));
   failure_.rethrow_if_set();
 }
 

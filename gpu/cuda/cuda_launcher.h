@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include <sluice/cuda_device.h>
-#include "gpu/cuda/cuda_current_device.h"
+#include "gpu/cuda/cuda_enqueue.h"
 #include "gpu/cuda/cuda_error.h"
 #include "gpu/cuda/kernel_list.h"
 #include "gpu/math/kernel_elements.h"
@@ -123,17 +123,16 @@ class CudaLauncher {
  public:
   explicit CudaLauncher(CudaDevice& device) : device_(device) {}
 
-  // Enqueues body(i) for every i in [0, count) on `stream`.
-  // Fails with: as SLUICE_CUDA.
+  // Enqueues body(i) for every i in [0, count) on `stream`. A launch that fails is a failure of the
+  // device (gpu/cuda/cuda_enqueue.h), here and below.
   template <class Body>
   void elements(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedElements<Body>::kernel;
     if (count == 0) return;
-    const CudaCurrentDevice current(device_.ordinal());
     const std::uint64_t blocks = std::min((count + kTeamThreads - 1) / kTeamThreads, kBlocksMax);
-    elements_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count,
-                                                                                        body);
-    SLUICE_CUDA(cudaGetLastError());
+    enqueue_kernel(device_, [&, native = native(stream)] {
+      elements_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native>>>(count, body);
+    });
   }
 
   // Enqueues body(team, i) for every i in [0, count).
@@ -141,10 +140,10 @@ class CudaLauncher {
   void teams(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedTeams<Body>::kernel;
     if (count == 0) return;
-    const CudaCurrentDevice current(device_.ordinal());
     const std::uint64_t blocks = std::min(count, kBlocksMax);
-    teams_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count, body);
-    SLUICE_CUDA(cudaGetLastError());
+    enqueue_kernel(device_, [&, native = native(stream)] {
+      teams_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native>>>(count, body);
+    });
   }
 
   // Enqueues body.store(i, sum) for every i in [0, count). `sum` adds body.lane(i, 0..7) in the
@@ -153,11 +152,11 @@ class CudaLauncher {
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedLeaves<Body>::kernel;
     if (count == 0) return;
-    const CudaCurrentDevice current(device_.ordinal());
     const std::uint64_t blocks =
         std::min((count + kTeamThreads / 8 - 1) / (kTeamThreads / 8), kBlocksMax);
-    leaves_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count, body);
-    SLUICE_CUDA(cudaGetLastError());
+    enqueue_kernel(device_, [&, native = native(stream)] {
+      leaves_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native>>>(count, body);
+    });
   }
 
  private:

@@ -239,31 +239,5 @@ TEST(EngineOverNccl, BudgetOfAllThatIsFreeIsReadWhenTheCommunicatorsAreThere) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// The GPU fails for good at the calls behind which reports come: the run ends with an error,
-// whatever was under way and in whatever order its ends come.
-TEST(EngineOverCuda, EndsWithAnErrorWhereverTheGpuFails) {
-  int failed = 0;
-  for (const bool refuses_callbacks : {false, true}) {
-    bool is_over = false;
-    for (std::uint64_t at = 1; !is_over; at += 5) {
-      const TempDirectory directory;
-      Config config = toy_config(directory.path());
-      config.memory.device_bytes = 600_KiB;
-      config.placement.optimizer = config.placement.parameters = TierChoice::kHost;
-      const auto device = make_cuda_device({.memory_bytes = 16_MiB});
-      fail_fake_cuda({.status = 700, .refuses_callbacks = refuses_callbacks, .at_call = at});
-      try {
-        (void)train(config, *device, nullptr);
-        is_over = true;  // nothing is left that could fail
-      } catch (const Error& error) {
-        EXPECT_NE(std::string(error.what()).find("(700)"), std::string::npos) << error.what();
-        ++failed;
-      }
-      fail_fake_cuda({.status = 0});
-    }
-  }
-  EXPECT_GT(failed, 20) << "the cases show little";
-}
-
 }  // namespace
 }  // namespace sluice::test

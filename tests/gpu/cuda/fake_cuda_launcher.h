@@ -2,11 +2,14 @@
 // CUDA runtime. Thread rule: as Device. The device must outlive the launcher.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 #include <typeinfo>
 
 #include <sluice/cuda_device.h>
-#include "gpu/cuda/cuda_current_device.h"
+#include "gpu/cuda/cuda_enqueue.h"
+#include "gpu/cuda/cuda_error.h"
 #include "gpu/cuda/kernel_list.h"
 #include "gpu/math/host_launcher.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
@@ -19,6 +22,7 @@ struct ListedFake {
   static void launch(void* stream) {
     launch_fake_cuda(
         stream, [] {}, typeid(Body).name());
+    SLUICE_CUDA(cudaGetLastError());
   }
   static inline const ListedKernel kernel{&launch};
 };
@@ -47,8 +51,9 @@ class FakeCudaLauncher {
   template <class Body, class Work>
   void launch(StreamId stream, const Work& work) const {
     (void)&ListedFake<Body>::kernel;
-    const CudaCurrentDevice current(device_.ordinal());
-    launch_fake_cuda(device_.native_stream(stream), work, typeid(Body).name());
+    enqueue_kernel(device_, [&] {
+      launch_fake_cuda(device_.native_stream(stream), work, typeid(Body).name());
+    });
   }
 
   CudaDevice& device_;

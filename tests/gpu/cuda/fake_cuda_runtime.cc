@@ -12,10 +12,12 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <sluice/error.h>
 #include <sluice/host_device.h>
 #include <sluice/units.h>
+#include "tests/gpu/cuda/fake_cuda_faults.h"
 #include "tests/gpu/cuda/fake_cuda_log.h"
 
 namespace sluice::test {
@@ -27,10 +29,8 @@ struct Runtime {
   std::atomic<int> failed{0};
   std::atomic<bool> refuses_callbacks{false};
   std::atomic<bool> refuses_next_callback{false};
-  std::atomic<bool> finishes_work{false};  // before a call fails: a real GPU drops its work
   std::mutex mutex;
   // Guarded by mutex.
-  FakeCudaFailure coming;
   std::map<std::byte*, std::uint64_t> registered;
   std::map<const std::byte*, std::uint64_t> allocated;
   std::map<StreamId, int> stream_gpus;
@@ -47,22 +47,24 @@ Runtime& runtime() {
 }
 
 thread_local int current_device = 0;
-thread_local cudaError_t last_error = cudaSuccess;
 
-cudaError_t answer(cudaError_t status) {
-  if (status != cudaSuccess) last_error = status;
-  return status;
+cudaError_t answer(int status) {
+  return static_cast<cudaError_t>(fake_cuda_answer(status));
 }
 // The answer of every call after a failure of the device.
 cudaError_t standing() {
-  return answer(static_cast<cudaError_t>(runtime().failed.load()));
+  return answer(runtime().failed);
 }
 // A call makes a context on the thread's current GPU, whatever GPU its arguments belong to.
-cudaError_t enter() {
+cudaError_t enter(const char* call) {
+  const int fault = fake_cuda_fault_of(call);
   const std::scoped_lock lock(runtime().mutex);
   runtime().contexts.insert(current_device);
-  return standing();
+  return fault != 0 ? answer(fault) : standing();
 }
+// Every call of the stand-in begins so. Calls that give something back do it in any case.
+#define FAKE_CUDA_ENTER \
+  if (const cudaError_t failed = enter(__func__); failed != cudaSuccess) return failed
 
 template <class Handle, class Id>
 Handle handle_of(Id id) {
@@ -93,19 +95,6 @@ void load(int gpu, const char* name) {
   if (is_new && !is_eager && runtime().communicators[gpu] != 0) runtime().loaded_late.insert(name);
 }
 
-// The failure that was announced for a later call begins there.
-void count_down_to_failure(cudaStream_t stream) {
-  std::unique_lock lock(runtime().mutex);
-  const FakeCudaFailure failure = runtime().coming;
-  if (failure.at_call > 1) --runtime().coming.at_call;
-  lock.unlock();
-  if (failure.at_call == 1) {
-    runtime().finishes_work = true;
-    fail_fake_cuda({.status = failure.status, .refuses_callbacks = failure.refuses_callbacks});
-  }
-  if (runtime().finishes_work) runtime().device->synchronize(id_of(stream));
-}
-
 void log_call(FakeCudaCall::Kind kind, cudaStream_t stream, cudaEvent_t event = nullptr) {
   add_fake_cuda_call({.kind = kind,
                       .stream = reinterpret_cast<std::uintptr_t>(stream),
@@ -124,10 +113,6 @@ bool is_device_memory(const void* memory) {
 }  // namespace
 
 void fail_fake_cuda(FakeCudaFailure failure) {
-  const std::scoped_lock lock(runtime().mutex);
-  runtime().coming = failure;
-  if (failure.at_call != 0) return;
-  if (failure.status == 0) runtime().finishes_work = false;
   runtime().refuses_callbacks = failure.status != 0 && failure.refuses_callbacks;
   runtime().failed = failure.status;
 }
@@ -144,6 +129,7 @@ std::set<int> take_fake_cuda_contexts() {
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name) {
   const int gpu = gpu_of(static_cast<cudaStream_t>(stream));
   SLUICE_CHECK(gpu == current_device, "a kernel's stream is one of the current GPU");
+  if (answer(fake_cuda_fault_of("cudaLaunchKernel")) != 0 || standing() != 0) return;
   if (name != nullptr) load(gpu, name);
   log_call(FakeCudaCall::Kind::kKernel, static_cast<cudaStream_t>(stream));
   runtime().device->launch(id_of(static_cast<cudaStream_t>(stream)), std::move(work));
@@ -157,6 +143,16 @@ std::set<std::string> take_fake_cuda_late_loads() {
 void unload_fake_cuda_kernels() {
   const std::scoped_lock lock(runtime().mutex);
   runtime().loaded.clear();
+}
+
+void finish_fake_cuda_work(int gpu) {
+  std::vector<StreamId> streams;
+  {
+    const std::scoped_lock lock(runtime().mutex);
+    for (const auto& [stream, its_gpu] : runtime().stream_gpus)
+      if (gpu < 0 || its_gpu == gpu) streams.push_back(stream);
+  }
+  for (const StreamId stream : streams) runtime().device->synchronize(stream);
 }
 
 std::uint64_t fake_cuda_allocated_bytes() {
@@ -188,18 +184,21 @@ int sluice_fake_cuda_communicators(int gpu, int change) {
 }
 
 cudaError_t cudaGetDevice(int* device) {
+  const int fault = fake_cuda_fault_of(__func__);
   *device = current_device;
-  return standing();
+  return fault != 0 ? answer(fault) : standing();
 }
 // Since CUDA 12 it makes a context.
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= kFakeCudaGpus) return answer(cudaErrorInvalidDevice);
-  current_device = device;
-  return enter();
+  const int before = std::exchange(current_device, device);
+  const cudaError_t status = enter(__func__);
+  if (status != cudaSuccess) current_device = before;
+  return status;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = kFakeCudaGpus;
-  return cudaSuccess;
+  return answer(fake_cuda_fault_of(__func__));
 }
 int fake_cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   const std::scoped_lock lock(runtime().mutex);
@@ -223,6 +222,7 @@ cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigne
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   if (device < 0 || device >= kFakeCudaGpus) return answer(cudaErrorInvalidDevice);
+  if (const int fault = fake_cuda_fault_of(__func__); fault != 0) return answer(fault);
   std::strcpy(properties->name, "fake GPU");
   properties->major = 9;
   properties->totalGlobalMem = kFakeCudaMemoryBytes;
@@ -236,21 +236,11 @@ cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
     *free_bytes -=
         static_cast<std::size_t>(runtime().communicators[current_device]) * kFakeCommunicatorBytes;
   }
-  return enter();
+  return enter(__func__);
 }
-cudaError_t cudaGetLastError() {
-  return std::exchange(last_error, cudaSuccess);
-}
-const char* cudaGetErrorName(cudaError_t) {
-  return "cudaErrorOfTheFake";
-}
-const char* cudaGetErrorString(cudaError_t) {
-  return "an error of the fake runtime";
-}
-
 // Off by 256 bytes: all the alignment that CUDA promises. The old contents stay there.
 cudaError_t cudaMalloc(void** memory, std::size_t size_bytes) {
-  if (enter() != cudaSuccess) return standing();
+  FAKE_CUDA_ENTER;
   try {
     std::byte* const base = runtime().device->allocate(size_bytes + 256, "fake");
     std::memset(base, 0xee, size_bytes + 256);
@@ -262,17 +252,19 @@ cudaError_t cudaMalloc(void** memory, std::size_t size_bytes) {
   }
   return cudaSuccess;
 }
+// Waits for the GPU, as CUDA does.
 cudaError_t cudaFree(void* memory) {
-  (void)enter();
+  const cudaError_t status = enter(__func__);
+  finish_fake_cuda_work(current_device);
   {
     const std::scoped_lock lock(runtime().mutex);
     runtime().allocated.erase(static_cast<std::byte*>(memory));
   }
   runtime().device->free(static_cast<std::byte*>(memory) - 256);
-  return standing();
+  return status;
 }
 cudaError_t cudaHostRegister(void* memory, std::size_t size_bytes, unsigned) {
-  (void)enter();
+  FAKE_CUDA_ENTER;
   if (!is_aligned(reinterpret_cast<std::uintptr_t>(memory), 4096) || !is_aligned(size_bytes, 4096))
     return answer(cudaErrorInvalidValue);
   const std::scoped_lock lock(runtime().mutex);
@@ -281,80 +273,87 @@ cudaError_t cudaHostRegister(void* memory, std::size_t size_bytes, unsigned) {
   return is_new ? standing() : answer(cudaErrorHostMemoryAlreadyRegistered);
 }
 cudaError_t cudaHostUnregister(void* memory) {
-  (void)enter();
+  const cudaError_t status = enter(__func__);
+  if (runtime().failed != 0) finish_fake_cuda_work();
   const std::scoped_lock lock(runtime().mutex);
   const bool was_there = runtime().registered.erase(static_cast<std::byte*>(memory)) == 1;
-  return was_there ? standing() : answer(cudaErrorHostMemoryNotRegistered);
+  return was_there ? status : answer(cudaErrorHostMemoryNotRegistered);
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;
   *greatest = -5;
-  return enter();
+  return enter(__func__);
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   if (flags != cudaStreamNonBlocking || priority > 0 || priority < -5)
     return answer(cudaErrorInvalidValue);
+  FAKE_CUDA_ENTER;
   const StreamId id = runtime().device->create_stream("fake", StreamPriority::kNormal);
   *stream = handle_of<cudaStream_t>(id);
-  const cudaError_t status = enter();
   const std::scoped_lock lock(runtime().mutex);
   runtime().stream_gpus[id] = current_device;
-  return status;
+  return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 // Does not wait. After a failure the stream stays, with its callbacks, to the end of the program.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  if (enter() != cudaSuccess) return standing();
+  const cudaError_t status = enter(__func__);
+  if (runtime().failed != 0) return status;
+  {
+    const std::scoped_lock lock(runtime().mutex);
+    runtime().stream_gpus.erase(id_of(stream));
+  }
   runtime().device->destroy_stream(id_of(stream));
-  return standing();
+  return status;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  (void)enter();
+  const cudaError_t status = enter(__func__);
+  if (status != cudaSuccess && runtime().failed == 0) return status;
   runtime().device->synchronize(id_of(stream));
   return standing();
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   if ((flags & cudaEventBlockingSync) == 0) return answer(cudaErrorInvalidValue);
+  FAKE_CUDA_ENTER;
   const EventId id = runtime().device->create_event();
   *event = handle_of<cudaEvent_t>(id);
-  const cudaError_t status = enter();
   const std::scoped_lock lock(runtime().mutex);
   runtime().event_gpus[id] = current_device;
-  return status;
+  return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   runtime().device->destroy_event(id_of(event));
-  return enter();
+  return enter(__func__);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  count_down_to_failure(stream);
   log_call(FakeCudaCall::Kind::kRecord, stream, event);
-  if (enter() != cudaSuccess) return standing();
+  FAKE_CUDA_ENTER;
   if (gpu_of(event) != gpu_of(stream)) return answer(cudaErrorInvalidResourceHandle);
   runtime().device->record(id_of(event), id_of(stream));
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (enter() != cudaSuccess) return standing();
+  FAKE_CUDA_ENTER;
   return runtime().device->is_complete(id_of(event)) ? cudaSuccess : answer(cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (enter() != cudaSuccess) return standing();
+  FAKE_CUDA_ENTER;
   runtime().device->synchronize(id_of(event));
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* elapsed_ms, cudaEvent_t begin, cudaEvent_t end) {
+  FAKE_CUDA_ENTER;
   *elapsed_ms = static_cast<float>(
       static_cast<double>(runtime().device->elapsed_ns(id_of(begin), id_of(end))) * 1e-6);
-  return enter();
+  return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   log_call(FakeCudaCall::Kind::kWait, stream, event);
-  if (enter() != cudaSuccess) return standing();
+  FAKE_CUDA_ENTER;
   runtime().device->wait(id_of(stream), id_of(event));
   return cudaSuccess;
 }
@@ -362,7 +361,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 // Between host and host the call is synchronous: it would wait for the stream.
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_bytes,
                             cudaMemcpyKind kind, cudaStream_t stream) {
-  if (enter() != cudaSuccess) return standing();
+  FAKE_CUDA_ENTER;
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   SLUICE_CHECK(to_device == is_device_memory(target) && from_device == is_device_memory(source),
@@ -378,7 +377,7 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_b
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size_bytes, cudaStream_t stream) {
-  if (enter() != cudaSuccess) return standing();
+  FAKE_CUDA_ENTER;
   SLUICE_CHECK(value == 0, "memory is filled with zeros");
   log_call(FakeCudaCall::Kind::kFill, stream);
   runtime().device->fill_zero(static_cast<std::byte*>(memory), size_bytes, id_of(stream));
@@ -386,9 +385,10 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size_bytes, cud
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
                                   unsigned) {
-  count_down_to_failure(stream);
   log_call(FakeCudaCall::Kind::kCallback, stream);
-  if (enter() != cudaSuccess && runtime().refuses_callbacks) return standing();
+  const cudaError_t status = enter(__func__);
+  if (status != cudaSuccess && (runtime().refuses_callbacks || runtime().failed == 0))
+    return status;
   if (runtime().refuses_next_callback.exchange(false)) return answer(cudaErrorMemoryAllocation);
   runtime().device->launch(id_of(stream), [stream, callback, data] {
     const std::scoped_lock one_at_a_time(runtime().callback_mutex);

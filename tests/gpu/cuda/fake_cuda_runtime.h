@@ -16,12 +16,10 @@ namespace sluice::test {
 
 // From now on, every call fails with `status`, a cudaError_t, and pending callbacks get this
 // status, as after a kernel's illegal access. The status 0 ends the failure, which never happens in
-// CUDA. With `refuses_callbacks`, cudaStreamAddCallback fails, too. With `at_call`, the failure
-// begins at that call of cudaEventRecord or cudaStreamAddCallback; the next call is number 1.
+// CUDA. With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 struct FakeCudaFailure {
   int status = 0;
   bool refuses_callbacks = true;
-  std::uint64_t at_call = 0;
 };
 void fail_fake_cuda(FakeCudaFailure failure);
 // Makes only the next call of cudaStreamAddCallback fail.
@@ -37,7 +35,7 @@ std::set<int> take_fake_cuda_contexts();
 
 // Launches a kernel, which runs `work` on `stream`, a cudaStream_t, beside the kernels of other
 // streams. The first launch on a GPU loads the kernel called `name`. A kernel without a name needs
-// no loading.
+// no loading. cudaGetLastError tells the caller that the launch has failed.
 // Requires: the stream's GPU is the thread's current GPU.
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name = nullptr);
 

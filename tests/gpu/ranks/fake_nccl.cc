@@ -18,15 +18,11 @@
 #include <mutex>
 #include <vector>
 
-#include <sluice/dtype.h>
+#include "tests/gpu/ranks/fake_nccl_elements.h"
 #include "tests/gpu/ranks/fake_nccl_world.h"
 
-using sluice::test::count_fake_nccl;
-using sluice::test::FakeNcclMessage;
-using sluice::test::FakeNcclOffset;
-using sluice::test::FakeNcclPart;
-using sluice::test::kOutsideOfWindows;
-using World = sluice::test::FakeNcclWorld;
+using namespace sluice::test;
+using World = FakeNcclWorld;
 
 extern "C" int sluice_fake_cuda_communicators(int gpu, int change);
 extern "C" void sluice_fake_cuda_launch(cudaStream_t stream, void (*work)(void*), void* data);
@@ -57,6 +53,10 @@ struct ncclComm {
     for (const ncclWindow_t window : windows) delete window;
   }
 };
+
+// Every call of the stand-in that may fail begins so.
+#define FAKE_NCCL_ENTER \
+  if (fake_nccl_call_fails(__func__)) return ncclSystemError
 
 namespace {
 thread_local bool is_in_group = false;
@@ -107,23 +107,6 @@ ncclResult_t start(ncclComm_t comm, cudaStream_t stream, std::function<void()> w
   comm->pending.push_back([stream, work = std::move(work)] { launch(stream, work); });
   comm->polls = 0;
   return ncclInProgress;
-}
-
-float load(ncclDataType_t type, const void* data, std::size_t i) {
-  if (type == ncclFloat32) return static_cast<const float*>(data)[i];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[i];
-  return type == ncclBfloat16 ? sluice::float_from_bf16(bits) : sluice::float_from_fp16(bits);
-}
-void save(ncclDataType_t type, void* data, std::size_t i, float value) {
-  if (type == ncclFloat32) {
-    static_cast<float*>(data)[i] = value;
-  } else {
-    static_cast<std::uint16_t*>(data)[i] =
-        type == ncclBfloat16 ? sluice::bf16_from_float(value) : sluice::fp16_from_float(value);
-  }
-}
-std::size_t size_of(ncclDataType_t type) {
-  return type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 2;
 }
 
 // Words of 64 bits, in which no order shows: not counted.
@@ -182,6 +165,7 @@ ncclResult_t ncclGetVersion(int* version) {
   return ncclSuccess;
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  FAKE_NCCL_ENTER;
   static std::uint64_t made = 0;
   const std::scoped_lock lock(worlds_mutex);
   *id = {};
@@ -201,6 +185,7 @@ const char* ncclGetLastError(ncclComm_t comm) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
+  FAKE_NCCL_ENTER;
   if (config->blocking != 0 || config->magic != 0xcafebeef) return ncclInvalidArgument;
   std::uint64_t number = 0;
   std::memcpy(&number, &id, sizeof number);
@@ -216,6 +201,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 
 ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t* part,
                            ncclConfig_t* config) {
+  FAKE_NCCL_ENTER;
   if (config->blocking != 0) return ncclInvalidArgument;
   visit_gpu(whole->gpu);
   *part = new ncclComm{.parent = whole->world,
@@ -232,6 +218,8 @@ ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t* par
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
+  *result = ncclSystemError;
+  if (fake_nccl_call_fails(__func__)) return ncclSuccess;
   *result = ncclInProgress;
   if (comm->world == nullptr && !finish_split(*comm)) return ncclSuccess;
   {
@@ -249,49 +237,53 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  FAKE_NCCL_ENTER;
   visit_gpu(comm->gpu);
   return ncclInProgress;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   visit_gpu(comm->gpu);
   delete comm;
+  FAKE_NCCL_ENTER;
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   visit_gpu(comm->gpu);
-  if (comm->world != nullptr) {
-    const std::scoped_lock lock(comm->world->mutex);
-    comm->world->aborted.insert(comm->rank);
-    comm->world->changed.notify_all();
-  }
+  if (comm->world != nullptr) comm->world->abort(comm->rank);
   delete comm;
   return ncclSuccess;
 }
 
 ncclResult_t ncclGroupStart() {
+  FAKE_NCCL_ENTER;
   is_in_group = true;
   return ncclSuccess;
 }
 ncclResult_t ncclGroupEnd() {
   is_in_group = false;
-  if (group.empty()) return ncclSuccess;
+  const bool fails = fake_nccl_call_fails(__func__);
+  if (fails) group.clear();
+  if (group.empty()) return fails ? ncclSystemError : ncclSuccess;
   return start(group_comm, group_stream,
                [world = group_comm->world, rank = group_comm->rank,
                 messages = std::exchange(group, {})] { world->transfer(rank, messages); });
 }
 ncclResult_t ncclSend(const void* data, std::size_t size, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
+  FAKE_NCCL_ENTER;
   if (!is_in_group || type != ncclInt8) return ncclInvalidUsage;
   return add_to_group({const_cast<void*>(data), size, peer, true}, comm, stream);
 }
 ncclResult_t ncclRecv(void* data, std::size_t size, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
+  FAKE_NCCL_ENTER;
   if (!is_in_group || type != ncclInt8) return ncclInvalidUsage;
   return add_to_group({data, size, peer, false}, comm, stream);
 }
 
 ncclResult_t ncclAllGather(const void* source, void* target, std::size_t size, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
+  FAKE_NCCL_ENTER;
   const std::size_t bytes = size * size_of(type);
   return start(comm, stream,
                [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
@@ -305,6 +297,7 @@ ncclResult_t ncclAllGather(const void* source, void* target, std::size_t size, n
 }
 ncclResult_t ncclBroadcast(const void* source, void* target, std::size_t size, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream) {
+  FAKE_NCCL_ENTER;
   const std::size_t bytes = size * size_of(type);
   return start(comm, stream,
                [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
@@ -318,6 +311,7 @@ ncclResult_t ncclBroadcast(const void* source, void* target, std::size_t size, n
 ncclResult_t ncclReduceScatter(const void* source, void* target, std::size_t elements,
                                ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
                                cudaStream_t stream) {
+  FAKE_NCCL_ENTER;
   count_fake_nccl(&fake_nccl_counts::reductions);
   return start(
       comm, stream,
@@ -336,6 +330,7 @@ ncclResult_t ncclReduceScatter(const void* source, void* target, std::size_t ele
 ncclResult_t ncclAllReduce(const void* source, void* target, std::size_t elements,
                            ncclDataType_t type, ncclRedOp_t reduction, ncclComm_t comm,
                            cudaStream_t stream) {
+  FAKE_NCCL_ENTER;
   if (type == ncclUint64 && (reduction == ncclSum || reduction == ncclMin))
     return start_of_words(source, target, elements, reduction, comm, stream);
   if (type == ncclUint64 || reduction != ncclSum) return ncclInvalidArgument;
@@ -356,6 +351,7 @@ ncclResult_t ncclAllReduce(const void* source, void* target, std::size_t element
 }
 
 ncclResult_t ncclCommRegister(const ncclComm_t, void* memory, std::size_t, void** handle) {
+  FAKE_NCCL_ENTER;
   count_fake_nccl(&fake_nccl_counts::buffers);
   *handle = memory;
   return ncclSuccess;
@@ -363,18 +359,23 @@ ncclResult_t ncclCommRegister(const ncclComm_t, void* memory, std::size_t, void*
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
   visit_gpu(comm->gpu);
   count_fake_nccl(&fake_nccl_counts::buffers, -1);
+  FAKE_NCCL_ENTER;
   return ncclSuccess;
 }
 ncclResult_t ncclMemAlloc(void** memory, std::size_t size) {
+  FAKE_NCCL_ENTER;
   count_fake_nccl(&fake_nccl_counts::allocations);
   return cudaMalloc(memory, size) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 ncclResult_t ncclMemFree(void* memory) {
   count_fake_nccl(&fake_nccl_counts::allocations, -1);
-  return cudaFree(memory) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+  const cudaError_t status = cudaFree(memory);
+  FAKE_NCCL_ENTER;
+  return status == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t size_bytes,
                                     ncclWindow_t* window, int flags) {
+  FAKE_NCCL_ENTER;
   if (flags != NCCL_WIN_COLL_SYMMETRIC) return ncclInvalidArgument;
   count_fake_nccl(&fake_nccl_counts::windows);
   *window = new ncclWindow_vidmem{static_cast<const char*>(memory), size_bytes};
@@ -386,6 +387,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
   std::erase(comm->windows, window);
   count_fake_nccl(&fake_nccl_counts::windows, -1);
   delete window;
+  FAKE_NCCL_ENTER;
   return ncclSuccess;
 }
 

@@ -1,8 +1,10 @@
-// The number of requests to the stand-in for NCCL (fake_nccl.cc) since the last call. The function
-// is found by its symbol in the library. Thread rule: any thread.
+// The number of requests to the stand-in for NCCL (fake_nccl.cc) since the last call, and failures
+// of its calls. The functions are found by their symbols in the library. Thread rule: any thread.
 #pragma once
 
 #include <dlfcn.h>
+
+#include <cstdint>
 
 #include <sluice/error.h>
 
@@ -17,10 +19,27 @@ struct fake_nccl_counts {
 
 extern "C" fake_nccl_counts fake_nccl_take_counts();
 
+// One call of the stand-in answers with ncclSystemError. Calls that give something back do it in
+// any case.
+struct fake_nccl_fault {
+  std::uint64_t at_call = 0;  // of all ranks together; the next call is number 1; 0: none fails
+  // Counts the questions for errors (ncclCommGetAsyncError) instead of all other calls, because
+  // their number differs from run to run.
+  bool is_poll = false;
+};
+// Returns the number of calls since the last fault was set.
+extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault fault);
+
 // `path` is the library's path.
-inline fake_nccl_counts take_fake_nccl_counts(const char* path) {
+template <class Function>
+Function* fake_nccl_function(const char* path, const char* name) {
   void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
   SLUICE_CHECK(library != nullptr, "the fake is there");
-  return reinterpret_cast<decltype(&fake_nccl_take_counts)>(
-      ::dlsym(library, "fake_nccl_take_counts"))();
+  return reinterpret_cast<Function*>(::dlsym(library, name));
+}
+inline fake_nccl_counts take_fake_nccl_counts(const char* path) {
+  return fake_nccl_function<decltype(fake_nccl_take_counts)>(path, "fake_nccl_take_counts")();
+}
+inline std::uint64_t fail_fake_nccl(const char* path, const fake_nccl_fault& fault) {
+  return fake_nccl_function<decltype(fake_nccl_fail_at)>(path, "fake_nccl_fail_at")(fault);
 }

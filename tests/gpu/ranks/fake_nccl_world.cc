@@ -1,18 +1,29 @@
 #include "tests/gpu/ranks/fake_nccl_world.h"
 
 #include <cstring>
+#include <string_view>
 
 namespace sluice::test {
 namespace {
 
 fake_nccl_counts counts;
 std::mutex counts_mutex;
+// Guarded by counts_mutex.
+fake_nccl_fault fault;
+std::uint64_t calls = 0;  // since the fault was set
 
 }  // namespace
 
 void count_fake_nccl(int fake_nccl_counts::*member, int by) {
   const std::scoped_lock lock(counts_mutex);
   counts.*member += by;
+}
+
+bool fake_nccl_call_fails(const char* call) {
+  const std::scoped_lock lock(counts_mutex);
+  const bool is_poll = call == std::string_view("ncclCommGetAsyncError");
+  if (is_poll != fault.is_poll) return false;
+  return ++calls == fault.at_call;
 }
 
 void FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
@@ -28,13 +39,15 @@ void FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
     changed.wait(lock, [&] { return through >= until || aborted.count(rank) != 0; });
   };
   wait_for(size);
-  if (aborted.count(rank) != 0) return;
+  if (!aborted.empty()) return wait_for_abort(rank, lock);
   compare(rank, all.front(), all[static_cast<std::size_t>(rank)]);
   std::vector<const void*> data;
   for (const FakeNcclPart& one : all) data.push_back(one.data);
+  ++reading;
   lock.unlock();
   work(data);
   lock.lock();
+  --reading;
   wait_for(2 * size);
 }
 
@@ -50,6 +63,18 @@ void FakeNcclWorld::compare(int rank, const FakeNcclPart& first, const FakeNcclP
   }
 }
 
+// The memory of a rank that has given up may be gone, so the others' work never ends by itself.
+void FakeNcclWorld::wait_for_abort(int rank, std::unique_lock<std::mutex>& lock) {
+  changed.wait(lock, [&] { return aborted.count(rank) != 0; });
+}
+
+void FakeNcclWorld::abort(int rank) {
+  std::unique_lock lock(mutex);
+  aborted.insert(rank);
+  changed.notify_all();
+  changed.wait(lock, [&] { return reading == 0; });
+}
+
 void FakeNcclWorld::transfer(int rank, const std::vector<FakeNcclMessage>& messages) {
   std::vector<std::shared_ptr<FakeNcclSent>> own;
   std::unique_lock lock(mutex);
@@ -63,7 +88,8 @@ void FakeNcclWorld::transfer(int rank, const std::vector<FakeNcclMessage>& messa
     if (message.is_send) continue;
     auto& queue = sent[{message.peer, rank}];
     changed.wait(lock, [&] { return !queue.empty() || aborted.count(rank) != 0; });
-    if (aborted.count(rank) != 0) return;
+    if (aborted.count(rank) != 0 || aborted.count(message.peer) != 0)
+      return wait_for_abort(rank, lock);
     std::memcpy(message.data, queue.front()->data, message.size_bytes);
     queue.front()->is_taken = true;
     queue.pop_front();
@@ -81,4 +107,10 @@ void FakeNcclWorld::transfer(int rank, const std::vector<FakeNcclMessage>& messa
 extern "C" fake_nccl_counts fake_nccl_take_counts() {
   const std::scoped_lock lock(sluice::test::counts_mutex);
   return std::exchange(sluice::test::counts, {});
+}
+
+extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault coming) {
+  const std::scoped_lock lock(sluice::test::counts_mutex);
+  sluice::test::fault = coming;
+  return std::exchange(sluice::test::calls, 0);
 }

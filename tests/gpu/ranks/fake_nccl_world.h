@@ -52,6 +52,7 @@ struct FakeNcclWorld {
   // Guarded by mutex:
   int size = 0;
   int joined = 0;
+  int reading = 0;        // ranks that read all ranks' data
   std::set<int> aborted;  // ranks that stop waiting; others learn of this when they ask
   std::string violation;  // the first violation of NCCL's rules for callers
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<FakeNcclSent>>> sent;  // by (from, to)
@@ -69,11 +70,16 @@ struct FakeNcclWorld {
   void meet(std::uint64_t operation, int rank, FakeNcclPart part,
             const std::function<void(const std::vector<const void*>&)>& work);
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);
+  // Ends the work of `rank`. Nothing reads the rank's data after that.
+  void abort(int rank);
 
  private:
+  void wait_for_abort(int rank, std::unique_lock<std::mutex>& lock);
   void compare(int rank, const FakeNcclPart& first, const FakeNcclPart& own);
 };
 
+// Counts a call, and returns whether it is the one that fails (fake_nccl_fail_at()).
+bool fake_nccl_call_fails(const char* call);
 void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);
 
 }  // namespace sluice::test

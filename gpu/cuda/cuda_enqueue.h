@@ -1,0 +1,28 @@
+// Launches kernels as copies are enqueued: a launch that fails is a failure of the device, which
+// synchronize() rethrows. Threads that launch could not handle an error in the middle of their
+// work. Thread rule: as Device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <new>
+
+#include <sluice/cuda_device.h>
+#include "gpu/cuda/cuda_current_device.h"
+#include "gpu/cuda/cuda_error.h"
+
+namespace sluice {
+
+// `launch` is called with the device's GPU as the current GPU.
+template <class Launch>
+void enqueue_kernel(CudaDevice& device, const Launch& launch) {
+  int status = 0;
+  const CudaCurrentDevice current(device.ordinal(), std::nothrow, &status);
+  if (status == 0) {
+    launch();
+    status = static_cast<int>(cudaGetLastError());
+  }
+  if (status != 0) device.fail(cuda_error(status, "a kernel's launch", __FILE__, __LINE__));
+}
+
+}  // namespace sluice

@@ -1,0 +1,14 @@
+// Waits for work on a GPU before its memory is freed. A wait may fail although the GPU still
+// works, so a wait that fails is followed by others. Where the GPU no longer works, these return
+// at once.
+// Thread rule: every function from any thread.
+#pragma once
+
+namespace sluice {
+
+// Both return the first failure, a cudaError_t, or 0. `event` is a cudaEvent_t of the GPU.
+int wait_for_cuda_event(int ordinal, void* event) noexcept;
+// Waits for what is on `stream`, a cudaStream_t, and records `event` for that.
+int wait_for_cuda_stream(int ordinal, void* stream, void* event) noexcept;
+
+}  // namespace sluice

@@ -1,0 +1,197 @@
+// Each call of the CUDA runtime fails once, over the stand-in, from the making of the device to the
+// state's reading: an error that names the failure, or the right bits. Never a hang, never a crash,
+// never a silent wrong, and nothing is left behind. Runs without a GPU.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <sluice/cuda_device.h>
+#include <sluice/engine.h>
+#include <sluice/units.h>
+#include "base/aligned_buffer.h"
+#include "engine/plan/layout.h"
+#include "tests/gpu/cuda/fake_cuda_faults.h"
+#include "tests/gpu/cuda/fake_cuda_runtime.h"
+#include "tests/support/elements.h"
+#include "tests/support/hang_guard.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr std::uint64_t kSteps = 2;
+
+// Two small units of two blocks: few calls, and each kind of them.
+ModelSpec two_units() {
+  ModelSpec model;
+  for (std::uint32_t unit = 0; unit < 2; ++unit) {
+    const std::string name = "h." + std::to_string(unit);
+    model.units.push_back({name, {{.name = name + ".fc", .shape = {50 + 30 * unit, 100}}}});
+    model.forward_order.push_back(UnitId{unit});
+    model.backward_order.insert(model.backward_order.begin(), UnitId{unit});
+  }
+  return validated(model);
+}
+
+float gradient_of(std::uint64_t step, std::uint32_t unit, std::uint64_t i) {
+  return static_cast<float>((i * 2654435761u + unit * 977u + step * 131u) % 2001) * 0x1p-12f - 0.2f;
+}
+
+// Gradients as computation would leave them on the device.
+void bring_gradient(Device& device, StreamId stream, std::byte* target, std::uint64_t step,
+                    std::uint32_t unit, std::uint64_t count) {
+  AlignedBuffer source(count * sizeof(float), "a gradient");
+  for (std::uint64_t i = 0; i < count; ++i)
+    save(DType::kFp32, source.data(), i, gradient_of(step, unit, i));
+  device.register_host_memory(source.span());
+  try {
+    device.copy(target, source.data(), count * sizeof(float), stream);
+    device.synchronize(stream);
+  } catch (const Error&) {
+    device.unregister_host_memory(source.span());
+    throw;
+  }
+  device.unregister_host_memory(source.span());
+}
+
+StateBytes train(const Config& config) {
+  const auto device = make_cuda_device({.ordinal = 1, .memory_bytes = 16_MiB});
+  const ModelSpec model = two_units();
+  Engine engine(config, model, *device);
+  engine.initialize(toy_values());
+  const Stream stream(*device, "compute");
+  for (std::uint64_t number = 0; number < kSteps; ++number) {
+    Step step = engine.begin_step({.learning_rate = 1e-2});
+    for (const UnitId unit : model.forward_order) (void)step.acquire(unit, Pass::kForward, stream);
+    for (const UnitId unit : model.backward_order) {
+      const Lease lease = step.acquire(unit, Pass::kBackward, stream);
+      bring_gradient(*device, stream.id(), lease.gradient(0), number, index_of(unit),
+                     engine.layout().tensors_of(unit)[0].element_count);
+    }
+    (void)step.finish();
+  }
+  {
+    Inference inference = engine.begin_inference();
+    for (const UnitId unit : model.forward_order) (void)inference.acquire(unit, stream);
+  }
+  return read_state(engine);
+}
+
+struct Placement {
+  std::string name;
+  std::function<void(Config&)> choose;
+};
+
+std::vector<Placement> placements() {
+  return {{"host",
+           [](Config& config) {
+             config.placement.parameters = config.placement.optimizer = TierChoice::kHost;
+           }},
+          {"nvme",
+           [](Config& config) {
+             config.placement.parameters = config.placement.optimizer = TierChoice::kNvme;
+           }},
+          {"device", [](Config& config) { config.placement.optimizer = TierChoice::kDevice; }}};
+}
+
+// What became of the cases.
+struct Outcome {
+  std::map<std::string, unsigned> failed_calls;  // how often, by function
+  unsigned errors = 0;
+};
+
+class CudaFaults : public testing::TestWithParam<Placement> {
+ protected:
+  ~CudaFaults() override { (void)disarm_fake_cuda_fault(); }
+
+  Config config(const std::string& folder) const {
+    Config made = toy_config(folder);
+    made.threads = 1;
+    made.memory.device_bytes = 2_MiB;
+    GetParam().choose(made);
+    return made;
+  }
+
+  // Lets the calls of a run fail, every `stride`-th, each in a run of its own.
+  void fail_each(FakeCudaFault fault, std::uint64_t stride, Outcome& outcome) {
+    const TempDirectory folder;
+    const StateBytes expected = train(config(folder.path()));
+    const std::uint64_t allocated = fake_cuda_allocated_bytes();
+    int past_the_end = 0;  // runs differ by a few calls
+    for (fault.at_call = 1; past_the_end < 5 && !HasFatalFailure(); fault.at_call += stride) {
+      const std::string what = GetParam().name + ", call " + std::to_string(fault.at_call) +
+                               (fault.is_lasting ? ", for good" : "");
+      SCOPED_TRACE(what);
+      const HangGuard guard(what);
+      arm_fake_cuda_fault(fault);
+      bool is_error = false;
+      try {
+        EXPECT_TRUE(train(config(folder.path())) == expected) << "a silent wrong";
+      } catch (const Error& error) {
+        is_error = true;
+        const std::string text = error.what();
+        // By its number, by CUDA's text for it, or because no GPU could be had at all.
+        EXPECT_TRUE(text.find("(" + std::to_string(fault.status) + ")") != std::string::npos ||
+                    text.find("an error of the fake runtime") != std::string::npos)
+            << text;
+      }
+      const FakeCudaFaultReport report = disarm_fake_cuda_fault();
+      if (report.failed_call.empty()) {
+        EXPECT_FALSE(is_error) << "nothing had failed";
+        ++past_the_end;
+        continue;
+      }
+      ++outcome.failed_calls[report.failed_call];
+      outcome.errors += is_error ? 1 : 0;
+      EXPECT_EQ(fake_cuda_registered_bytes(), 0u) << report.failed_call;
+      ASSERT_EQ(fake_cuda_allocated_bytes(), allocated) << report.failed_call;
+    }
+  }
+};
+
+// Every call, each once; the GPU goes on working.
+TEST_P(CudaFaults, ACallThatFailsOnceIsAnErrorOrDoesNoHarm) {
+  Outcome outcome;
+  fail_each({.status = 701}, 1, outcome);
+  // The list says that the cases are as many as they seem.
+  std::vector<std::string> calls{
+      "cudaGetDevice",      "cudaMemGetInfo",       "cudaMalloc",
+      "cudaFree",           "cudaHostRegister",     "cudaHostUnregister",
+      "cudaStreamDestroy",  "cudaEventDestroy",     "cudaStreamCreateWithPriority",
+      "cudaEventRecord",    "cudaStreamWaitEvent",  "cudaEventCreateWithFlags",
+      "cudaMemcpyAsync",    "cudaEventSynchronize", "cudaMemsetAsync",
+      "cudaGetDeviceCount", "cudaSetDevice"};
+  if (GetParam().name == "device") calls.emplace_back("cudaLaunchKernel");
+  for (const std::string& call : calls) EXPECT_GT(outcome.failed_calls[call], 0u) << call;
+  EXPECT_GT(outcome.errors, 100u);
+}
+
+// The GPU fails for good, as after a kernel's illegal access.
+TEST_P(CudaFaults, AGpuThatFailsForGoodIsAnErrorWhereverItDoes) {
+  for (const bool refuses_callbacks : {false, true}) {
+    Outcome outcome;
+    fail_each({.status = 700, .is_lasting = true, .refuses_callbacks = refuses_callbacks}, 7,
+              outcome);
+    EXPECT_GT(outcome.errors, 30u);
+  }
+}
+
+// A question that fails tells nothing about the work: it is an error, and the work is waited for.
+TEST_P(CudaFaults, AQuestionAboutAnEventThatFailsIsAnError) {
+  for (const bool is_lasting : {false, true}) {
+    Outcome outcome;
+    fail_each({.function = "cudaEventQuery", .status = 700, .is_lasting = is_lasting}, 1, outcome);
+    EXPECT_GT(outcome.errors, 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Placements, CudaFaults, testing::ValuesIn(placements()),
+                         [](const auto& tested) { return tested.param.name; });
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,39 @@
+// Failures of single calls of the stand-in for the CUDA runtime. A test counts the calls of a run,
+// then repeats the run and lets each call fail once.
+// Thread rule: every function from any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sluice::test {
+
+struct FakeCudaFault {
+  // The calls of this function are counted. Empty: all but cudaEventQuery, whose number differs
+  // from run to run.
+  std::string function = {};
+  std::uint64_t at_call = 0;  // the next call is number 1; 0: none fails
+  int status = 0;             // a cudaError_t, the answer of that call
+  // Every call fails from then on, as after a kernel's illegal access. Otherwise only this call
+  // fails, and the GPU goes on working.
+  bool is_lasting = false;
+  bool refuses_callbacks = true;  // with is_lasting: cudaStreamAddCallback fails, too
+};
+// Counts calls from now on.
+void arm_fake_cuda_fault(const FakeCudaFault& fault);
+
+struct FakeCudaFaultReport {
+  std::uint64_t calls = 0;  // since arm_fake_cuda_fault()
+  std::string failed_call;  // empty: the run had fewer calls
+};
+// Ends the count, and a lasting failure.
+FakeCudaFaultReport disarm_fake_cuda_fault();
+
+// For the stand-in: counts a call, and returns its failure, or 0. A lasting failure begins here.
+int fake_cuda_fault_of(const char* call);
+// For the stand-in: returns `status`, which cudaGetLastError() returns next on this thread.
+int fake_cuda_answer(int status);
+// For the stand-in: runs what is on the streams of a GPU (-1: of all) to its end.
+void finish_fake_cuda_work(int gpu = -1);
+
+}  // namespace sluice::test
