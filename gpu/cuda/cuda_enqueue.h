@@ -3,8 +3,6 @@
 // work. Thread rule: as Device.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <new>
 
 #include <sluice/cuda_device.h>
@@ -20,7 +18,7 @@ void enqueue_kernel(CudaDevice& device, const Launch& launch) {
   const CudaCurrentDevice current(device.ordinal(), std::nothrow, &status);
   if (status == 0) {
     launch();
-    status = static_cast<int>(cudaGetLastError());
+    status = take_cuda_error();
   }
   if (status != 0) device.fail(cuda_error(status, "a kernel's launch", __FILE__, __LINE__));
 }

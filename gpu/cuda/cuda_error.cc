@@ -58,4 +58,8 @@ Error cuda_error(int status, const char* expression, const char* file, int line)
                       cudaGetErrorName(code), status, cudaGetErrorString(code), advice.remedy)};
 }
 
+int take_cuda_error() noexcept {
+  return static_cast<int>(cudaGetLastError());
+}
+
 }  // namespace sluice

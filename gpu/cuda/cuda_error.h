@@ -11,6 +11,9 @@ namespace sluice {
 // `status` is a cudaError_t.
 Error cuda_error(int status, const char* expression, const char* file, int line);
 
+// Returns the thread's last error, a cudaError_t, as after a launch, and forgets it.
+int take_cuda_error() noexcept;
+
 }  // namespace sluice
 
 // Throws unless `expression`, a call of the CUDA runtime, returns cudaSuccess. Fails with:

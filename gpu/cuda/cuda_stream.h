@@ -2,8 +2,6 @@
 // Thread rule: beside the members.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -11,11 +9,15 @@
 
 #include "gpu/device/host_call_queue.h"
 
+// cudaStream_t and cudaEvent_t point to these.
+struct CUstream_st;
+struct CUevent_st;
+
 namespace sluice {
 
 struct CudaStream {
-  cudaStream_t stream = nullptr;
-  cudaEvent_t reached = nullptr;  // recorded by synchronize()
+  CUstream_st* stream = nullptr;
+  CUevent_st* reached = nullptr;  // recorded by synchronize()
 
   std::shared_ptr<HostCallQueue> calls;  // the runtime's threads may call after the stream is gone
 

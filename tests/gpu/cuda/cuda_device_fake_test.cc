@@ -77,6 +77,25 @@ TEST_F(FakeCuda, AfterAFailureOfTheGpuEveryHostFunctionStillRuns) {
   }
 }
 
+// As of a kernel that could not be launched.
+TEST_F(FakeCuda, AFailureOfTheCallersOwnWorkIsTheDevices) {
+  const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "test");
+  HostArray host(*device, 64);
+  const DeviceBuffer buffer(*device, 64, "test");
+  host.data()[0] = std::byte{7};
+  device->fail(Error(ErrorCode::kInternal, "the first"));
+  device->fail(Error(ErrorCode::kInternal, "the second"));
+  device->copy(buffer.data(), host.data(), 64, stream.id());
+  try {
+    device->synchronize(stream.id());
+    ADD_FAILURE() << "no failure was reported";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "the first");
+  }
+  EXPECT_EQ(buffer.data()[0], std::byte{0}) << "a copy behind the failure";
+}
+
 // A copy, and the end of the copy behind it, while a report of the first still runs.
 TEST_F(FakeCuda, AReportHoldsUpNothing) {
   const auto device = make_cuda_device({.memory_bytes = 1_MiB});

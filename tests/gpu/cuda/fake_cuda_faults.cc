@@ -46,6 +46,11 @@ FakeCudaFaultReport disarm_fake_cuda_fault() {
   return std::exchange(faults().report, {});
 }
 
+bool is_fake_cuda_fault_armed() {
+  const std::scoped_lock lock(faults().mutex);
+  return faults().is_armed;
+}
+
 int fake_cuda_fault_of(const char* call) {
   FakeCudaFault fault;
   {

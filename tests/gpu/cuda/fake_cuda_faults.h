@@ -33,7 +33,9 @@ FakeCudaFaultReport disarm_fake_cuda_fault();
 int fake_cuda_fault_of(const char* call);
 // For the stand-in: returns `status`, which cudaGetLastError() returns next on this thread.
 int fake_cuda_answer(int status);
-// For the stand-in: runs what is on the streams of a GPU (-1: of all) to its end.
-void finish_fake_cuda_work(int gpu = -1);
+// For the stand-in: whether calls are counted. Then one thread makes and destroys all streams.
+bool is_fake_cuda_fault_armed();
+// For the stand-in: runs what is on all streams to its end.
+void finish_fake_cuda_work();
 
 }  // namespace sluice::test

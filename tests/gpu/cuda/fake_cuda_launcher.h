@@ -2,8 +2,6 @@
 // CUDA runtime. Thread rule: as Device. The device must outlive the launcher.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <typeinfo>
 
@@ -22,7 +20,7 @@ struct ListedFake {
   static void launch(void* stream) {
     launch_fake_cuda(
         stream, [] {}, typeid(Body).name());
-    SLUICE_CUDA(cudaGetLastError());
+    SLUICE_CUDA(take_cuda_error());
   }
   static inline const ListedKernel kernel{&launch};
 };

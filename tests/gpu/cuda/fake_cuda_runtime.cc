@@ -145,12 +145,11 @@ void unload_fake_cuda_kernels() {
   runtime().loaded.clear();
 }
 
-void finish_fake_cuda_work(int gpu) {
+void finish_fake_cuda_work() {
   std::vector<StreamId> streams;
   {
     const std::scoped_lock lock(runtime().mutex);
-    for (const auto& [stream, its_gpu] : runtime().stream_gpus)
-      if (gpu < 0 || its_gpu == gpu) streams.push_back(stream);
+    for (const auto& [stream, gpu] : runtime().stream_gpus) streams.push_back(stream);
   }
   for (const StreamId stream : streams) runtime().device->synchronize(stream);
 }
@@ -252,10 +251,10 @@ cudaError_t cudaMalloc(void** memory, std::size_t size_bytes) {
   }
   return cudaSuccess;
 }
-// Waits for the GPU, as CUDA does.
+// Waits for the GPU, as CUDA does. Not beside other ranks of this process, which may wait for it.
 cudaError_t cudaFree(void* memory) {
   const cudaError_t status = enter(__func__);
-  finish_fake_cuda_work(current_device);
+  if (is_fake_cuda_fault_armed()) finish_fake_cuda_work();
   {
     const std::scoped_lock lock(runtime().mutex);
     runtime().allocated.erase(static_cast<std::byte*>(memory));
@@ -274,7 +273,7 @@ cudaError_t cudaHostRegister(void* memory, std::size_t size_bytes, unsigned) {
 }
 cudaError_t cudaHostUnregister(void* memory) {
   const cudaError_t status = enter(__func__);
-  if (runtime().failed != 0) finish_fake_cuda_work();
+  if (runtime().failed != 0 && is_fake_cuda_fault_armed()) finish_fake_cuda_work();
   const std::scoped_lock lock(runtime().mutex);
   const bool was_there = runtime().registered.erase(static_cast<std::byte*>(memory)) == 1;
   return was_there ? status : answer(cudaErrorHostMemoryNotRegistered);

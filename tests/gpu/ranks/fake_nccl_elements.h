@@ -1,30 +1,13 @@
-// One element of an array of NCCL's types, for the stand-in (fake_nccl.cc). Pure.
+// One element of an array of NCCL's types, for the stand-in (fake_nccl.cc). `type` is an
+// ncclDataType_t. Pure.
 #pragma once
 
-#include <nccl.h>
-
 #include <cstddef>
-#include <cstdint>
-
-#include <sluice/dtype.h>
 
 namespace sluice::test {
 
-inline float load(ncclDataType_t type, const void* data, std::size_t i) {
-  if (type == ncclFloat32) return static_cast<const float*>(data)[i];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[i];
-  return type == ncclBfloat16 ? float_from_bf16(bits) : float_from_fp16(bits);
-}
-inline void save(ncclDataType_t type, void* data, std::size_t i, float value) {
-  if (type == ncclFloat32) {
-    static_cast<float*>(data)[i] = value;
-  } else {
-    static_cast<std::uint16_t*>(data)[i] =
-        type == ncclBfloat16 ? bf16_from_float(value) : fp16_from_float(value);
-  }
-}
-inline std::size_t size_of(ncclDataType_t type) {
-  return type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 2;
-}
+float load(int type, const void* data, std::size_t i);
+void save(int type, void* data, std::size_t i, float value);
+std::size_t size_of(int type);
 
 }  // namespace sluice::test

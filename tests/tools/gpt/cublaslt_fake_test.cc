@@ -124,6 +124,49 @@ TEST_F(CublasLtFake, AProductWithoutAnAlgorithmIsComputedAndNotedOnce) {
   EXPECT_EQ(fake_cublaslt_take_counts().products, 1);
 }
 
+// From the opening to the product. The next product finds no half of a plan.
+TEST_F(CublasLtFake, ACallThatFailsOnceIsAnErrorAndLeavesNothing) {
+  const Product product{.form = Form::kABt,
+                        .m = 8,
+                        .n = 16,
+                        .k = 8,
+                        .a_stride = 8,
+                        .b_stride = 8,
+                        .result_stride = 16,
+                        .result_type = DType::kBf16,
+                        .batch = 2,
+                        .a_batch_stride = 64,
+                        .b_batch_stride = 128,
+                        .result_batch_stride = 128};
+  const auto two = [](std::uint64_t) { return 2.0f; };
+  const auto remake = [this] {
+    machine_.ops.reset();
+    machine_ = fake_machine().make(DType::kBf16, DType::kFp32);
+  };
+  int failures = 0;
+  for (int at = 1;; ++at) {
+    (void)fake_cublaslt_fail_at(at);
+    bool is_error = false;
+    try {
+      remake();
+      (void)multiply(product, two, two);
+    } catch (const Error& error) {
+      is_error = true;
+      EXPECT_NE(std::string(error.what()).find(": cuBLASLt status 14;"), std::string::npos)
+          << error.what();
+    }
+    const bool has_failed = fake_cublaslt_fail_at(0);
+    EXPECT_EQ(is_error, has_failed) << "call " << at;
+    if (!has_failed) break;
+    ++failures;
+    if (machine_.ops == nullptr) remake();
+    for (const float sum : multiply(product, two, two)) EXPECT_EQ(sum, 32.0f) << "call " << at;
+  }
+  EXPECT_GE(failures, 20);
+  machine_.ops.reset();
+  EXPECT_EQ(fake_cublaslt_take_counts().objects, 0);
+}
+
 // The vocabulary is odd, and the embedding table has its rows alone. run_device_pass() looks at the
 // bytes behind every tensor.
 TEST_F(CublasLtFake, NoProductOfAnOddVocabularyIsLeftToThePlainKernel) {

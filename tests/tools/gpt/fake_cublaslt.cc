@@ -38,12 +38,22 @@ struct Preference {
 };
 
 std::mutex mutex;
-fake_cublaslt_counts counts;  // guarded by mutex
+// Guarded by mutex.
+fake_cublaslt_counts counts;
+int calls_to_failure = 0;  // 0: none fails, or it has failed
 
-void count(int fake_cublaslt_counts::*which) {
+void count(int fake_cublaslt_counts::*which, int by = 1) {
   const std::scoped_lock lock(mutex);
-  ++(counts.*which);
+  counts.*which += by;
 }
+
+bool call_fails() {
+  const std::scoped_lock lock(mutex);
+  return calls_to_failure != 0 && --calls_to_failure == 0;
+}
+// Every call that may fail begins so.
+#define FAKE_CUBLASLT_ENTER \
+  if (call_fails()) return CUBLAS_STATUS_INTERNAL_ERROR
 
 template <class Thing, class Opaque>
 Thing& fake(Opaque* opaque) {
@@ -138,8 +148,14 @@ fake_cublaslt_counts fake_cublaslt_take_counts() {
   return std::exchange(counts, {});
 }
 
+bool fake_cublaslt_fail_at(int call) {
+  const std::scoped_lock lock(mutex);
+  return std::exchange(calls_to_failure, call) == 0;
+}
+
 // A handle is the GPU that was current, and one.
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  FAKE_CUBLASLT_ENTER;
   int gpu = 0;
   (void)cudaGetDevice(&gpu);
   *handle = reinterpret_cast<cublasLtHandle_t>(static_cast<std::uintptr_t>(gpu) + 1);
@@ -154,18 +170,22 @@ std::size_t cublasLtGetVersion() {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
+  FAKE_CUBLASLT_ENTER;
   // Sums are fp32, without TF32.
   if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
+  count(&fake_cublaslt_counts::objects);
   *desc = reinterpret_cast<cublasLtMatmulDesc_t>(new Operation);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
   delete &fake<Operation>(desc);
+  count(&fake_cublaslt_counts::objects, -1);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void* value, std::size_t size_bytes) {
+  FAKE_CUBLASLT_ENTER;
   auto& operation = fake<Operation>(desc);
   switch (attribute) {
     case CUBLASLT_MATMUL_DESC_TRANSA: return assign(operation.transposed[0], value, size_bytes);
@@ -179,18 +199,22 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type,
                                           std::uint64_t rows, std::uint64_t columns,
                                           std::int64_t stride) {
+  FAKE_CUBLASLT_ENTER;
   if (static_cast<std::uint64_t>(stride) < rows) return CUBLAS_STATUS_INVALID_VALUE;
+  count(&fake_cublaslt_counts::objects);
   *layout = reinterpret_cast<cublasLtMatrixLayout_t>(
       new Layout{.type = type, .rows = rows, .columns = columns, .stride = stride});
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
   delete &fake<Layout>(layout);
+  count(&fake_cublaslt_counts::objects, -1);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                 cublasLtMatrixLayoutAttribute_t attribute,
                                                 const void* value, std::size_t size_bytes) {
+  FAKE_CUBLASLT_ENTER;
   if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT)
     return assign(fake<Layout>(layout).batch, value, size_bytes);
   if (attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET)
@@ -199,16 +223,20 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  FAKE_CUBLASLT_ENTER;
+  count(&fake_cublaslt_counts::objects);
   *preference = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
   delete &fake<Preference>(preference);
+  count(&fake_cublaslt_counts::objects, -1);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void* value, std::size_t size_bytes) {
+  FAKE_CUBLASLT_ENTER;
   auto& preferred = fake<Preference>(preference);
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
     return assign(preferred.workspace_bytes, value, size_bytes);
@@ -223,6 +251,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int* found) {
+  FAKE_CUBLASLT_ENTER;
   auto& preferred = fake<Preference>(preference);
   const auto alignment = [&](cublasLtMatmulPreferenceAttributes_t attribute) {
     return preferred.alignments.count(attribute) != 0 ? preferred.alignments[attribute] : 256;
@@ -255,6 +284,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t, void* d_memory, cublasLtMatrixLayout_t d,
                               const cublasLtMatmulAlgo_t* algorithm, void*, std::size_t,
                               cudaStream_t stream) {
+  FAKE_CUBLASLT_ENTER;
   int gpu = 0;
   (void)cudaGetDevice(&gpu);
   const bool is_of_gpu =

@@ -10,7 +10,11 @@ struct fake_cublaslt_counts {
   int products = 0;      // that were enqueued
   int refused = 0;       // products that it had no algorithm for
   int rounded_sums = 0;  // products whose parts were rounded to the result's type
+  int objects = 0;       // descriptions that were made and not given back
 };
 
 // The counts since the last call.
 extern "C" fake_cublaslt_counts fake_cublaslt_take_counts();
+// Lets one call fail; the next call is number 1, and 0 means none. Calls that give something back
+// never fail. Returns whether the call that was set before has come.
+extern "C" bool fake_cublaslt_fail_at(int call);
