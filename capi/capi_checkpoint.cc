@@ -1,4 +1,6 @@
 // Saving and resuming an engine behind the C interface.
+#include <optional>
+
 #include <sluice/checkpoint.h>
 
 #include "capi/engine_handle.h"
@@ -6,15 +8,50 @@
 
 using namespace sluice;
 
+namespace {
+
+SaveOptions save_options(std::uint32_t keep, const char* application) {
+  SaveOptions options{.keep = keep};
+  if (application != nullptr) options.application = application;
+  return options;
+}
+
+void take_saved(sluice_engine& engine, const std::optional<SavedCheckpoint>& saved, int* has_one) {
+  if (saved) engine.saved_path = saved->path;
+  *has_one = saved ? 1 : 0;
+}
+
+}  // namespace
+
 extern "C" {
 
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
                           const char* application) {
   return guarded(engine, __func__, [&](const char* name) {
     require(root, name, "root");
-    SaveOptions options{.keep = keep};
-    if (application != nullptr) options.application = application;
-    engine->saved_path = engine->engine->save(root, options).path;
+    engine->saved_path = engine->engine->save(root, save_options(keep, application)).path;
+  });
+}
+
+sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
+                                const char* application) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(root, name, "root");
+    engine->engine->begin_save(root, save_options(keep, application));
+  });
+}
+
+sluice_status sluice_poll_save(sluice_engine* engine, int* has_one) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(has_one, name, "the place for has_one");
+    take_saved(*engine, engine->engine->poll_save(), has_one);
+  });
+}
+
+sluice_status sluice_finish_save(sluice_engine* engine, int* has_one) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(has_one, name, "the place for has_one");
+    take_saved(*engine, engine->engine->finish_save(), has_one);
   });
 }
 

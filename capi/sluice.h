@@ -226,6 +226,16 @@ sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 // while a step is active.
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
                           const char* application);
+// The same, but training goes on while the checkpoint is written. It holds the state of the last
+// step. Needs "memory": {"save_buffers": N}. A save that is under way is finished first.
+sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
+                                const char* application);
+// Whether the checkpoint of sluice_begin_save() has appeared since these two functions last said
+// so. If it has, sluice_saved_path() has its path. sluice_finish_save() first waits for the save
+// under way; no step may be active. A save that has failed is reported once, by one of these, by
+// sluice_begin_save() or by sluice_begin_step(). Nothing of it is left.
+sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
+sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 // Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(). Training then
 // continues with the same bits as a run without a break.
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
@@ -246,8 +256,8 @@ sluice_status sluice_commit_now(sluice_engine* engine);
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
 // sluice_application_text() returns the text saved with the checkpoint of sluice_restore() or the
 // commit of sluice_open_or_create(). sluice_saved_path() returns the path of the last checkpoint
-// that sluice_save() wrote. Before these calls, both texts are empty. A text is valid until the
-// next of these calls for the same engine.
+// that sluice_save(), sluice_poll_save() or sluice_finish_save() told of. Before these calls, both
+// texts are empty. A text is valid until the next of these calls for the same engine.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 

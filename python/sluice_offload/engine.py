@@ -199,6 +199,20 @@ class Engine:
         """Writes a checkpoint into a folder of its own below `root`, and returns that one's path."""
         os.makedirs(root, exist_ok=True)
         self._lib.save(self._handle, os.fsencode(root), keep, application.encode())
+        return self._saved_path()
+
+    def begin_save(self, root: "str | os.PathLike[str]", keep: int, application: str) -> None:
+        """The same, beside training."""
+        os.makedirs(root, exist_ok=True)
+        self._lib.begin_save(self._handle, os.fsencode(root), keep, application.encode())
+
+    def saved(self, waits: bool) -> Optional[str]:
+        """The path of the checkpoint that begin_save() began, once: when it has appeared, or, with `waits`, after waiting."""
+        has_one = C.c_int()
+        (self._lib.finish_save if waits else self._lib.poll_save)(self._handle, C.byref(has_one))
+        return self._saved_path() if has_one.value else None
+
+    def _saved_path(self) -> str:
         path = C.c_char_p()
         self._lib.saved_path(self._handle, C.byref(path))
         assert path.value is not None

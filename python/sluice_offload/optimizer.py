@@ -144,10 +144,29 @@ class OffloadOptimizer(torch.optim.Optimizer):
         returns its path. It appears whole or not at all. The newest `keep` checkpoints stay; 0: all. `application` is
         the text that the program needs to go on, such as a position in its data; offload(restore=...) gives it back.
         Between steps."""
-        if self._walk is not None and self._walk.active is not None:
-            raise ArgumentError("save() in the middle of a step: call it after optimizer.step(), or zero_grad() first, which "
-                                "abandons the step")
+        self._require_no_step("save")
         return self._engine.save(root, keep, self._text(application))
+
+    def begin_save(self, root: "str | os.PathLike[str]", keep: int = 0, application: str = "") -> None:
+        """Begins a checkpoint as save() writes it, and returns; training goes on beside it. It has the state of the last
+        step to the bit. Needs {"memory": {"save_buffers": 2}} in the config. Between steps."""
+        self._require_no_step("begin_save")
+        self._engine.begin_save(root, keep, self._text(application))
+
+    def poll_save(self) -> Optional[str]:
+        """The path of the checkpoint of begin_save(), once it has appeared whole; otherwise None. Each path comes once, here
+        or from finish_save(). A save that has failed raises here, in finish_save(), begin_save() or the next step."""
+        return self._engine.saved(waits=False)
+
+    def finish_save(self) -> Optional[str]:
+        """Waits for the save under way, and returns its path; None if there is none. Between steps."""
+        self._require_no_step("finish_save")
+        return self._engine.saved(waits=True)
+
+    def _require_no_step(self, call: str) -> None:
+        if self._walk is not None and self._walk.active is not None:
+            raise ArgumentError(f"{call}() in the middle of a step: call it after optimizer.step(), or zero_grad() first, which "
+                                "abandons the step")
 
     @property
     def committed_step(self) -> Optional[int]:
@@ -156,9 +175,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def commit(self) -> None:
         """Commits the last step to the durable store, due or not; close() does that, too. Between steps."""
-        if self._walk is not None and self._walk.active is not None:
-            raise ArgumentError("commit() in the middle of a step: call it after optimizer.step(), or zero_grad() first, "
-                                "which abandons the step")
+        self._require_no_step("commit")
         self._engine.commit_now()
 
     def _text(self, application: str) -> str:

@@ -55,6 +55,32 @@ def test_resumes_with_the_same_bits(config, tmp_path, precision):
     resumed.close()
 
 
+def test_a_checkpoint_beside_training_has_the_state_of_its_step(config, tmp_path):
+    """Steps run while it is written."""
+    root = tmp_path / "run"
+    optimizer = sluice.offload(tiny(), config, units=[Block])
+    with pytest.raises(sluice.ArgumentError, match="memory.save_buffers"):
+        optimizer.begin_save(root)
+    optimizer.close()
+    config.setdefault("memory", {})["save_buffers"] = 2
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    train(model, optimizer, 2)
+    assert optimizer.finish_save() is None
+    state = states(optimizer)
+    optimizer.begin_save(root, application="position 17")
+    train(model, optimizer, 2, first=2)
+    saved = optimizer.poll_save() or optimizer.finish_save()
+    assert saved == str(root / "step-000000002") and optimizer.poll_save() is None
+    optimizer.close()
+
+    resumed = sluice.offload(tiny(seed=5), config, units=[Block], restore=root / "latest")
+    assert resumed.application == "position 17" and resumed._engine.applied_step() == 2
+    for one, two in zip(states(resumed), state, strict=True):
+        assert torch.equal(one, two)
+    resumed.close()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_universal_checkpoint_of_deepspeed_goes_on(config, tmp_path, precision):
     """Written here as ds_to_universal writes it: fp32 masters, moments and the step of each parameter."""

@@ -192,6 +192,52 @@ TEST_F(CApiCheckpoint, GoesOnWithTheSameBits) {
   EXPECT_EQ(master(0, 5000), expected);
 }
 
+TEST_F(CApiCheckpoint, OneThatIsWrittenBesideTrainingHasItsStep) {
+  make();
+  const std::string root = directory_.file("saved");
+  std::filesystem::create_directory(root);
+  EXPECT_EQ(sluice_begin_save(engine_, root.c_str(), 0, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(sluice_last_error()).find("memory.save_buffers"), std::string::npos);
+  sluice_engine_destroy(engine_);
+  engine_ = nullptr;
+  std::string beside = config();
+  beside.replace(beside.find("\"memory\": {"), 11, R"("memory": {"save_buffers": 2, )");
+  const sluice_model made = model();
+  ASSERT_EQ(sluice_engine_create(beside.c_str(), &made, &engine_), SLUICE_OK)
+      << sluice_last_error();
+  ASSERT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK);
+  train(2);
+  const std::vector<float> expected = master(0, 5000);
+  int has_one = 1;
+  ASSERT_EQ(sluice_finish_save(engine_, &has_one), SLUICE_OK);
+  EXPECT_EQ(has_one, 0) << "nothing is under way";
+  ASSERT_EQ(sluice_begin_save(engine_, root.c_str(), 0, "position 17"), SLUICE_OK)
+      << sluice_last_error();
+  train(2);
+  EXPECT_NE(master(0, 5000), expected);
+  ASSERT_EQ(sluice_poll_save(engine_, &has_one), SLUICE_OK) << sluice_last_error();
+  if (has_one == 0) {
+    ASSERT_EQ(sluice_finish_save(engine_, &has_one), SLUICE_OK) << sluice_last_error();
+  }
+  EXPECT_EQ(has_one, 1);
+  const char* text = nullptr;
+  ASSERT_EQ(sluice_saved_path(engine_, &text), SLUICE_OK);
+  const std::string folder = text;
+  EXPECT_EQ(folder, root + "/step-000000002");
+  ASSERT_EQ(sluice_poll_save(engine_, &has_one), SLUICE_OK);
+  EXPECT_EQ(has_one, 0) << "it is returned once";
+  EXPECT_EQ(sluice_poll_save(engine_, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_begin_save(engine_, nullptr, 0, nullptr), SLUICE_INVALID_ARGUMENT);
+  sluice_engine_destroy(engine_);
+  engine_ = nullptr;
+
+  ASSERT_EQ(sluice_engine_create(config().c_str(), &made, &engine_), SLUICE_OK);
+  ASSERT_EQ(sluice_restore(engine_, folder.c_str()), SLUICE_OK) << sluice_last_error();
+  EXPECT_EQ(master(0, 5000), expected);
+  ASSERT_EQ(sluice_application_text(engine_, &text), SLUICE_OK);
+  EXPECT_EQ(std::string(text), "position 17");
+}
+
 TEST_F(CApiCheckpoint, ADurableStoreGoesOnWithTheSameBits) {
   std::string durable = config();
   durable.replace(durable.rfind("}}"), 2, R"(, "state": {"name": "run"}}})");
