@@ -1,6 +1,6 @@
 // The pieces of a checkpoint that were read last. Blocks and pieces need not begin at the same
 // elements. So neighbouring ranges may need the same piece, which should be read only once. Pieces
-// in use always stay; of the others, only a few.
+// in use always stay in memory. Only a few of the other pieces stay.
 //
 // Thread rule: any thread. Threads that want the same piece wait for the one that reads it.
 #pragma once
