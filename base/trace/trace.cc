@@ -133,6 +133,7 @@ std::string_view name_of(TraceReason reason) {
     case TraceReason::kActivation: return "activation";
     case TraceReason::kCommit: return "commit";
     case TraceReason::kSave: return "checkpoint";
+    case TraceReason::kAnnounce: return "announcement";
     case TraceReason::kGradientSpill: return "gradients to where they wait";
   }
   return "unknown";

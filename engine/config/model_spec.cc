@@ -40,6 +40,11 @@ void check_order(const ModelSpec& spec, const std::vector<UnitId>& order, std::s
     if (index_of(unit) >= spec.units.size())
       fail(fmt::format("{} names unit {}, but there are only {}", what, index_of(unit),
                        spec.units.size()));
+    if (spec.units[index_of(unit)].is_announced)
+      fail(
+          fmt::format("{} names unit \"{}\", which is announced; leave it out of the order, or "
+                      "do not set UnitSpec::is_announced",
+                      what, spec.units[index_of(unit)].name));
   }
 }
 
@@ -78,8 +83,10 @@ ModelSpec validated(ModelSpec spec) {
   check_tensors(spec);
   if (spec.forward_order.empty()) {
     for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit)
-      spec.forward_order.push_back(UnitId{unit});
+      if (!spec.units[unit].is_announced) spec.forward_order.push_back(UnitId{unit});
   }
+  if (spec.forward_order.empty())
+    fail("every unit is announced; at least one has to stand in forward_order");
   if (spec.backward_order.empty())
     spec.backward_order.assign(spec.forward_order.rbegin(), spec.forward_order.rend());
   check_order(spec, spec.forward_order, "forward_order");
@@ -87,7 +94,8 @@ ModelSpec validated(ModelSpec spec) {
   std::vector<bool> is_in_backward(spec.units.size(), false);
   for (const UnitId unit : spec.backward_order) is_in_backward[index_of(unit)] = true;
   for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit) {
-    if (!spec.units[unit].is_frozen && !is_in_backward[unit])
+    const bool is_expected = !spec.units[unit].is_frozen && !spec.units[unit].is_announced;
+    if (is_expected && !is_in_backward[unit])
       fail(fmt::format("unit \"{}\" is not in backward_order, so its gradient would never come",
                        spec.units[unit].name));
   }

@@ -62,7 +62,7 @@ LeasedActivation ActivationFlow::acquire(const ActivationRef& ref, ActivationAct
   if (may_wait(access)) {
     device_.record(granted_events_[access].id(), stream);
     timeline_.pause(asked_events_[access].id(), granted_events_[access].id(),
-                    transfers_.unit_of(access));
+                    {.reason = TraceReason::kActivation, .unit = transfers_.unit_of(access)});
   }
   streams_[access] = stream;
   ++next_access_;

@@ -100,7 +100,7 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
 void GradientDrain::pump() {
   if (jobs_.empty() || std::exchange(front_is_started_, true)) return;
   Job& job = jobs_.front();
-  if (job.has_slot && ranks_.are_several() && reduces_each_) reduce(job);
+  if (job.has_slot && ranks_.are_several() && reduces_each(job.use.unit)) reduce(job);
   move_home(job);
 }
 
@@ -133,7 +133,11 @@ void GradientDrain::arrived() {
 
 // Where each use's gradient is reduced, the other ranks' parts do not come to the set.
 void GradientDrain::add_waiting(UnitId unit) {
-  waiting_.add(unit, /*keeps_others=*/!ranks_.are_several() || !reduces_each_);
+  waiting_.add(unit, /*keeps_others=*/!ranks_.are_several() || !reduces_each(unit));
+}
+
+bool GradientDrain::reduces_each(UnitId unit) const {
+  return reduces_each_ || layout_.unit(unit).is_announced;
 }
 
 // In the slot, this rank's part becomes the sum over the ranks.
@@ -147,7 +151,8 @@ void GradientDrain::reduce(Job& job) {
 
 // Its home holds the sum over the step's uses, which is still to be added over the ranks.
 bool GradientDrain::awaits_reduction(const Job& job) const {
-  return ranks_.are_several() && !reduces_each_ && job.use.final_gradient && !job.is_reduced;
+  return ranks_.are_several() && !reduces_each(job.use.unit) && job.use.final_gradient &&
+         !job.is_reduced;
 }
 
 // The sum is copied up into the slot, reduced there, and copied back.
@@ -221,7 +226,7 @@ void GradientDrain::close_units() {
     if (place.is_frozen) continue;
     Unit& unit = units_[index_of(place.id)];
     if (!unit.has_gradient) {
-      ++units_without_gradient_;
+      units_without_gradient_ += place.is_announced ? 0 : 1;
       add_waiting(place.id);
     }
     if (unit.is_whole) continue;

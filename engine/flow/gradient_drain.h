@@ -51,7 +51,8 @@ class GradientDrain {
 
   // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
   // `reduces_each`, every use's gradient is added over the ranks. Otherwise the ranks add only the
-  // sum of each unit, and the home must hold the whole sum.
+  // sum of each unit, and the home must hold the whole sum. Nothing says which gradient of an
+  // announced unit is its last, so these gradients are always added over the ranks at every use.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
@@ -74,7 +75,7 @@ class GradientDrain {
   bool is_closed(UnitId unit) const { return units_[index_of(unit)].is_closed; }
   // Whether a gradient has changed after it was final.
   bool was_reopened() const { return was_reopened_; }
-  // Units without a gradient in the step. Requires: close() has been called.
+  // Units without a gradient in the step, except announced ones. Requires: close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
   // Whether every unit's final gradient is at home and in the norm.
@@ -121,6 +122,7 @@ class GradientDrain {
   void move_front();
   void close_units();
   void add_waiting(UnitId unit);
+  bool reduces_each(UnitId unit) const;
   void reduce(Job& job);
   bool awaits_reduction(const Job& job) const;
   void start_last_reduction(Job& job);

@@ -16,7 +16,7 @@ constexpr std::size_t kPipelineItemsMax = 256;
 }  // namespace
 
 Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
-                       const ResidentUnits& residents, Hooks hooks)
+                       const ResidentUnits& residents, const Target& target, Hooks hooks)
     : layout_(parts.layout),
       placement_(parts.placement),
       tiers_(parts.tiers),
@@ -26,6 +26,7 @@ Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
       device_(parts.device),
       scheduler_(parts.scheduler),
       ranks_(parts.ranks),
+      target_(target),
       hooks_(std::move(hooks)),
       shard_event_(parts.device),
       gathered_event_(parts.device),
@@ -82,6 +83,11 @@ void Prefetcher::resume(const Schedule& schedule, const WindowPlan& plan, std::u
   is_stopped_ = false;
   stop_before_ = kNever;
   released_.resize(schedule.size());
+  hooks_.on_change();
+}
+
+void Prefetcher::follow_longer() {
+  released_.resize(schedule_->size());
   hooks_.on_change();
 }
 
@@ -249,7 +255,7 @@ void Prefetcher::complete_unit(std::uint32_t use) {
   }
   device_.record(shard_event_.id(), copy_stream_.id());
   device_.wait(gather_stream_.id(), shard_event_.id());
-  gather(use, tiers_.window() + plan_->uses[use].offset_bytes +
+  gather(use, target_.window + plan_->uses[use].offset_bytes +
                   unit.shard_begin * layout_.format().parameter_bytes());
 }
 
@@ -287,7 +293,7 @@ void Prefetcher::gather(std::uint32_t use, const std::byte* source) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
   const std::uint64_t payload_bytes = unit.payload_elements * layout_.format().parameter_bytes();
   while (gathers_begun_ns_.size() <= use) gathers_begun_ns_.emplace_back(0);
-  ranks_.gathers().all_gather({.target = tiers_.window() + plan_->uses[use].offset_bytes,
+  target_.gathers->all_gather({.target = target_.window + plan_->uses[use].offset_bytes,
                                .source = source,
                                .shard_bytes = layout_.shard_parameter_bytes(unit.id),
                                .subject = unit.name},

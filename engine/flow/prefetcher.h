@@ -38,9 +38,15 @@ class Prefetcher {
     std::function<void(UnitId)> on_final_fetch;  // the unit's last fetch of the step is done
   };
 
-  // All arguments must outlive the prefetcher.
+  // Where units go: the window on the device and, with shared parameters, the sequence of gathers.
+  struct Target {
+    std::byte* window = nullptr;
+    RankSequence* gathers = nullptr;
+  };
+
+  // All arguments must outlive the prefetcher. Several prefetchers fetch different units.
   Prefetcher(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
-             Hooks hooks);
+             const Target& target, Hooks hooks);
 
   // Starts to follow `schedule`, with the parameters at `version`. With `keeps_for_update`,
   // parameters fetched for the last time in the step wait in their slots for the update. `schedule`
@@ -62,6 +68,8 @@ class Prefetcher {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
   void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
+  // Uses have been added at the end of the schedule that is followed, and to its plan.
+  void follow_longer();
 
   // The lease of `use` has been released, and release_event() of the unit has been recorded on the
   // stream that computed with the unit.
@@ -73,6 +81,12 @@ class Prefetcher {
   // Whether every copy that `use` needs has been queued. A stream that waits for ready_event() may
   // then read the unit.
   bool is_ready(std::uint32_t use) const { return use < ready_uses_; }
+  // The place of the use's unit, and whether a fetch brings it there. While no plan is replaced,
+  // any thread.
+  const std::byte* place(std::uint32_t use) const {
+    return target_.window + plan_->uses[use].offset_bytes;
+  }
+  bool is_fetched(std::uint32_t use) const { return plan_->uses[use].fetch; }
 
   // Whether no read, copy, gather from a home or unprocessed block is left.
   bool idle() const { return pipeline_.empty() && copies_.empty() && home_gathers_ == 0; }
@@ -151,6 +165,7 @@ class Prefetcher {
   Device& device_;
   Scheduler& scheduler_;
   Ranks& ranks_;
+  const Target target_;
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit

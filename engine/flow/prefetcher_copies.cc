@@ -35,7 +35,7 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
   const std::uint64_t offset = block.offset_elements * layout_.format().parameter_bytes();
   const std::byte* source =
       item.slot == kNoSlot ? tiers_.host_parameters(block.id) : slots_.data(item.slot);
-  copy_run_.add(tiers_.window() + place.offset_bytes + offset, source,
+  copy_run_.add(target_.window + place.offset_bytes + offset, source,
                 layout_.parameter_bytes(block.id));
   copies_.push_back(
       {.block = item.block,

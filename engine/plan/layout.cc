@@ -91,7 +91,8 @@ void Layout::add_unit(const UnitSpec& spec) {
                  .tensor_count = static_cast<std::uint32_t>(spec.tensors.size()),
                  .first_block = static_cast<std::uint32_t>(blocks_.size()),
                  .block_count = 0,
-                 .is_frozen = spec.is_frozen};
+                 .is_frozen = spec.is_frozen,
+                 .is_announced = spec.is_announced};
   for (const TensorSpec& tensor : spec.tensors) {
     tensors_.push_back({.id = TensorId{static_cast<std::uint32_t>(tensors_.size())},
                         .unit = unit.id,

@@ -128,8 +128,9 @@ struct UnitPlace {
   std::uint32_t tensor_count = 0;
   std::uint32_t first_block = 0;
   std::uint32_t block_count = 0;
-  bool is_frozen = false;   // no gradient, no record
-  bool is_sharded = false;  // ranks share its parameters; a gather completes it for its uses
+  bool is_frozen = false;     // no gradient, no record
+  bool is_announced = false;  // UnitSpec::is_announced
+  bool is_sharded = false;    // ranks share its parameters; a gather completes it for its uses
 };
 
 class Layout {

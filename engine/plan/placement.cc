@@ -26,6 +26,8 @@ std::vector<Pool> Placement::pools() const {
       {Tier::kDevice, "resident parameters", resident_parameter_bytes,
        "units, or this rank's shards of them, whose home is device memory"},
       {Tier::kDevice, "parameter window", window_bytes, "units leased or read ahead"},
+      {Tier::kDevice, "announced window", announced_window.size_bytes(),
+       slots(announced_window) + ", announced units leased or read ahead"},
       {Tier::kDevice, "gradient slots", gradient_slots.size_bytes(),
        slots(gradient_slots) + ", one per unit in backward"},
       {Tier::kDevice, "gradient set", device_gradient_bytes,

@@ -47,6 +47,7 @@ struct Placement {
   std::uint64_t device_budget_bytes = 0;
   std::uint64_t resident_parameter_bytes = 0;  // homed there: whole units, or shards of them
   std::uint64_t window_bytes = 0;              // units that come and go
+  SlotPool announced_window;                   // announced units, which come and go as well
   SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
   std::uint64_t device_gradient_bytes = 0;  // gradients that wait there
   std::uint64_t device_record_bytes = 0;    // of units that are updated there
@@ -117,8 +118,8 @@ struct Placement {
   // The bytes of the device's pools, which the tiers cut from one slab, and the sum of these bytes
   // and the ranks' memory.
   std::uint64_t device_slab_bytes() const {
-    return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes() +
-           device_gradient_bytes + device_record_bytes + tally_bytes +
+    return resident_parameter_bytes + window_bytes + announced_window.size_bytes() +
+           gradient_slots.size_bytes() + device_gradient_bytes + device_record_bytes + tally_bytes +
            activation_window.size_bytes();
   }
   std::uint64_t device_bytes() const { return device_slab_bytes() + rank_buffer_bytes; }

@@ -34,6 +34,19 @@ std::vector<Schedule> schedules_of(const ModelSpec& model, const Config::Activat
   return schedules;
 }
 
+// Places for the announced units that are leased, and for those read ahead.
+SlotPool announced_window_of(const Layout& layout, std::uint32_t places) {
+  SlotPool window;
+  for (const UnitPlace& unit : layout.units()) {
+    if (!unit.is_announced) continue;
+    window = {
+        .count = places,
+        .slot_bytes = std::max(window.slot_bytes,
+                               align_up(layout.unit_parameter_bytes(unit.id), kStorageAlignBytes))};
+  }
+  return window;
+}
+
 }  // namespace
 
 std::uint64_t home_slot_bytes(const Layout& layout, const UnitPlace& unit) {
@@ -135,6 +148,9 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   // All parameters, or a window for units to pass through.
   const bool needs_all = must_be_resident && !is_sharded;
   const std::uint64_t window_minimum = needs_all ? 0 : least_window();
+  if (!needs_all)
+    placement_.announced_window =
+        announced_window_of(layout_, leases + (thrift_.buffers ? 0 : kPrefetchUnits));
   const auto needed_bytes = [&] {
     return placement_.device_bytes() + (needs_all ? all_bytes : window_minimum);
   };
@@ -143,10 +159,15 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   if (thrift_.buffers || needed_bytes() > whole_budget)
     placement_.activation_window.count = activation_places_least_;
   if (needed_bytes() > whole_budget)
+    placement_.announced_window.count = std::min(placement_.announced_window.count, leases);
+  if (needed_bytes() > whole_budget)
     return PlacementShortage{.tier = Tier::kDevice, .needed_bytes = needed_bytes()};
   const std::uint64_t rest_bytes = whole_budget - placement_.device_bytes();
-  const bool may_all_be_resident = !is_sharded && may_be_resident() && all_bytes <= rest_bytes;
+  const bool may_all_be_resident =
+      !is_sharded && may_be_resident() &&
+      all_bytes <= rest_bytes + placement_.announced_window.size_bytes();
   if (needs_all || may_all_be_resident) {
+    placement_.announced_window = {};
     for (const UnitPlace& unit : layout_.units()) make_resident(unit);
   } else {
     plan_window_pool(rest_bytes, window_minimum);
@@ -229,17 +250,20 @@ void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t wind
 
 // Adds homes as far as they fit.
 void PlacementPlanner::add_homes(std::uint64_t rest_bytes) {
-  const auto add = [&](bool are_kept) {
+  const auto add = [&](bool are_kept, bool are_announced) {
     for (const UnitPlace& unit : layout_.units()) {
-      if (placement_.is_homed_on_device(unit) || layout_.keeps_gathered(unit.id) != are_kept)
+      if (placement_.is_homed_on_device(unit) || layout_.keeps_gathered(unit.id) != are_kept ||
+          unit.is_announced != are_announced)
         continue;
       if (home_slot_bytes(layout_, unit) > rest_bytes) return;
       rest_bytes -= home_slot_bytes(layout_, unit);
       make_resident(unit);
     }
   };
-  add(/*are_kept=*/true);
-  if (may_be_resident()) add(/*are_kept=*/false);
+  // A step uses some of the announced units only: a home of another unit saves more.
+  for (const bool are_announced : {false, true}) add(/*are_kept=*/true, are_announced);
+  if (!may_be_resident()) return;
+  for (const bool are_announced : {false, true}) add(/*are_kept=*/false, are_announced);
 }
 
 void PlacementPlanner::make_resident(const UnitPlace& unit) {

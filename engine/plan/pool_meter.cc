@@ -81,7 +81,8 @@ void raise_marks(PhaseMarks& marks, const PhaseMarks& others) {
 std::uint64_t capacity_of(const Placement& placement, MemoryPool pool) {
   switch (pool) {
     case MemoryPool::kResidentParameters: return placement.resident_parameter_bytes;
-    case MemoryPool::kWindow: return placement.window_bytes;
+    case MemoryPool::kWindow:
+      return placement.window_bytes + placement.announced_window.size_bytes();
     case MemoryPool::kGradientSlots: return placement.gradient_slots.size_bytes();
     case MemoryPool::kDeviceGradients: return placement.device_gradient_bytes;
     case MemoryPool::kDeviceRecords: return placement.device_record_bytes;

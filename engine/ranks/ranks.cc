@@ -35,8 +35,7 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
   shard_ = shard_of(sharding, rank_, count_);
   std::vector<std::uint32_t> all(count_);
   std::iota(all.begin(), all.end(), 0u);
-  const auto group = std::span(all).subspan(is_hybrid() ? rank_ / group_ * group_ : 0,
-                                            is_hybrid() ? group_ : count_);
+  const std::vector<std::uint32_t> group = ranks_of_group();
   for (auto* const sequence : {&gathers_, &resident_gathers_, &reductions_})
     *sequence = std::make_unique<RankSequence>(collectives->open(group), device);
   votes_ = std::make_unique<RankSequence>(collectives->open(all), device);
@@ -49,7 +48,24 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
   stream_ = Stream(device, "votes");
 }
 
+std::vector<std::uint32_t> Ranks::ranks_of_group() const {
+  std::vector<std::uint32_t> ranks(is_hybrid() ? group_ : count_);
+  std::iota(ranks.begin(), ranks.end(), is_hybrid() ? rank_ / group_ * group_ : 0u);
+  return ranks;
+}
+
 void Ranks::reserve(const Config::Sharding& sharding, const Layout& layout) {
+  RankRange announced(
+      static_cast<std::uint64_t>(std::ranges::count_if(layout.units(), &UnitPlace::is_announced)));
+  all_reduce({}, std::span(&announced, 1), "the number of announced units");
+  if (!announced.is_equal())
+    throw Error(ErrorCode::kRanks,
+                fmt::format("one rank's model has {} announced units, another's {}; all need the "
+                            "same model",
+                            announced.least, announced.most));
+  if (are_several() && announced.most != 0)
+    announced_gathers_ =
+        std::make_unique<RankSequence>(collectives_->open(ranks_of_group()), device_);
   const std::uint64_t elements = partial_sum_elements(sharding, count_, layout);
   if (elements == 0) return;
   partial_ = DeviceBuffer(device_, elements * sizeof(float), "gradients summed in a group");

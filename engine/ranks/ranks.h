@@ -11,8 +11,9 @@
 // the application's thread.
 // Invariants: the order of every sequence follows from the schedule alone. The gathers come in the
 // order of uses, and reductions in the order of backward uses. The gathers of units homed on the
-// device come in forward order, and votes in the order of the application's calls. Ranks may
-// interleave the four kinds differently, so each kind is a sequence of its own.
+// device come in forward order, the gathers of announced units in the order of the announcements,
+// and votes in the order of the application's calls. Ranks may interleave these kinds differently,
+// so each kind is a sequence of its own.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +51,9 @@ class Ranks {
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
   // The device memory that this object takes.
   std::uint64_t device_bytes() const { return buffer_.size_bytes() + partial_.size_bytes(); }
-  // Takes the memory that reductions need. Afterwards device_bytes() is rank_buffer_bytes() of
-  // engine/plan/sharding.h. Called once.
+  // Takes the memory that reductions need, and opens the sequences that the model needs. Afterwards
+  // device_bytes() is rank_buffer_bytes() of engine/plan/sharding.h. Called once.
+  // Fails with: kRanks where the ranks' models differ in that.
   void reserve(const Config::Sharding& sharding, const Layout& layout);
 
   std::uint32_t rank() const { return rank_; }
@@ -67,8 +69,11 @@ class Ranks {
   // The part of the state from which the layout's blocks are cut.
   const Shard& shard() const { return shard_; }
 
+  // Null for one rank.
+  RankSequence* gathers() const { return gathers_.get(); }
+  // For announced units; null if the model has none. Requires: reserve().
+  RankSequence* announced_gathers() const { return announced_gathers_.get(); }
   // Requires: are_several().
-  RankSequence& gathers() const { return *gathers_; }
   RankSequence& resident_gathers() const { return *resident_gathers_; }
   // Adds a unit's gradient over the ranks, in `slot`. The part that this rank owns becomes the sum.
   // Where ranks do not share optimizer state, the whole gradient becomes the sum.
@@ -134,6 +139,7 @@ class Ranks {
   };
 
   void share_failure(const std::optional<Error>& own, std::string_view subject);
+  std::vector<std::uint32_t> ranks_of_group() const;
   bool is_hybrid() const { return group_ > 1 && group_ < count_; }
   void reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, StreamId stream);
   void reduce_across(const Part& part, DType type, std::string_view subject, StreamId stream);
@@ -147,6 +153,7 @@ class Ranks {
   Shard shard_;
   std::unique_ptr<RankSequence> gathers_;
   std::unique_ptr<RankSequence> resident_gathers_;
+  std::unique_ptr<RankSequence> announced_gathers_;  // from reserve() on
   std::unique_ptr<RankSequence> reductions_;
   std::unique_ptr<RankSequence> votes_;
   std::unique_ptr<Collectives> across_;  // hybrid: over the ranks of equal place in their groups

@@ -37,6 +37,7 @@ ordered_json units_of(const Layout& layout) {
                      {"first_block", unit.first_block},
                      {"blocks", unit.block_count},
                      {"frozen", unit.is_frozen},
+                     {"announced", unit.is_announced},
                      {"parameter_bytes", layout.unit_parameter_bytes(unit.id)},
                      {"tensors", tensors}});
   }
@@ -236,6 +237,7 @@ ModelSpec model_of_trace(const std::string& engine_section) {
       UnitSpec unit;
       unit.name = from.at("name").get<std::string>();
       unit.is_frozen = from.at("frozen").get<bool>();
+      unit.is_announced = from.value("announced", false);
       for (const nlohmann::json& tensor : from.at("tensors"))
         unit.tensors.push_back(
             {.name = tensor.at("name").get<std::string>(),

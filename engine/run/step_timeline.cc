@@ -24,6 +24,7 @@ Blame blame_of(TraceReason reason) {
     case TraceReason::kCollective:
     case TraceReason::kActivation:
     case TraceReason::kCommit:
+    case TraceReason::kAnnounce:
     case TraceReason::kSchedule: return Blame::kIo;
     case TraceReason::kUpdateRead:
     case TraceReason::kUpdateLane:
@@ -37,7 +38,8 @@ Blame blame_of(TraceReason reason) {
 }
 
 std::int64_t StepTimes::hidden_ns() const {
-  const std::int64_t for_ranks_ns = wait_ns[static_cast<std::size_t>(TraceReason::kCollective)];
+  const std::int64_t for_ranks_ns = wait_ns[static_cast<std::size_t>(TraceReason::kCollective)] +
+                                    wait_ns[static_cast<std::size_t>(TraceReason::kAnnounce)];
   return std::clamp<std::int64_t>(work.any_ns - (exposed_ns() - for_ranks_ns), 0,
                                   std::max<std::int64_t>(0, work.any_ns));
 }
@@ -48,7 +50,6 @@ double StepTimes::hidden_share() const {
 
 void StepTimeline::begin(const Schedule& schedule, std::uint64_t step) {
   const std::scoped_lock lock(mutex_);
-  schedule_ = &schedule;
   is_training_ = schedule.empty() || schedule.front().pass != Pass::kInference;
   step_ = step;
   begin_ns_ = steady_now_ns();
@@ -79,44 +80,45 @@ void StepTimeline::abandon() {
   end_trace_range(range_);
 }
 
-void StepTimeline::follow(const Schedule& schedule) {
+void StepTimeline::change() {
   const std::scoped_lock lock(mutex_);
-  schedule_ = &schedule;
   changed_use_ = resumed_;
+}
+
+void StepTimeline::lengthen(std::size_t uses) {
+  const std::scoped_lock lock(mutex_);
+  segments_.reserve(segments_.capacity() + kSegmentsAUse * uses);
 }
 
 void StepTimeline::arrive(std::uint32_t use, StreamId stream) {
   const std::scoped_lock lock(mutex_);
   while (uses_.size() <= use)
-    uses_.push_back({.arrived = Event(device_), .resumed = Event(device_), .scheduled = {}});
+    uses_.push_back({.arrived = Event(device_), .resumed = Event(device_), .how = {}});
   uses_[use].arrive_called_ns = steady_now_ns();
   device_.record(uses_[use].arrived.id(), stream);
   arrived_ = use + 1;
 }
 
-void StepTimeline::resume(std::uint32_t use, StreamId stream, bool copies,
-                          const BeginTime* gather_begun_ns) {
+void StepTimeline::resume(std::uint32_t use, StreamId stream, const Resumption& how) {
   const std::scoped_lock lock(mutex_);
   Use& of = uses_[use];
-  of.scheduled = (*schedule_)[use];
-  of.copies = copies;
-  of.gather_begun_ns = gather_begun_ns;
+  of.how = how;
   of.resume_called_ns = steady_now_ns();
   device_.record(of.resumed.id(), stream);
   resumed_ = use + 1;
   trace_span({.begin_ns = of.arrive_called_ns,
               .end_ns = of.resume_called_ns,
               .step = step_,
-              .unit = index_of(of.scheduled.unit),
+              .unit = index_of(of.how.scheduled.unit),
               .use = use,
               .kind = TraceKind::kAcquire,
-              .detail = static_cast<std::uint8_t>(of.scheduled.pass)});
+              .detail = static_cast<std::uint8_t>(of.how.scheduled.pass)});
 }
 
-void StepTimeline::pause(EventId asked, EventId granted, std::uint32_t unit) {
+void StepTimeline::pause(EventId asked, EventId granted, const WaitCause& cause) {
   const std::scoped_lock lock(mutex_);
   if (is_training_ && resumed_ != 0)
-    pauses_.push_back({.asked = asked, .granted = granted, .use = resumed_ - 1, .unit = unit});
+    pauses_.push_back({.asked = asked, .granted = granted, .use = resumed_ - 1, .cause = cause});
 }
 
 void StepTimeline::waits_for(std::uint32_t use, WaitCause cause) {
@@ -193,10 +195,10 @@ bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
       const Use& use = uses_[next_use_];
       const std::uint64_t end_ns = time_of(use.resumed.id(), now_ns);
       add_segments(next_use_, end_ns);
-      const WaitCause copies{.reason = use.copies ? TraceReason::kCopy : TraceReason::kNone,
-                             .unit = index_of(use.scheduled.unit)};
+      const WaitCause copies{.reason = use.how.copies ? TraceReason::kCopy : TraceReason::kNone,
+                             .unit = index_of(use.how.scheduled.unit)};
       const std::uint64_t begun_ns =
-          use.gather_begun_ns == nullptr ? 0 : use.gather_begun_ns->load();
+          use.how.gather_begun_ns == nullptr ? 0 : use.how.gather_begun_ns->load();
       const std::uint64_t gather_ns =
           begun_ns == 0 ? end_ns : std::clamp(begun_ns, cursor_ns_, end_ns);
       add_wait(copies, next_use_, cursor_ns_, gather_ns);
@@ -220,8 +222,7 @@ bool StepTimeline::lay_pauses(std::uint64_t now_ns, bool all) {
     if (asked_ns > cursor_ns_) add_compute(pause.use, cursor_ns_, asked_ns);
     cursor_ns_ = asked_ns;
     const std::uint64_t granted_ns = time_of(pause.granted, now_ns);
-    add_wait({.reason = TraceReason::kActivation, .unit = pause.unit}, pause.use, cursor_ns_,
-             granted_ns);
+    add_wait(pause.cause, pause.use, cursor_ns_, granted_ns);
     cursor_ns_ = granted_ns;
   }
   return true;
@@ -282,7 +283,7 @@ void StepTimeline::announce(std::uint64_t now_ns) {
   TraceRecord open{.begin_ns = cursor_ns_, .step = step_, .kind = TraceKind::kWait};
   if (phase_ == Phase::kComputing) {
     if (next_use_ == 0) return;
-    const ScheduledUse& scheduled = uses_[next_use_ - 1].scheduled;
+    const ScheduledUse& scheduled = uses_[next_use_ - 1].how.scheduled;
     open.unit = index_of(scheduled.unit);
     open.use = next_use_ - 1;
     open.kind = TraceKind::kCompute;
@@ -293,8 +294,8 @@ void StepTimeline::announce(std::uint64_t now_ns) {
     if (next_segment_ < segments_.size() && segments_[next_segment_].use == open.use) {
       cause = segments_[next_segment_].cause;
       open.begin_ns = std::max(cursor_ns_, segments_[next_segment_].begin_ns);
-    } else if (phase_ == Phase::kStalled && next_use_ < resumed_ && uses_[next_use_].copies) {
-      cause = {.reason = TraceReason::kCopy, .unit = index_of(uses_[next_use_].scheduled.unit)};
+    } else if (phase_ == Phase::kStalled && next_use_ < resumed_ && uses_[next_use_].how.copies) {
+      cause = {.reason = TraceReason::kCopy, .unit = index_of(uses_[next_use_].how.scheduled.unit)};
     }
     open.unit = cause.unit;
     open.block = cause.block;
@@ -308,7 +309,7 @@ void StepTimeline::announce(std::uint64_t now_ns) {
 
 void StepTimeline::add_compute(std::uint32_t use, std::uint64_t begin_ns, std::uint64_t end_ns) {
   times_.compute_ns += static_cast<std::int64_t>(end_ns - begin_ns);
-  const ScheduledUse& scheduled = uses_[use].scheduled;
+  const ScheduledUse& scheduled = uses_[use].how.scheduled;
   trace_span({.begin_ns = begin_ns,
               .end_ns = end_ns,
               .step = step_,

@@ -52,12 +52,15 @@ class StepTimeline {
   // `layout` and `device` must outlive the timeline.
   StepTimeline(const Layout& layout, Device& device) : layout_(layout), device_(device) {}
 
-  // `schedule` must outlive the step. An inference records only its acquire() calls.
+  // The schedule tells the kind of the step, and about how many uses come. An inference records
+  // only its acquire() calls.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // Replaces the schedule from the next arriving use on. The waits before this use arrives, and the
-  // use's own wait, count as caused by the change.
-  void follow(const Schedule& schedule);
+  // The schedule has changed. The waits before the next use arrives, and this use's own wait, count
+  // as caused by the change.
+  void change();
+  // The step has further uses.
+  void lengthen(std::size_t uses);
 
   // Computation on `stream` reaches `use` when the work enqueued before this call is done, and
   // resumes when the work enqueued between the two calls is done. With `copies`, computation waits
@@ -65,13 +68,16 @@ class StepTimeline {
   // waits for other ranks from that time on. `gather_begun_ns` is read after the event, and must
   // outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
-  void resume(std::uint32_t use, StreamId stream, bool copies,
-              const BeginTime* gather_begun_ns = nullptr);
+  struct Resumption {
+    ScheduledUse scheduled;
+    bool copies = false;
+    const BeginTime* gather_begun_ns = nullptr;
+  };
+  void resume(std::uint32_t use, StreamId stream, const Resumption& how);
 
-  // Between the two events, computation held the lease of the last use and waited for a boundary
-  // activation of `unit`, or for room for such an activation. Both events stay unchanged until the
-  // step has ended.
-  void pause(EventId asked, EventId granted, std::uint32_t unit);
+  // Between the two events, after the last use that has resumed, computation waited for `cause`,
+  // such as a boundary activation. Both events stay unchanged until the step has ended.
+  void pause(EventId asked, EventId granted, const WaitCause& cause);
 
   // From now on, `use` waits for `cause`, or for nothing. `kTraceNone` stands for the end of the
   // step.
@@ -100,15 +106,13 @@ class StepTimeline {
     Event resumed;
     std::uint64_t arrive_called_ns = 0;
     std::uint64_t resume_called_ns = 0;
-    ScheduledUse scheduled;
-    bool copies = false;
-    const BeginTime* gather_begun_ns = nullptr;
+    Resumption how;
   };
   struct Pause {
     EventId asked{};
     EventId granted{};
     std::uint32_t use = 0;
-    std::uint32_t unit = kTraceNone;
+    WaitCause cause;
   };
   struct Segment {
     std::uint32_t use = kTraceNone;
@@ -150,7 +154,6 @@ class StepTimeline {
   std::uint64_t steps_computed_ = 0;
 
   // The step under way:
-  const Schedule* schedule_ = nullptr;  // application only
   bool is_training_ = false;
   TraceRangeId range_{};  // of the step
   std::uint64_t step_ = 0;

@@ -206,6 +206,11 @@ EngineLink& Step::link(const char* call) const {
   return open_link(link_, walk_, call, "step");
 }
 
+std::vector<UnitId> Step::announce(std::span<const UnitId> units, Pass pass) {
+  const CallGuard guard(link_, "announce");
+  return link("announce").loop->announce(units, pass);
+}
+
 Lease Step::acquire(UnitId unit, Pass pass, const Stream& stream) {
   const CallGuard guard(link_, "acquire");
   EngineLink& step = link("acquire");
@@ -255,6 +260,11 @@ Inference::~Inference() {
 
 EngineLink& Inference::link(const char* call) const {
   return open_link(link_, walk_, call, "inference");
+}
+
+std::vector<UnitId> Inference::announce(std::span<const UnitId> units) {
+  const CallGuard guard(link_, "announce");
+  return link("announce").loop->announce(units, Pass::kInference);
 }
 
 Lease Inference::acquire(UnitId unit, const Stream& stream) {

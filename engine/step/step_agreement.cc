@@ -30,14 +30,16 @@ struct StepVote {
   std::uint64_t unit = kNoUnit;  // that comes instead of the expected one; none: the step ends
   std::uint64_t pass = 0;        // of that unit
   std::uint64_t is_at_norm = 0;
+  std::uint64_t is_announcing = 0;  // units for `pass`
 
-  static constexpr std::size_t kCount = 10;
+  static constexpr std::size_t kCount = 11;
   std::array<RankRange, kCount> ranges() const {
     return {RankRange(learning_rate), RankRange(gradient_divisor),
             RankRange(group_rates),   RankRange(micro_batches),
             RankRange(order),         RankRange(step),
             RankRange(use),           RankRange(unit),
-            RankRange(pass),          RankRange(is_at_norm)};
+            RankRange(pass),          RankRange(is_at_norm),
+            RankRange(is_announcing)};
   }
   std::string text(const Layout& layout) const {
     const double divisor = std::bit_cast<double>(gradient_divisor);
@@ -51,7 +53,10 @@ struct StepVote {
       text += fmt::format(", with use {} of unit \"{}\" ({})", use,
                           layout.unit(UnitId{static_cast<std::uint32_t>(unit)}).name,
                           name_of(Pass{static_cast<std::uint8_t>(pass)}));
-    if (unit == kNoUnit && is_at_norm == 0)
+    if (is_announcing != 0)
+      text += fmt::format(", which announces units ({}) behind {} uses",
+                          name_of(Pass{static_cast<std::uint8_t>(pass)}), use);
+    if (unit == kNoUnit && is_at_norm == 0 && is_announcing == 0)
       text += fmt::format(", which ends early, behind {} uses", use);
     return text;
   }
@@ -126,13 +131,40 @@ NormAccumulator over_group(const NormGroup& group, const NormAccumulator& own, s
   return NormAccumulator::of_words(words);
 }
 
+// The announced units that at least one rank gives, in the order of the model. Each unit has as
+// many bits of the norm's words as the number of ranks needs.
+std::vector<UnitId> union_over(Ranks& ranks, const Layout& layout, const StepVote& own,
+                               const AnnouncedUnits& announced, std::span<const UnitId> units) {
+  NormAccumulator::Words words{};
+  const auto bits = static_cast<std::size_t>(std::bit_width(ranks.count()));
+  const std::size_t units_a_word = 64 / bits;
+  const std::size_t units_a_vote = words.size() * units_a_word;
+  const std::span<const UnitId> all = announced.all();
+  std::vector<UnitId> result;
+  for (std::size_t begin = 0; begin < all.size(); begin += units_a_vote) {
+    words = {};
+    for (const UnitId unit : units) {
+      const std::size_t number = announced.number_of(unit) - begin;  // huge for earlier ones
+      if (number < units_a_vote)
+        words[number / units_a_word] += std::uint64_t{1} << number % units_a_word * bits;
+    }
+    std::uint64_t none = 0;
+    vote(ranks, layout, own, words, none, "announced units");
+    for (std::size_t number = 0; number < std::min(units_a_vote, all.size() - begin); ++number) {
+      const std::uint64_t count = words[number / units_a_word] >> number % units_a_word * bits;
+      if ((count & ((std::uint64_t{1} << bits) - 1)) != 0) result.push_back(all[begin + number]);
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 // The norm over all ranks, and over the norm group. All of them derive the same decisions from it.
 NormAccumulator StepLoop::agree() {
   NormAccumulator norm = drain_.norm();
   if (ranks_.are_several()) {
-    StepVote own = vote_of(terms_.options(), step_, cursor_.next());
+    StepVote own = vote_of(terms_.options(), step_, acquired_);
     own.is_at_norm = 1;
     NormAccumulator::Words words{};
     if (ranks_.rank() < ranks_.owner_count()) words = norm.words();
@@ -157,29 +189,65 @@ NormAccumulator StepLoop::agree() {
   }
 }
 
+std::vector<UnitId> StepLoop::announce(std::span<const UnitId> units, Pass pass) {
+  failure_.throw_if_unusable();
+  const auto refuse = [](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, "announce: " + message);
+  };
+  if (!announced_) refuse("the model has no announced units; set UnitSpec::is_announced");
+  if ((pass == Pass::kInference) != cursor_.is_inference())
+    refuse(fmt::format("pass \"{}\" does not belong to {}", name_of(pass),
+                       cursor_.is_inference() ? "an inference" : "a training step"));
+  announced_->check_announcement(units);
+  std::vector<UnitId> agreed(units.begin(), units.end());
+  if (ranks_.are_several()) {
+    StepVote own =
+        vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_, acquired_);
+    own.is_announcing = 1;
+    own.pass = static_cast<std::uint64_t>(pass);
+    while (vote_events_.size() < 2 * (votes_ + 1)) vote_events_.emplace_back(device_);
+    const EventId asked = vote_events_[2 * votes_].id();
+    const EventId granted = vote_events_[2 * votes_ + 1].id();
+    ++votes_;
+    if (acquired_ != 0) device_.record(asked, uses_[acquired_ - 1].stream);
+    agreed = union_over(ranks_, layout_, own, *announced_, units);
+    if (acquired_ != 0) {
+      device_.record(granted, uses_[acquired_ - 1].stream);
+      timeline_.pause(asked, granted, {.reason = TraceReason::kAnnounce});
+    }
+  }
+  scheduler_.run([&] {
+    uses_.resize(uses_.size() + agreed.size());
+    announced_->add(agreed, pass);
+  });
+  timeline_.lengthen(agreed.size());
+  return agreed;
+}
+
 // How far a rank has fetched ahead depends on its timing. Where each fetch is a gather, all fetch
 // as far as the one that is the farthest.
-WindowProgress StepLoop::halt_fetches(std::optional<UnitId> unit, Pass pass) {
+WindowProgress StepLoop::halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass) {
+  const std::uint32_t acquired = &fetches == &prefetcher_ ? cursor_.next() : announced_->come();
   WindowProgress progress;
   scheduler_.run([&] {
-    prefetcher_.stop();
-    progress = prefetcher_.progress(cursor_.next());
+    fetches.stop();
+    progress = fetches.progress(acquired);
   });
   if (ranks_.are_several()) {
     // The options of a step say nothing about an inference.
     StepVote own =
-        vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_, cursor_.next());
+        vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_, acquired_);
     if (unit) own.unit = index_of(*unit);
     own.pass = static_cast<std::uint64_t>(pass);
     NormAccumulator::Words none{};
     std::uint64_t fetched = progress.fetched + (progress.is_partly_fetched ? 1 : 0);
     vote(ranks_, layout_, own, none, fetched, "a change of the schedule");
     if (ranks_.shard_parameters())
-      scheduler_.run([&] { prefetcher_.fetch_up_to(static_cast<std::uint32_t>(fetched)); });
+      scheduler_.run([&] { fetches.fetch_up_to(static_cast<std::uint32_t>(fetched)); });
   }
   failure_.await([&] {
-    progress = prefetcher_.progress(cursor_.next());
-    return prefetcher_.has_stopped();
+    progress = fetches.progress(acquired);
+    return fetches.has_stopped();
   });
   return progress;
 }

@@ -20,6 +20,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   if (leases_held_ != 0)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("finish: the step is not over: {} leases are held", leases_held_));
+  if (announced_) announced_->require_over();
   if (!cursor_.has_been_backward())
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("finish: no unit has been through backward in this step; the schedule "
@@ -30,10 +31,10 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   const TraceRange range({.kind = TraceKind::kFinish});
   const std::uint64_t begin_ns = steady_now_ns();
   if (!cursor_.is_over()) end_schedule();
-  timeline_.ends(prefetcher_.release_event(cursor_.schedule()[cursor_.next() - 1].unit));
+  timeline_.ends(uses_[acquired_ - 1].released());
   failure_.await([this] { return is_over(); });
   // Nothing has waited for the work after the last gradient yet.
-  std::uint32_t rest = cursor_.next();
+  std::uint32_t rest = acquired_;
   while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
   await_computation(rest);
   failure_.throw_if_device_failed();
@@ -86,6 +87,12 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
 
 void StepLoop::describe_changes(StepReport& report) const {
   report.schedule_changes = cursor_.changes();
+  if (announced_) {
+    report.announced_uses = announced_->count();
+    report.announced_read_bytes = announced_->read_bytes();
+    scheduler_.run(
+        [&] { report.rank_traffic.gathered_bytes += announced_->fetches().take_gathered_bytes(); });
+  }
   if (cursor_.changes() != 0)
     report.notes.push_back(
         fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "

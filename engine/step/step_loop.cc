@@ -33,8 +33,13 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       residents_(parts.layout, parts.placement, parts.tiers, parts.ranks, parts.device,
                  parts.model.forward_order),
       prefetcher_(parts, slots_, residents_,
+                  {.window = parts.tiers.window(), .gathers = parts.ranks.gathers()},
                   {.on_change = [this] { note_change(); },
                    .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
+      announced_(std::ranges::none_of(parts.layout.units(), &UnitPlace::is_announced)
+                     ? nullptr
+                     : std::make_unique<AnnouncedUnits>(parts, slots_, residents_,
+                                                        [this] { note_change(); })),
       waiting_(parts.layout, parts.placement, parts.scheduler),
       drain_(parts, residents_, waiting_, math_.get(),
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
@@ -70,6 +75,7 @@ bool StepLoop::pump() {
   if (!has_changed_) return false;
   while (std::exchange(has_changed_, false)) {
     pass_.pump();
+    if (announced_) announced_->fetches().pump();  // first: nothing is known of them earlier
     prefetcher_.pump();
     saver_.pump();
     if (commits_)
@@ -149,7 +155,7 @@ void StepLoop::throw_if_active() const {
 
 // Begins to follow the schedule.
 void StepLoop::begin() {
-  leases_held_ = 0;
+  leases_held_ = acquired_ = votes_ = 0;
   uses_.assign(cursor_.schedule().size(), {});
   timeline_.begin(cursor_.schedule(), step_ + 1);
   const bool keeps_for_update =
@@ -161,6 +167,7 @@ void StepLoop::begin() {
     scheduler_.pools().enter(StepPhase::kForward);
     drain_.begin(step_ + 1, reduces_each);
     prefetcher_.begin(cursor_.schedule(), cursor_.window(), step_, keeps_for_update);
+    if (announced_) announced_->begin(step_);
   });
 }
 
@@ -175,33 +182,44 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
   if ((pass == Pass::kInference) != cursor_.is_inference())
     fail(fmt::format("unit \"{}\": pass \"{}\" does not belong to {}", layout_.unit(unit).name,
                      name_of(pass), cursor_.is_inference() ? "an inference" : "a training step"));
-  if (cursor_.next() >= model_.concurrent_leases &&
-      !uses_[cursor_.next() - model_.concurrent_leases].is_released)
-    fail(fmt::format("the lease on {} is still held; ModelSpec::concurrent_leases is {}",
-                     cursor_.describe(cursor_.next() - model_.concurrent_leases),
-                     model_.concurrent_leases));
+  if (acquired_ >= model_.concurrent_leases) {
+    const UseState& earlier = uses_[acquired_ - model_.concurrent_leases];
+    if (!earlier.is_released)
+      fail(
+          fmt::format("the lease on unit \"{}\" ({}) is still held; "
+                      "ModelSpec::concurrent_leases is {}",
+                      layout_.unit(earlier.scheduled.unit).name, name_of(earlier.scheduled.pass),
+                      model_.concurrent_leases));
+  }
+  if (layout_.unit(unit).is_announced) announced_->check_next(unit, pass);
 }
 
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   failure_.throw_if_unusable();
   check_acquire(unit, pass);
-  const std::uint32_t use = cursor_.next();
+  const std::uint32_t use = acquired_;
+  const bool is_announced = layout_.unit(unit).is_announced;
   const TraceRecord record{.unit = index_of(unit),
                            .kind = TraceKind::kAcquire,
                            .detail = static_cast<std::uint8_t>(pass)};
   const TraceRange range(record);
   timeline_.arrive(use, stream);
-  if (!cursor_.expects(unit, pass)) change_schedule(unit, pass);
+  if (!is_announced && !cursor_.expects(unit, pass)) change_schedule(unit, pass);
   UseState& state = uses_[use];
+  state.scheduled = is_announced ? announced_->next() : cursor_.schedule()[cursor_.next()];
+  state.fetches = is_announced ? &announced_->fetches() : &prefetcher_;
+  state.place = is_announced ? announced_->come() : cursor_.next();
   failure_.await([&] { return is_ready(use); });
   const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
-  device_.wait(stream, is_resident ? residents_.event(unit) : prefetcher_.ready_event(unit));
-  timeline_.resume(use, stream, is_resident || cursor_.window().uses[use].fetch,
-                   state.gather_begun_ns);
+  device_.wait(stream, is_resident ? residents_.event(unit) : state.fetches->ready_event(unit));
+  timeline_.resume(use, stream,
+                   {.scheduled = state.scheduled,
+                    .copies = is_resident || state.fetches->is_fetched(state.place),
+                    .gather_begun_ns = state.gather_begun_ns});
   LeasedUse lease{.use = use, .unit = unit};
   lease.parameters = cursor_.plans().window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
-                         : tiers_.window() + cursor_.window().uses[use].offset_bytes;
+                         : state.fetches->place(state.place);
   if (state.gradient_slot) {
     lease.gradients = tiers_.gradient_slot(*state.gradient_slot);
     device_.wait(stream, drain_.zeroed_event(*state.gradient_slot));
@@ -209,34 +227,41 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   state.stream = stream;
   state.range = begin_trace_range(
       {.unit = record.unit, .kind = TraceKind::kCompute, .detail = record.detail});
-  cursor_.advance();
+  if (is_announced) {
+    announced_->has_come();
+  } else {
+    cursor_.advance();
+  }
+  ++acquired_;
   ++leases_held_;
   return lease;
 }
 
 // On the scheduler's thread: whether everything that `use` needs is on its way to the device.
 bool StepLoop::is_ready(std::uint32_t use) {
-  const ScheduledUse& scheduled = cursor_.schedule()[use];
+  UseState& state = uses_[use];
+  const ScheduledUse& scheduled = state.scheduled;
+  const bool is_fetched = state.fetches->is_ready(state.place);
   const bool is_backward = scheduled.pass == Pass::kBackward;
   const bool has_gradient = is_backward && !layout_.unit(scheduled.unit).is_frozen;
   scheduler_.pools().enter(is_backward ? StepPhase::kBackward : StepPhase::kForward);
   WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
-  if (prefetcher_.is_ready(use)) {
-    if (has_gradient) uses_[use].gradient_slot = drain_.try_take_slot();
-    if (!has_gradient || uses_[use].gradient_slot) {
+  if (is_fetched) {
+    if (has_gradient) state.gradient_slot = drain_.try_take_slot();
+    if (!has_gradient || state.gradient_slot) {
       cause = {};
     } else if (drain_.waits_for().reason == TraceReason::kCollective) {
       cause = drain_.waits_for();  // the collective holds the slot
     }
   } else {
-    cause = prefetcher_.waits_for();
+    cause = state.fetches->waits_for();
     if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
   }
   timeline_.waits_for(use, cause);
-  uses_[use].gather_begun_ns = placement_.unit_is_on_device(layout_.unit(scheduled.unit))
-                                   ? residents_.gather_begun_ns(scheduled.unit)
-                                   : prefetcher_.gather_begun_ns(use);
-  return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
+  state.gather_begun_ns = placement_.unit_is_on_device(layout_.unit(scheduled.unit))
+                              ? residents_.gather_begun_ns(scheduled.unit)
+                              : state.fetches->gather_begun_ns(state.place);
+  return is_fetched && (!has_gradient || state.gradient_slot);
 }
 
 // On the scheduler's thread: whether every gradient is final, and the update may be applied.
@@ -247,34 +272,34 @@ bool StepLoop::is_over() {
   timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
                                   : !pass_.is_begun() ? pass_.waits_for()
                                                       : WaitCause());
-  return is_drained && prefetcher_.idle() && pass_.is_begun();
+  return is_drained && prefetcher_.idle() && (!announced_ || announced_->fetches().idle()) &&
+         pass_.is_begun();
 }
 
 void StepLoop::release(const LeasedUse& lease) noexcept {
   UseState& state = uses_[lease.use];
   // A unit has one event: after this use, and after those before it, on any stream.
-  const EventId released = prefetcher_.release_event(lease.unit);
+  const EventId released = state.released();
   record_lease_end(device_, released, state.stream);
   state.is_released = true;
   end_trace_range(state.range);
   --leases_held_;
   scheduler_.post([this, use = lease.use] {
-    const ScheduledUse& scheduled = cursor_.schedule()[use];
-    if (uses_[use].gradient_slot)
-      drain_.release(scheduled, *uses_[use].gradient_slot,
-                     prefetcher_.release_event(scheduled.unit));
-    prefetcher_.release(use);
+    const UseState& of = uses_[use];
+    if (of.gradient_slot) drain_.release(of.scheduled, *of.gradient_slot, of.released());
+    of.fetches->release(of.place);
   });
 }
 
 bool StepLoop::is_idle() const {
-  return prefetcher_.idle() && drain_.idle() && pass_.idle() && saver_.is_at_rest() &&
-         (!commits_ || commits_->is_at_rest());
+  return prefetcher_.idle() && (!announced_ || announced_->fetches().idle()) && drain_.idle() &&
+         pass_.idle() && saver_.is_at_rest() && (!commits_ || commits_->is_at_rest());
 }
 
 void StepLoop::settle() noexcept {
   scheduler_.run([this] {
     prefetcher_.stop();
+    if (announced_) announced_->fetches().stop();
     pass_.stop();
     saver_.stop();
     if (commits_) commits_->stop();
@@ -285,9 +310,9 @@ void StepLoop::settle() noexcept {
 
 // The window's bytes may be overwritten next, so no computation may use them any more.
 void StepLoop::await_computation(std::uint32_t first_use) noexcept {
-  for (std::uint32_t use = first_use; use < cursor_.next(); ++use) {
+  for (std::uint32_t use = first_use; use < acquired_; ++use) {
     try {
-      device_.synchronize(prefetcher_.release_event(cursor_.schedule()[use].unit));
+      device_.synchronize(uses_[use].released());
     } catch (...) {
       // The device keeps its failure and reports it at the application's own synchronize().
     }
@@ -296,17 +321,19 @@ void StepLoop::await_computation(std::uint32_t first_use) noexcept {
 
 // Gathers that some ranks have begun need the others, too. A failure comes back at the next call.
 void StepLoop::end_inference_together() noexcept {
-  if (!ranks_.shard_parameters() || !cursor_.is_inference() || cursor_.is_over()) return;
+  if (!ranks_.shard_parameters() || !cursor_.is_inference()) return;
   try {
-    (void)halt_fetches({}, Pass::kInference);
+    if (!cursor_.is_over()) (void)halt_fetches(prefetcher_, {}, Pass::kInference);
+    if (announced_ && !announced_->is_over())
+      (void)halt_fetches(announced_->fetches(), {}, Pass::kInference);
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
   }
 }
 
 // The application still holds leases, which from here on refer to nothing.
 void StepLoop::end_leases() noexcept {
-  for (std::uint32_t use = 0; use < cursor_.next(); ++use)
-    if (!uses_[use].is_released) release({.use = use, .unit = cursor_.schedule()[use].unit});
+  for (std::uint32_t use = 0; use < acquired_; ++use)
+    if (!uses_[use].is_released) release({.use = use, .unit = uses_[use].scheduled.unit});
   SLUICE_CHECK(leases_held_ == 0, "every lease is of a use");
 }
 
@@ -318,13 +345,15 @@ void StepLoop::abandon() noexcept {
   bool is_partial = false;
   scheduler_.run([&] {
     prefetcher_.stop();
+    if (announced_) announced_->fetches().stop();
     is_partial = pass_.is_begun() && pass_.is_partial();
     pass_.cancel();
   });
   if (is_partial) failure_.abandoned_midway(step_);
   scheduler_.await_settled([this] {
     return store_.is_stuck() ||
-           (prefetcher_.idle() && drain_.idle() && !pass_.is_reading_gradients());
+           (prefetcher_.idle() && (!announced_ || announced_->fetches().idle()) && drain_.idle() &&
+            !pass_.is_reading_gradients());
   });
   scheduler_.run([this] { waiting_.drop_step(); });
   if (ranks_.are_several() && !cursor_.is_inference())

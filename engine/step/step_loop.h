@@ -26,6 +26,7 @@
 #include "engine/flow/state_saver.h"
 #include "engine/plan/update_policy.h"
 #include "engine/run/step_timeline.h"
+#include "engine/step/announced_units.h"
 #include "engine/step/loss_scaler.h"
 #include "engine/step/schedule_cursor.h"
 #include "engine/step/step_failure.h"
@@ -47,6 +48,7 @@ class StepLoop {
   // Returns when every scheduled update has been applied and its state is at home.
   void drain();
 
+  std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
   LeasedUse acquire(UnitId unit, Pass pass, StreamId stream);
   void release(const LeasedUse& lease) noexcept;
 
@@ -129,11 +131,16 @@ class StepLoop {
 
  private:
   struct UseState {
+    ScheduledUse scheduled;
+    Prefetcher* fetches = nullptr;  // of units of this kind
+    std::uint32_t place = 0;        // among their uses
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
     const BeginTime* gather_begun_ns = nullptr;
     TraceRangeId range{};  // of computation under it
     bool is_released = false;
+
+    EventId released() const { return fetches->release_event(scheduled.unit); }
   };
 
   void throw_if_active() const;
@@ -145,9 +152,9 @@ class StepLoop {
   void check_acquire(UnitId unit, Pass pass) const;
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
-  // Ends the fetches ahead, in the same place on all ranks. `unit` comes next; without a unit, no
+  // Ends fetches ahead, in the same place on all ranks. `unit` comes next; without a unit, no
   // use comes.
-  WindowProgress halt_fetches(std::optional<UnitId> unit, Pass pass);
+  WindowProgress halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass);
   void end_schedule();
   void end_inference_together() noexcept;
   void follow(StepPlan plan);
@@ -184,6 +191,7 @@ class StepLoop {
   ParameterSlots slots_;
   ResidentUnits residents_;
   Prefetcher prefetcher_;
+  std::unique_ptr<AnnouncedUnits> announced_;  // null where the model has none
   WaitingGradients waiting_;
   GradientDrain drain_;
   std::unique_ptr<Commits> commits_;  // null where the state is scratch
@@ -195,7 +203,10 @@ class StepLoop {
   // The step under way:
   StepTerms terms_;
   std::uint32_t leases_held_ = 0;
-  std::vector<UseState> uses_;
+  std::uint32_t acquired_ = 0;      // uses, of the schedule and announced ones
+  std::vector<UseState> uses_;      // in the order in which they are acquired
+  std::uint32_t votes_ = 0;         // about announcements
+  std::vector<Event> vote_events_;  // around them
   StepTimeline timeline_;
   OverlapPolicy policy_ = OverlapPolicy::kSerial;
 

@@ -36,7 +36,7 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
                     "by then; declare the use in ModelSpec::backward_order, or set "
                     "optimizer.overlap to \"deferred\"",
                     layout_.unit(unit).name, name_of(pass)));
-  const WindowProgress progress = halt_fetches(unit, pass);
+  const WindowProgress progress = halt_fetches(prefetcher_, unit, pass);
   try {
     follow(cursor_.changed(progress, unit, pass));
   } catch (const Error&) {
@@ -49,7 +49,7 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
 // The uses that the schedule still expects will not come.
 void StepLoop::end_schedule() {
   require_fixed_schedule();
-  (void)halt_fetches({}, Pass::kBackward);
+  (void)halt_fetches(prefetcher_, {}, Pass::kBackward);
   follow(cursor_.ended());
 }
 
@@ -57,10 +57,10 @@ void StepLoop::follow(StepPlan plan) {
   update_policy_.note_schedule_change();
   scheduler_.run([&] {
     cursor_.follow(std::move(plan));
-    uses_.resize(cursor_.schedule().size());
+    uses_.resize(cursor_.schedule().size() + (announced_ ? announced_->count() : 0));
     prefetcher_.resume(cursor_.schedule(), cursor_.window(), cursor_.next());
   });
-  timeline_.follow(cursor_.schedule());
+  timeline_.change();
 }
 
 }  // namespace sluice

@@ -62,7 +62,8 @@ void Tiers::cut_device_memory() {
     next += align_up(layout_.home_parameter_bytes(unit.id), kPoolAlignBytes);
   }
   window_ = next;
-  gradient_slots_ = window_ + placement_.window_bytes;
+  announced_window_ = window_ + placement_.window_bytes;
+  gradient_slots_ = announced_window_ + placement_.announced_window.size_bytes();
   next = gradient_slots_ + placement_.gradient_slots.size_bytes();
   place_gradients(Tier::kDevice, next);
   next += placement_.device_gradient_bytes;

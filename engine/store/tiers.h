@@ -64,6 +64,7 @@ class Tiers {
   std::byte* resident_parameters(UnitId unit) const;  // Requires: all of the unit is at home there
   std::byte* device_parameters(const BlockPlace& block) const;  // Requires: homed on the device
   std::byte* window() const { return window_; }
+  std::byte* announced_window() const { return announced_window_; }
   std::byte* gradient_slot(std::uint32_t slot) const;
   std::byte* activation_place(std::uint32_t place) const;
   std::byte* device_gradient(const BlockPlace& block) const;  // Requires: waits there
@@ -147,6 +148,7 @@ class Tiers {
 
   // Constant after construction.
   std::byte* window_ = nullptr;
+  std::byte* announced_window_ = nullptr;
   std::byte* gradient_slots_ = nullptr;
   std::byte* gradient_staging_ = nullptr;
   std::byte* parameter_slots_ = nullptr;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include "base/moment_rounding.h"
@@ -143,12 +144,22 @@ class Oracle {
       for (const ToyUse& use : uses_of(model_, step, options)) {
         const std::uint32_t unit = index_of(use.unit);
         if (use.pass == Pass::kForward || model_.units[unit].is_frozen) continue;
-        add_gradients(units_[unit], seen[unit], step, use.number + pass * kUsesOfRank, ranks);
+        // Gradients of announced units are added over the ranks at every use.
+        const bool is_announced = model_.units[unit].is_announced;
+        if (is_announced && pass != 0) continue;
+        add_gradients(units_[unit], seen[unit], step, use,
+                      {.first = is_announced ? 0 : pass,
+                       .count = is_announced ? options.rank_count : ranks,
+                       .computes = is_announced ? options.computes : nullptr});
         seen[unit] = true;
       }
       for_each_tensor([&](Tensor& tensor) { sums[&tensor].push_back(tensor.gradients); });
     }
-    for_each_tensor([&](Tensor& t) { t.gradients = sum_over_ranks(sums[&t], t.master.size()); });
+    for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+      for (Tensor& t : units_[unit])
+        t.gradients = model_.units[unit].is_announced ? sums[&t].front()
+                                                      : sum_over_ranks(sums[&t], t.master.size());
+    }
   }
 
   // Rank order in each group, then the groups in order, fp32, one rounding.
@@ -170,15 +181,24 @@ class Oracle {
     return result;
   }
 
+  // The ranks that are added at once.
+  struct AddedRanks {
+    std::uint32_t first = 0;
+    std::uint32_t count = 1;
+    std::function<bool(std::uint32_t rank, const ToyUse& use)> computes;
+  };
+
   void add_gradients(std::vector<Tensor>& unit, bool has_some, std::uint64_t step,
-                     std::uint64_t use, std::uint32_t ranks) const {
+                     const ToyUse& use, const AddedRanks& ranks) const {
     for (std::size_t i = 0; i < unit.size(); ++i) {
       Tensor& tensor = unit[i];
       const std::size_t count = tensor.master.size();
       Parts parts;
-      for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-        fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step,
-                      use + rank * kUsesOfRank, i);
+      for (std::uint32_t rank = ranks.first; rank < ranks.first + ranks.count; ++rank) {
+        std::ranges::fill(tensor.fresh, std::byte{0});
+        if (!ranks.computes || ranks.computes(rank, use))
+          fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step,
+                        use.number + rank * kUsesOfRank, i);
         parts.push_back(tensor.fresh);
       }
       tensor.fresh = sum_over_ranks(parts, count);

@@ -1,5 +1,6 @@
 #include "tests/support/toy_training.h"
 
+#include <algorithm>
 #include <deque>
 #include <span>
 #include <stdexcept>
@@ -48,6 +49,14 @@ std::vector<std::uint64_t> toy_boundary_bytes() {
 
 ModelSpec toy_model_of(const ToyOptions& options) {
   ModelSpec model = toy_model(options.frozen_units, options.leases, options.size);
+  for (std::uint32_t expert = 0; expert < options.experts; ++expert) {
+    const std::string name = "expert." + std::to_string(expert);
+    model.units.push_back(
+        {.name = name,
+         .tensors = {{.name = name + ".w", .shape = {expert % 3 == 0 ? 95u : 30u + expert, 97}},
+                     {.name = name + ".bias", .shape = {97}, .weight_decay = WeightDecay::kNone}},
+         .is_announced = true});
+  }
   if (options.has_boundaries) model.boundary_bytes = toy_boundary_bytes();
   return model;
 }
@@ -105,12 +114,18 @@ class Walker {
         sights_(sights),
         activations_(activations) {}
 
-  void train(Step& step, const ToyUses& uses) {
+  void train(Step& step, const ToyUses& uses, const ToyOptions& options = {}) {
+    std::size_t announced = 0;  // uses before it have been
     for (const ToyUse& use : uses) {
+      const auto at = static_cast<std::size_t>(&use - uses.data());
+      if (at >= announced && layout_.unit(use.unit).is_announced)
+        announced = announce(step, uses, at, options);
       add(use.unit, use.pass, step.number() - 1,
           [&](const Stream& stream) { return step.acquire(use.unit, use.pass, stream); });
       pass_on(step, activation_use_of(use));
-      if (use.pass == Pass::kBackward && !layout_.unit(use.unit).is_frozen)
+      const bool computes = !options.computes || !layout_.unit(use.unit).is_announced ||
+                            options.computes(options.rank, use);
+      if (use.pass == Pass::kBackward && !layout_.unit(use.unit).is_frozen && computes)
         compute(step.number(), use.number);
       let_go();
     }
@@ -134,6 +149,28 @@ class Walker {
     StreamId stream{};
     ToySight* sight = nullptr;
   };
+
+  // Announces uses from `begin` on: those that follow one another or, ahead, all of the pass; one
+  // call per unit's use. Returns the end of the uses that have been announced.
+  std::size_t announce(Step& step, const ToyUses& uses, std::size_t begin,
+                       const ToyOptions& options) const {
+    const Pass pass = uses[begin].pass;
+    std::vector<UnitId> expected, own;
+    std::size_t end = begin;
+    for (; end < uses.size() && uses[end].pass == pass; ++end) {
+      const UnitId unit = uses[end].unit;
+      if (!layout_.unit(unit).is_announced) {
+        if (options.announces_ahead) continue;
+        break;
+      }
+      if (std::ranges::count(expected, unit) != 0) break;
+      expected.push_back(unit);
+      if (!options.computes || options.computes(options.rank, uses[end])) own.push_back(unit);
+    }
+    if (step.announce(own, pass) != expected)
+      throw std::logic_error("announce() returns other units than the step uses");
+    return end;
+  }
 
   template <class Acquire>
   void add(UnitId unit, Pass pass, std::uint64_t version, const Acquire& acquire) {
@@ -244,7 +281,7 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
                                    .micro_batches = options.micro_batches,
                                    .order = options.order});
     const std::uint64_t number = step.number();
-    walker().train(step, uses_of(model, number, options));
+    walker().train(step, uses_of(model, number, options), options);
     FinishOptions finish;
     if (!config.storage.state.name.empty())
       finish.application = fmt::format("behind step {}", number);

@@ -59,6 +59,15 @@ struct ToyOptions {
   std::function<void(Engine& engine, std::uint64_t step)> after_step = {};
   // Makes a step differ from the plan by a change of its uses.
   std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
+  // The model of run_toy() has this many announced units behind the others. `change` puts their
+  // uses into a step.
+  std::uint32_t experts = 0;
+  // Whether a pass announces all of its uses at the first one. Otherwise each run of uses is
+  // announced right before it.
+  bool announces_ahead = false;
+  // Whether a rank computes in a use of an announced unit. A rank that does not announces nothing,
+  // and gives a gradient of zeros. Empty: every rank always does.
+  std::function<bool(std::uint32_t rank, const ToyUse& use)> computes = {};
   // Each rank computes different gradients. The oracle computes all ranks. Without `reduces_each`,
   // the oracle adds the micro-batches of each rank before it adds the ranks.
   std::uint32_t rank = 0;

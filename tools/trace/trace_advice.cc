@@ -180,6 +180,8 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
       return "a larger storage.state.commit_every makes commits rarer; a drive whose flush is "
              "quicker makes them shorter";
     case StallCause::kSave: return "write checkpoints to a quicker drive, or fewer of them";
+    case StallCause::kAnnounce:
+      return "announce the units of several layers at once, as backward can: each call is a vote";
     case StallCause::kSchedule: return "declare the order of units that steps have";
     case StallCause::kEngine: break;
   }

@@ -41,6 +41,7 @@ std::string_view name_of(StallCause cause) {
     case StallCause::kSchedule: return "schedule changed";
     case StallCause::kCommit: return "commit";
     case StallCause::kSave: return "checkpoint";
+    case StallCause::kAnnounce: return "announcement";
   }
   return "unknown";
 }

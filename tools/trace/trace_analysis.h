@@ -32,8 +32,9 @@ enum class StallCause : std::uint8_t {
   kSchedule,
   kCommit,
   kSave,
+  kAnnounce,
 };
-inline constexpr std::size_t kStallCauses = 12;
+inline constexpr std::size_t kStallCauses = 13;
 
 std::string_view name_of(StallCause cause);
 

@@ -76,6 +76,7 @@ StallCause TraceAnalysis::cause_of_wait(const TraceRecord& wait) const {
     case TraceReason::kSchedule: return StallCause::kSchedule;
     case TraceReason::kCommit: return StallCause::kCommit;
     case TraceReason::kSave: return StallCause::kSave;
+    case TraceReason::kAnnounce: return StallCause::kAnnounce;
     case TraceReason::kActivation: return cause_of_activation(wait.unit, begin, end);
   }
   return StallCause::kEngine;

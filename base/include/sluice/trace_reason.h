@@ -29,8 +29,9 @@ enum class TraceReason : std::uint8_t {
   kActivation = 15,     // a boundary activation, or room for one, is missing
   kCommit = 16,         // a commit of the durable store is under way
   kSave = 17,           // the block's update waits until a checkpoint has the block
+  kAnnounce = 18,       // the ranks agree on the units that a step announces
 };
-inline constexpr std::size_t kTraceReasons = 18;
+inline constexpr std::size_t kTraceReasons = 19;
 
 SLUICE_EXPORT std::string_view name_of(TraceReason reason);
 

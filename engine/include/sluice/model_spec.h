@@ -31,15 +31,19 @@ struct UnitSpec {
   // frozen unit to compute the gradients of other units. Only the initial values rounded to the
   // compute dtype are kept.
   bool is_frozen = false;
+  // The unit stands in neither order. Each step says on the way whether it uses the unit, for
+  // example after a router has chosen experts (Step::announce). In a step that does not, the
+  // gradient is zero.
+  bool is_announced = false;
 };
 
 struct SLUICE_EXPORT ModelSpec {
   std::vector<UnitSpec> units;
 
-  // The order in which one micro-batch acquires units. An empty forward_order means 0, 1, ...; an
-  // empty backward_order means the reverse of forward_order. A unit may appear more than once (a
-  // tied head acquires the embedding again), and then its gradients are added. Steps in another
-  // order have to wait for transfers (sluice/step.h).
+  // The order in which one micro-batch acquires units, without announced ones. An empty
+  // forward_order means 0, 1, ...; an empty backward_order means the reverse of forward_order. A
+  // unit may appear more than once (a tied head acquires the embedding again), and then its
+  // gradients are added. Steps in another order have to wait for transfers (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
@@ -57,8 +61,9 @@ struct SLUICE_EXPORT ModelSpec {
 
 // Returns `spec` with empty orders filled in.
 // Fails with: kInvalidArgument for a model without units, a unit without tensors, a zero extent, a
-// name used twice, an order that names an unknown unit, a trained unit that backward_order leaves
-// out, a model without trained units, or boundaries that are empty, differ in number from
+// name used twice, an order that names an unknown or an announced unit, a trained unit that is not
+// announced and that backward_order leaves out, a model without trained units or with announced
+// units only, or boundaries that are empty, differ in number from
 // forward_order, or come with a backward_order that is not the reverse of forward_order.
 ModelSpec validated(ModelSpec spec);
 

@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include <sluice/device.h>
 #include <sluice/elements.h>
@@ -113,6 +115,8 @@ class SLUICE_EXPORT ActivationLease {
 // One training step. The application acquires and releases units in the order of the schedule, and
 // then finish() updates the state. If a unit is left out, used again or out of order, computation
 // has to wait. The next step is then expected to use the units in the same order as this one.
+// Announced units (UnitSpec::is_announced) are used in the order in which they are announced, at
+// any places between the others.
 class SLUICE_EXPORT Step {
  public:
   Step(Step&& other) noexcept;
@@ -120,10 +124,23 @@ class SLUICE_EXPORT Step {
   // Without finish(), the step is abandoned: nothing is updated, and leases that are held end.
   ~Step();
 
+  // Says that the step will use announced units in `pass`: after the uses announced before, each
+  // once, in this order. Their fetches begin at once, beside those of the schedule. Returns the
+  // units in the order in which they have to be acquired.
+  // With several ranks, all of them announce at the same point, and the uses are the union, in the
+  // order of the model. Every rank acquires each of them. A rank that has nothing to compute with a
+  // unit releases the lease at once, and contributes a gradient of zeros.
+  // Fails with: kInvalidArgument when a unit does not exist, is not announced, or is given twice,
+  // or `pass` is kInference; kRanks where ranks announce at different points; kIo and others when a
+  // transfer has failed.
+  std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
+
   // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
   // transfers are on their way to the device; the stream itself waits for their end.
   // Fails with: kInvalidArgument when the unit does not exist, `stream` is not of the engine's
-  // device, too many leases are held, or the eager policy has updated the unit; kOutOfMemory where
+  // device, too many leases are held, the unit is used too late, before it has been announced or
+  // before others that were announced earlier, or the eager policy has updated the unit;
+  // kOutOfMemory where
   // the schedule has changed and the device window cannot hold the unit beside the leased units;
   // kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
@@ -148,8 +165,9 @@ class SLUICE_EXPORT Step {
   // update continues while the next step computes, and a later call reports a failure of the
   // update. Units without a gradient get a gradient of zeros.
   // Fails with: kInvalidArgument, and the step continues, while a lease is held, before any
-  // backward use, for options that begin_step() would refuse, and for changed options under the
-  // eager policy; kNonFinite (the state is unchanged); kIo (the engine is poisoned).
+  // backward use, while a use is announced and has not come, for options that begin_step() would
+  // refuse, and for changed options under the eager policy; kNonFinite (the state is unchanged);
+  // kIo (the engine is poisoned).
   StepReport finish(const FinishOptions& options = {});
 
  private:
@@ -169,6 +187,8 @@ class SLUICE_EXPORT Inference {
   Inference& operator=(Inference&&) = delete;
   ~Inference();
 
+  // As Step::announce(), with Pass::kInference.
+  std::vector<UnitId> announce(std::span<const UnitId> units);
   // As Step::acquire(), with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
   // As in Step.

@@ -54,6 +54,21 @@ TEST(ModelSpec, RefusesWhatCannotTrain) {
   EXPECT_EQ(complaint(model),
             "model: unit \"a\" is not in backward_order, so its gradient would never come");
   model = two_units();
+  model.forward_order = {UnitId{0}, UnitId{1}};
+  model.backward_order = {};
+  model.units[1].is_announced = true;
+  EXPECT_EQ(
+      complaint(model),
+      "model: forward_order names unit \"b\", which is announced; leave it out of the order, or "
+      "do not set UnitSpec::is_announced");
+  model.forward_order = {};
+  EXPECT_EQ(complaint(model), "");
+  EXPECT_EQ(validated(model).forward_order, std::vector{UnitId{0}});
+  EXPECT_EQ(validated(model).backward_order, std::vector{UnitId{0}});
+  model.units[0].is_announced = true;
+  EXPECT_EQ(complaint(model),
+            "model: every unit is announced; at least one has to stand in forward_order");
+  model = two_units();
   model.concurrent_leases = 0;
   EXPECT_EQ(complaint(model),
             "model: concurrent_leases is 0; computation needs at least one lease");

@@ -36,7 +36,7 @@ class StepUnderWay : public testing::Test {
   }
   void lease(std::uint32_t use) {
     timeline_.arrive(use, stream_.id());
-    timeline_.resume(use, stream_.id(), /*copies=*/false);
+    timeline_.resume(use, stream_.id(), {.scheduled = schedule_[use]});
   }
   // As it would be left by a kill once `done` holds of it.
   TraceFile killed(const auto& done) const {
@@ -106,7 +106,7 @@ TEST_F(StepUnderWay, EveryPartOfAWaitHasItsCause) {
       killed([&](const TraceFile& of) { return reasons(of).size() == both.size(); });
   EXPECT_EQ(reasons(file), both);
   timeline_.ready();
-  timeline_.resume(1, stream_.id(), /*copies=*/false);
+  timeline_.resume(1, stream_.id(), {.scheduled = schedule_[1]});
 }
 
 // An acquire() that fails, after which the application ends the step.
