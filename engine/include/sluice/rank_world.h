@@ -8,7 +8,8 @@
 //   const auto ranks = world.join(*device);  // null for one rank
 //   Engine engine(world.shared(config), model, *device, ranks.get());
 //
-// examples/ranks is a complete program.
+// examples/ranks is a complete program. examples/tensor_parallel and examples/pipeline divide the
+// world into parts.
 //
 // Thread rule: one thread at a time.
 // Failure: when a rank fails, the operations of the other ranks fail with kRanks, at the latest
@@ -19,12 +20,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <sluice/collectives.h>
 #include <sluice/config.h>
 #include <sluice/cuda_device.h>
 #include <sluice/export.h>
 #include <sluice/host_device.h>
+#include <sluice/norm_group.h>
 
 namespace sluice {
 
@@ -93,5 +96,23 @@ class SLUICE_EXPORT RankWorld {
   struct Parts;
   std::unique_ptr<Parts> parts_;
 };
+
+// Divides the ranks of `whole`, such as RankWorld::join() has made, for an application that splits
+// its model by tensor or pipeline parallelism. The ranks that give the same `color` form a part, in
+// the order of their ranks. Returns the collectives over this rank's part: for an engine, whose
+// ranks then are those of the part, or for messages of the application's own. Several calls divide
+// the same ranks in several ways. All ranks of `whole` make the same calls in the same order.
+// `device` is the device of `whole`; both must outlive the result. `sharding.group` counts the
+// ranks of the part.
+// Fails with: kRanks when another rank does not come in time.
+SLUICE_EXPORT std::unique_ptr<Collectives> split_ranks(Collectives& whole, Device& device,
+                                                       std::uint32_t color);
+
+// The norm group (sluice/norm_group.h) whose members are the ranks of `members`, which nothing else
+// uses while Step::finish() runs. `members` and `device`, the device of `members`, must outlive the
+// group. The group takes 4 KiB of the device's memory, which Config::Memory does not count.
+// Fails with: kOutOfMemory.
+SLUICE_EXPORT NormGroup norm_group_over(Collectives& members, Device& device,
+                                        std::vector<TensorId> counted_elsewhere = {});
 
 }  // namespace sluice
