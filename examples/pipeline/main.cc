@@ -75,7 +75,7 @@ struct Network {
 // `stages` are the ranks that have the whole network between them; null for one rank.
 StepReport train_step(Engine& engine, const Place& place, HostDevice& device, const Stream& stream,
                       Network& network, Collectives* stages) {
-  Step step = engine.begin_step({.learning_rate = 0.002});
+  Step step = engine.begin_step({.learning_rate = 0.0005});
   const auto hand_on = [&](std::uint32_t from, const char* subject) {
     if (stages == nullptr) return;
     stages->broadcast({.data = reinterpret_cast<std::byte*>(network.hidden),
@@ -149,7 +149,7 @@ void train(const RankWorld& world, Collectives* all, HostDevice& device, const c
   const DeviceBuffer handed_on(device, kSamples * kWidth * sizeof(float), "hidden values");
   Network network(place, reinterpret_cast<float*>(handed_on.data()));
   const Stream stream(device, "compute");  // declared after what its work uses
-  for (int number = 1; number <= 20; ++number) {
+  for (int number = 1; number <= 12; ++number) {
     network.number = number;
     const StepReport report = train_step(engine, place, device, stream, network, stages.get());
     if (world.rank() == 0)

@@ -77,7 +77,7 @@ struct Network {
 // `halves` are the ranks that have the whole network between them; null for one rank.
 StepReport train_step(Engine& engine, HostDevice& device, const Stream& stream, Network& network,
                       Collectives* halves) {
-  Step step = engine.begin_step({.learning_rate = 0.002});
+  Step step = engine.begin_step({.learning_rate = 0.0005});
   const auto scale = static_cast<float>(step.loss_scale());
   {
     const Lease lease = step.acquire(kHidden, Pass::kForward, stream);
@@ -151,7 +151,7 @@ void train(const RankWorld& world, Collectives* all, HostDevice& device, const c
   const DeviceBuffer sums(device, kSamples * sizeof(float), "outputs");
   Network network(place, reinterpret_cast<float*>(sums.data()));
   const Stream stream(device, "compute");  // declared after what its work uses
-  for (int number = 1; number <= 20; ++number) {
+  for (int number = 1; number <= 12; ++number) {
     network.number = number;
     const StepReport report = train_step(engine, device, stream, network, halves.get());
     if (world.rank() == 0)

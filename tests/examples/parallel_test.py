@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 LINE = re.compile(r"step +(\d+): norm (\S+), clipped by (\S+), loss scale (\S+?)(, skipped)?$")
-STEPS = 20
+STEPS = 12
 TOLERANCE = 1e-6
 
 

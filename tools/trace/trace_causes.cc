@@ -225,7 +225,9 @@ void TraceAnalysis::share_steps() {
     step->by_cause[static_cast<std::size_t>(stall.cause)] += duration_ns;
     (blame_of(stall.record->reason) == Blame::kIo ? step->exposed_io_ns
                                                   : step->exposed_optimizer_ns) += duration_ns;
-    if (stall.record->reason == TraceReason::kCollective) step->rank_wait_ns += duration_ns;
+    const TraceReason reason = stall.record->reason;
+    if (reason == TraceReason::kCollective || reason == TraceReason::kAnnounce)
+      step->rank_wait_ns += duration_ns;
   }
   for (StepShare& step : steps_)
     step.other_ns = step.total_ns() - step.compute_ns - step.exposed_ns();

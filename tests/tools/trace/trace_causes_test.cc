@@ -282,6 +282,7 @@ std::vector<Judged> other_cases() {
        {activation(TraceKind::kRead, 9900, 11000)},
        StallCause::kNoBuffer},
       {"OtherRanks", TraceReason::kCollective, {}, StallCause::kCollective},
+      {"AnnouncedUnits", TraceReason::kAnnounce, {}, StallCause::kAnnounce},
       {"ANewSchedule", TraceReason::kSchedule, {}, StallCause::kSchedule},
       {"Nobody", TraceReason::kNone, {busy_drive(9000, 12000)}, StallCause::kEngine},
   };
