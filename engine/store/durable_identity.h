@@ -1,6 +1,6 @@
 // The description of a run in its durable store's records, and the checks before another run may
-// continue from the records. Model and layout have to be the same; numbers of the config may be
-// changed knowingly. Other functions read a description back from a record. Pure.
+// continue from the records. Model and layout have to be the same; numbers of the config may differ
+// if the user says so. Other functions read a description back from a record. Pure.
 #pragma once
 
 #include <cstdint>

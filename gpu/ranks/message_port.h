@@ -1,8 +1,8 @@
 // The connection between processes under the messages of gpu/ranks/message_thread.h: messages from
-// point to point, the list of processes that share a host, and a way to end all processes. Sockets
-// (gpu/ranks/socket_port.h) are one. MPI is another: a small separate library (mpi_port_plugin.cc)
-// is linked to MPI and opened at run time, so that a program that contains Sluice starts without
-// MPI.
+// point to point, the list of processes that share a host, and a way to end all processes. There
+// are two such connections: sockets (gpu/ranks/socket_port.h) and MPI. A small separate library
+// (mpi_port_plugin.cc) is linked to MPI and opened at run time, so that a program that contains
+// Sluice starts without MPI.
 //
 // Thread rule: one call at a time, from any thread. The thread that opens the port also destroys
 // the port.

@@ -17,8 +17,8 @@ using TuneSettings = std::map<std::string, std::string>;
 
 struct TuneAxis {
   std::string name;
-  // The first choice is empty and stands for the given config. The second one, if there is one, is
-  // what Sluice would choose by itself.
+  // The first choice is empty and stands for the given config. The second choice, if any, is the
+  // one that Sluice would make by itself.
   std::vector<TuneSettings> choices;
   // True for an axis whose choices a model can hardly tell apart. Candidates that differ only in
   // such axes do not compete in a trial.
