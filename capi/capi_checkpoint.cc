@@ -70,7 +70,7 @@ sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values,
     require(is_new, name, "the place for is_new");
     if (values == nullptr) refuse("sluice_open_or_create: the function for values is null");
     const OpenedState opened = engine->engine->open_or_create(
-        sluice_engine::initial_values(values, context),
+        engine->initial_values(values, context),
         {.accepts_changes = accepts_changes != 0,
          .application = engine->next_application.value_or(std::string())});
     engine->application = opened.application;

@@ -47,8 +47,8 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
     *plan_json = nullptr;
     require(config_json, name, "config_json");
     require(model, name, "the model");
-    const ModelSpec spec = model_from_c(*model);
     const Config config = engine_config(ConfigDocument(config_json, "config"));
+    const ModelSpec spec = model_from_c(*model, config.precision.parameters);
     planned_text = json_of(plan(config, spec, this_machine(config))).dump();
     *plan_json = planned_text.c_str();
   });

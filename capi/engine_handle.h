@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
@@ -20,19 +21,17 @@ struct sluice_engine : sluice::Handle {
     inference.reset();
   }
 
-  // Wraps a C callback in the function that the engine needs. `values` and `context` must outlive
-  // the result.
-  static sluice::InitialValues initial_values(sluice_values values, void* context) {
-    return [values, context](const sluice::TensorPlace& tensor, std::uint64_t first,
-                             std::span<float> target) {
-      const int returned =
-          values(context, sluice::index_of(tensor.id), first, target.data(), target.size());
-      if (returned != 0) throw sluice::CallbackFailed{};
-    };
+  // Wraps a C callback in the function that the engine needs. The handle, `values` and `context`
+  // must outlive the result.
+  sluice::InitialValues initial_values(sluice_values values, void* context) const;
+  // The number of a tensor's elements, or of its bytes if it is opaque.
+  std::uint64_t count_of(const sluice::TensorPlace& tensor) const {
+    return tensor.is_opaque ? opaque_bytes[sluice::index_of(tensor.id)] : tensor.element_count;
   }
 
   sluice::ModelSpec model;
   sluice::Config::Precision precision;
+  std::vector<std::uint64_t> opaque_bytes;  // by tensor; 0 if it is not opaque
   std::unique_ptr<sluice::HostDevice> device;
   std::unique_ptr<sluice::Collectives> collectives;  // null for one rank
   std::unique_ptr<sluice::Engine> engine;

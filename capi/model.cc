@@ -34,24 +34,46 @@ std::vector<UnitId> order_from_c(const std::uint32_t* order, std::uint32_t count
 
 }  // namespace
 
-ModelSpec model_from_c(const sluice_model& model) {
+ModelSpec model_from_c(const sluice_model& model, DType parameters) {
   ModelSpec spec;
   if (model.unit_count != 0) require(model.units, "units");
   for (std::uint32_t i = 0; i < model.unit_count; ++i) {
     const sluice_unit& unit = model.units[i];
     const std::string place = fmt::format("units[{}]", i);
     require(unit.name, place + ".name");
-    UnitSpec made{.name = unit.name, .tensors = {}, .is_frozen = unit.is_frozen != 0};
+    if (unit.is_frozen < SLUICE_TRAINED || unit.is_frozen > SLUICE_OPAQUE)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("model: {}.is_frozen is {}; it must be a sluice_frozen", place,
+                              unit.is_frozen));
+    UnitSpec made{.name = unit.name,
+                  .tensors = {},
+                  .is_frozen = unit.is_frozen != SLUICE_TRAINED,
+                  .is_opaque = unit.is_frozen == SLUICE_OPAQUE};
     if (unit.tensor_count != 0) require(unit.tensors, place + ".tensors");
     for (std::uint32_t j = 0; j < unit.tensor_count; ++j)
       made.tensors.push_back(
           tensor_from_c(unit.tensors[j], fmt::format("{}.tensors[{}]", place, j)));
+    for (TensorSpec& tensor : made.tensors) {
+      if (made.is_opaque) tensor.shape = {div_ceil(tensor.element_count(), size_of(parameters))};
+    }
     spec.units.push_back(std::move(made));
   }
   spec.forward_order = order_from_c(model.forward_order, model.forward_count, "forward_order");
   spec.backward_order = order_from_c(model.backward_order, model.backward_count, "backward_order");
   spec.concurrent_leases = model.concurrent_leases;
   return spec;
+}
+
+std::vector<std::uint64_t> opaque_bytes_of(const sluice_model& model) {
+  std::vector<std::uint64_t> all;
+  for (const sluice_unit& unit : std::span(model.units, model.unit_count)) {
+    for (const sluice_tensor& tensor : std::span(unit.tensors, unit.tensor_count)) {
+      std::uint64_t bytes = unit.is_frozen == SLUICE_OPAQUE ? 1 : 0;
+      for (std::uint32_t i = 0; i < tensor.dimensions; ++i) bytes *= tensor.shape[i];
+      all.push_back(bytes);
+    }
+  }
+  return all;
 }
 
 sluice_unit_info describe_unit(const ModelSpec& model, std::span<const TensorPlace> tensors,

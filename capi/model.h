@@ -14,7 +14,10 @@ namespace sluice {
 
 // Fails with: kInvalidArgument for a null pointer where values are needed; the message names the
 // place. Does not repeat the engine's own checks of the model.
-ModelSpec model_from_c(const sluice_model& model);
+// `parameters` is the type of the parameters, in whose words opaque tensors are counted.
+ModelSpec model_from_c(const sluice_model& model, DType parameters);
+// By tensor: the bytes of an opaque one, and 0 for any other.
+std::vector<std::uint64_t> opaque_bytes_of(const sluice_model& model);
 
 // Fails with: kInvalidArgument for a unit that does not exist.
 sluice_unit_info describe_unit(const ModelSpec& model, std::span<const TensorPlace> tensors,

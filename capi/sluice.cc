@@ -1,5 +1,7 @@
 #include "capi/sluice.h"
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +14,7 @@
 #include <sluice/error.h>
 #include <sluice/host_device.h>
 #include <sluice/plan.h>
+#include <sluice/units.h>
 #include <sluice/version.h>
 
 #include "capi/call_guard.h"
@@ -45,6 +48,25 @@ std::vector<double> rates_of(const char* call, const double* rates, std::uint32_
   return rates == nullptr ? std::vector<double>() : std::vector<double>(rates, rates + count);
 }
 
+// Reads the words around bytes [first, first + target.size()).
+void read_opaque(sluice_engine& engine, const TensorPlace& tensor, std::int32_t kind,
+                 std::uint64_t first, std::span<std::byte> target) {
+  if (kind != SLUICE_PARAMETER)
+    refuse(fmt::format("sluice_read_state: \"{}\" is opaque, so it has only SLUICE_PARAMETER",
+                       tensor.name));
+  if (const std::uint64_t count = engine.count_of(tensor); first > count - target.size())
+    refuse(
+        fmt::format("sluice_read_state: {} bytes from {} on reach beyond the end of \"{}\", "
+                    "which has {}",
+                    target.size(), first, tensor.name, count));
+  const std::uint64_t word_bytes = size_of(engine.precision.parameters);
+  const std::uint64_t first_word = first / word_bytes;
+  const std::uint64_t skipped = first - first_word * word_bytes;
+  std::vector<std::byte> words(align_up(skipped + target.size(), word_bytes));
+  engine.engine->read_state(tensor.id, StateKind::kParameter, first_word, words);
+  std::ranges::copy(std::span(words).subspan(skipped, target.size()), target.begin());
+}
+
 // Leases end before the step that they belong to.
 void end_step(sluice_engine& engine) {
   engine.leases.clear();
@@ -65,10 +87,11 @@ Lease acquire(sluice_engine& engine, UnitId unit, Pass pass) {
 // `ranks` may be null, for one rank.
 std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice_model& model,
                                            SocketWorld* ranks) {
-  const ModelSpec spec = model_from_c(model);
   const Config config = engine_config(ConfigDocument(config_json, "config"));
+  const ModelSpec spec = model_from_c(model, config.precision.parameters);
   auto made = std::make_unique<sluice_engine>();
   made->model = spec;
+  made->opaque_bytes = opaque_bytes_of(model);
   made->precision = config.precision;
   made->device = make_host_device({.memory_bytes = host_device_bytes(config)});
   if (ranks != nullptr) made->collectives = ranks->join(*made->device);
@@ -81,6 +104,28 @@ std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice
 }
 
 }  // namespace
+
+InitialValues sluice_engine::initial_values(sluice_values values, void* context) const {
+  return [this, values, context](const TensorPlace& tensor, std::uint64_t first,
+                                 std::span<float> target) {
+    const auto fill = [&](std::uint64_t begin, float* place, std::uint64_t count) {
+      if (values(context, index_of(tensor.id), begin, place, count) != 0) throw CallbackFailed{};
+    };
+    if (!tensor.is_opaque) return fill(first, target.data(), target.size());
+    const std::uint64_t word_bytes = size_of(precision.parameters);
+    const std::uint64_t begin = first * word_bytes;
+    // The first `count` bytes come from the application; the last word may have more.
+    const std::uint64_t count = std::min(target.size() * word_bytes, count_of(tensor) - begin);
+    std::vector<float> room(div_ceil(target.size() * word_bytes, sizeof(float)));
+    fill(begin, room.data(), count);
+    for (std::uint64_t i = 0; i < target.size(); ++i) {
+      std::uint32_t word = 0;
+      std::memcpy(&word, reinterpret_cast<const std::byte*>(room.data()) + i * word_bytes,
+                  word_bytes);
+      target[i] = float_of_word(word, word_bytes);
+    }
+  };
+}
 
 extern "C" {
 
@@ -131,7 +176,7 @@ void sluice_engine_destroy(sluice_engine* engine) {
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context) {
   return guarded(engine, __func__, [&](const char*) {
     if (values == nullptr) refuse("sluice_initialize: the function for values is null");
-    engine->engine->initialize(sluice_engine::initial_values(values, context));
+    engine->engine->initialize(engine->initial_values(values, context));
   });
 }
 
@@ -142,7 +187,7 @@ sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tenso
     if (tensor_count != 0) require(tensors, name, "the list of tensors");
     std::vector<TensorId> ids;
     for (std::uint32_t i = 0; i < tensor_count; ++i) ids.push_back(TensorId{tensors[i]});
-    engine->engine->replace_values(ids, sluice_engine::initial_values(values, context));
+    engine->engine->replace_values(ids, engine->initial_values(values, context));
   });
 }
 
@@ -279,10 +324,14 @@ sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t 
     if (kind < SLUICE_PARAMETER || kind > SLUICE_EXP_AVG_SQ)
       refuse(fmt::format("sluice_read_state: kind is {}; it must be a sluice_state", kind));
     const TensorPlace& place = tensor_of(*engine, name, tensor);
-    if (element_count > place.element_count)
-      refuse(fmt::format("sluice_read_state: {} elements of tensor \"{}\", which has {}",
-                         element_count, place.name, place.element_count));
+    const std::uint64_t count = engine->count_of(place);
+    if (element_count > count)
+      refuse(fmt::format("sluice_read_state: {} {} of tensor \"{}\", which has {}", element_count,
+                         place.is_opaque ? "bytes" : "elements", place.name, count));
     if (element_count != 0) require(target, name, "the target");
+    if (place.is_opaque)
+      return read_opaque(*engine, place, kind, first,
+                         std::span(static_cast<std::byte*>(target), element_count));
     const std::uint64_t element_bytes =
         kind == SLUICE_PARAMETER ? size_of(engine->precision.parameters) : sizeof(float);
     engine->engine->read_state(
@@ -311,7 +360,7 @@ sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
     require(info, name, "the place for the description");
     const TensorPlace& place = tensor_of(*engine, name, tensor);
     *info = {.offset_elements = place.offset_elements,
-             .element_count = place.element_count,
+             .element_count = engine->count_of(place),
              .unit = index_of(place.unit),
              .reserved = 0};
   });

@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 // Increases with every change of this file, except additions at the end of the file.
-#define SLUICE_ABI_VERSION 1
+#define SLUICE_ABI_VERSION 2
 
 typedef enum sluice_status {
   SLUICE_OK = 0,
@@ -54,17 +54,25 @@ typedef struct sluice_engine sluice_engine;
 
 typedef struct sluice_tensor {
   const char* name;       // unique in the model
-  const uint64_t* shape;  // row-major; every extent at least 1
+  const uint64_t* shape;  // row-major; every extent at least 1; counts bytes in an opaque unit
   uint32_t dimensions;    // 0: one element
   int32_t has_decay;      // 0: no weight decay
 } sluice_tensor;
+
+typedef enum sluice_frozen {
+  SLUICE_TRAINED = 0,
+  SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
+  // Frozen; the tensors are bytes of any meaning, such as quantized weights. The engine keeps the
+  // bytes and their order, and moves only them.
+  SLUICE_OPAQUE = 2
+} sluice_frozen;
 
 // Tensors that computation needs together: the unit of transfers and leases.
 typedef struct sluice_unit {
   const char* name;  // unique in the model
   const sluice_tensor* tensors;
   uint32_t tensor_count;
-  int32_t is_frozen;  // not 0: only parameters, no gradient and no optimizer state
+  int32_t is_frozen;  // a sluice_frozen
 } sluice_unit;
 
 // Tensor numbers count from 0 through all units, in the order of `units`.
@@ -143,8 +151,8 @@ typedef struct sluice_unit_info {
 } sluice_unit_info;
 
 typedef struct sluice_tensor_info {
-  uint64_t offset_elements;  // in its unit's parameters and gradients
-  uint64_t element_count;
+  uint64_t offset_elements;  // in its unit's parameters and gradients, of the parameters' type
+  uint64_t element_count;    // of an opaque unit: bytes
   uint32_t unit;
   uint32_t reserved;
 } sluice_tensor_info;
@@ -156,7 +164,8 @@ typedef struct sluice_traffic {
 
 // Fills `values` with the fp32 values of elements [first, first + count) of a tensor, on the
 // calling thread. Returns 0 to continue, or any other number to stop. The function must not call
-// the same engine.
+// the same engine. For a tensor of an opaque unit, `first` and `count` are bytes, and `values`
+// points to bytes.
 typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, float* values,
                              uint64_t count);
 
@@ -204,7 +213,8 @@ sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
 sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id);
 
 // Copies `element_count` elements of a tensor's state to `target`; `kind` is a sluice_state. Must
-// not be called while a step is active.
+// not be called while a step is active. A tensor of an opaque unit has only SLUICE_PARAMETER, and
+// `first` and `element_count` are bytes.
 sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t kind,
                                 uint64_t first, uint64_t element_count, void* target);
 sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);

@@ -139,6 +139,7 @@ StateDescription read_state_description(const Reader& top) {
     for (const Reader& extent : tensor.at("shape").elements())
       added.shape.push_back(extent.integer());
     added.is_frozen = tensor.at("frozen").boolean();
+    added.is_opaque = tensor.value().contains("opaque") && tensor.at("opaque").boolean();
   }
   return state;
 }
@@ -189,9 +190,11 @@ std::string manifest_text(const CheckpointManifest& manifest) {
                            {"state", name_of(manifest.state.moments)},
                            {"hyperparameters", manifest.hyperparameters}};
   document["model"] = json::array();
-  for (const StateDescription::Tensor& tensor : manifest.state.tensors)
+  for (const StateDescription::Tensor& tensor : manifest.state.tensors) {
     document["model"].push_back(
         {{"name", tensor.name}, {"shape", tensor.shape}, {"frozen", tensor.is_frozen}});
+    if (tensor.is_opaque) document["model"].back()["opaque"] = true;
+  }
   document["application"] = manifest.application;
   document["files"] = json::array();
   for (const CheckpointManifest::File& file : manifest.files)

@@ -201,8 +201,23 @@ void CheckpointSource::read_masters(const std::string& tensor, std::uint64_t fir
             });
 }
 
+void CheckpointSource::read_words(const std::string& tensor, std::uint64_t first_element,
+                                  std::span<float> values) {
+  const CheckpointManifest::Stored& stored = *find(tensor, CheckpointPart::kWeight);
+  const std::uint64_t word_bytes = safetensors_element_bytes(stored.dtype);
+  read_part(stored, first_element, values.size(),
+            [&](const std::byte* bytes, std::uint64_t first, std::uint64_t count) {
+              for (std::uint64_t i = 0; i < count; ++i) {
+                std::uint32_t word = 0;
+                std::memcpy(&word, bytes + i * word_bytes, word_bytes);
+                values[first + i] = float_of_word(word, word_bytes);
+              }
+            });
+}
+
 void CheckpointSource::read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
                             std::span<float> values) {
+  if (tensor.is_opaque) return read_words(tensor.name, first_element, values);
   if (kind == StateKind::kMaster) return read_masters(tensor.name, first_element, values);
   const auto part =
       kind == StateKind::kExpAvg ? CheckpointPart::kExpAvg : CheckpointPart::kExpAvgSq;

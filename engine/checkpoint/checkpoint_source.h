@@ -52,6 +52,8 @@ class CheckpointSource final : public StateSource {
   void read_part(const CheckpointManifest::Stored& stored, std::uint64_t first_element,
                  std::uint64_t count, const Take& take);
   Checked load(const CheckpointManifest::Stored& stored, std::size_t piece);
+  // The words of an opaque unit.
+  void read_words(const std::string& tensor, std::uint64_t first_element, std::span<float> values);
   void read_masters(const std::string& tensor, std::uint64_t first_element,
                     std::span<float> values);
   std::string path_of(const std::string& name) const { return folder_ + "/" + name; }

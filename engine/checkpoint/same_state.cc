@@ -46,6 +46,14 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
       refuse(fmt::format("model.{}.frozen", tensor.name),
              found->second->is_frozen ? "true" : "false", tensor.is_frozen ? "true" : "false",
              "--convert starts with zero moments where a tensor was frozen");
+    if (found->second->is_opaque != tensor.is_opaque)
+      refuse(fmt::format("model.{}.opaque", tensor.name),
+             found->second->is_opaque ? "true" : "false", tensor.is_opaque ? "true" : "false",
+             "bits are not numbers; make the model as it was saved");
+    if (tensor.is_opaque && size_of(own.parameter) != size_of(wanted.parameter))
+      refuse(
+          "precision", std::string(name_of(own.parameter)), std::string(name_of(wanted.parameter)),
+          fmt::format("the words of \"{}\", which is opaque, have another size then", tensor.name));
     by_name.erase(found);
   }
   if (!by_name.empty())

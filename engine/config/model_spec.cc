@@ -100,6 +100,10 @@ ModelSpec validated(ModelSpec spec) {
                        spec.units[unit].name));
   }
   check_boundaries(spec);
+  for (const UnitSpec& unit : spec.units) {
+    if (unit.is_opaque && !unit.is_frozen)
+      fail(fmt::format("unit \"{}\" is opaque, but not frozen; bits cannot be trained", unit.name));
+  }
   if (std::ranges::all_of(spec.units, &UnitSpec::is_frozen))
     fail("every unit is frozen; there is nothing to train");
   return spec;

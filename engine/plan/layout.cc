@@ -98,7 +98,8 @@ void Layout::add_unit(const UnitSpec& spec) {
                         .unit = unit.id,
                         .name = tensor.name,
                         .offset_elements = unit.element_count,
-                        .element_count = tensor.element_count()});
+                        .element_count = tensor.element_count(),
+                        .is_opaque = spec.is_opaque});
     unit.element_count += align_up(tensor.element_count(), kAlignElements);
     unit.payload_elements += tensor.element_count();
   }

@@ -111,9 +111,14 @@ std::span<float> room_for_masters(const Layout& layout, const BlockView& view, s
 
 // Elements [first, first + values.size()) of the block.
 void set_masters(const Layout& layout, const BlockView& view, std::uint64_t first,
-                 std::span<const float> values) {
+                 std::span<const float> values, bool is_opaque) {
   const bool has_record = !layout.is_frozen(view.block);
   auto* const halves = reinterpret_cast<std::uint16_t*>(view.parameters) + first;
+  if (is_opaque && layout.format().master != MasterLayout::kFp32) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      halves[i] = static_cast<std::uint16_t>(word_of_float(values[i], sizeof *halves));
+    return;
+  }
   switch (layout.format().master) {
     case MasterLayout::kFp32: return;  // they are in their place
     case MasterLayout::kSplitBf16:
@@ -131,6 +136,7 @@ void set_masters(const Layout& layout, const BlockView& view, std::uint64_t firs
 // The compute parameters of a frozen block, which serve as its only master.
 void read_as_masters(const Layout& layout, const BlockView& view, std::uint64_t begin,
                      std::span<std::byte> target) {
+  const bool is_opaque = layout.tensors_of(layout.block(view.block).unit).front().is_opaque;
   const auto* halves = reinterpret_cast<const std::uint16_t*>(view.parameters) + begin;
   const auto* floats = reinterpret_cast<const float*>(view.parameters) + begin;
   for (std::size_t i = 0; i < target.size() / sizeof(float); ++i) {
@@ -138,7 +144,9 @@ void read_as_masters(const Layout& layout, const BlockView& view, std::uint64_t 
     switch (layout.format().parameter) {
       case DType::kFp32: master = floats[i]; break;
       case DType::kBf16: master = float_from_bf16(halves[i]); break;
-      case DType::kFp16: master = float_from_fp16(halves[i]); break;
+      case DType::kFp16:
+        master = is_opaque ? float_of_word(halves[i], sizeof *halves) : float_from_fp16(halves[i]);
+        break;
     }
     std::memcpy(target.data() + i * sizeof(float), &master, sizeof(float));
   }
@@ -188,7 +196,7 @@ void set_values(const Layout& layout, const BlockView& view, StateSource& source
       source.read(tensor, StateKind::kMaster, at - tensor.offset_elements, values);
       if (!layout.unit(block.unit).is_frozen)
         check_values(layout, tensor, at - tensor.offset_elements, values);
-      set_masters(layout, view, at - block.offset_elements, values);
+      set_masters(layout, view, at - block.offset_elements, values, tensor.is_opaque);
       at += values.size();
     }
     set_moments(layout, view, tensor, begin - tensor.offset_elements, end - begin, source, spare);

@@ -54,13 +54,16 @@ constexpr const char* kUnits = "units";
 // Every commit writes them again, twice.
 constexpr std::size_t kUnitsBytesMax = std::size_t{512} << 10;
 
-// [[unit, is frozen, [[tensor, shape], ...]], ...]
+constexpr const char* kOpaque = "opaque";
+
+// [[unit, is frozen, [[tensor, shape], ...]], ...]; an opaque unit has "opaque" for true.
 std::string text_of_units(const ModelSpec& model) {
   json units = json::array();
   for (const UnitSpec& unit : model.units) {
     json tensors = json::array();
     for (const TensorSpec& tensor : unit.tensors) tensors.push_back({tensor.name, tensor.shape});
-    units.push_back({unit.name, unit.is_frozen, std::move(tensors)});
+    const json frozen = unit.is_opaque ? json(kOpaque) : json(unit.is_frozen);
+    units.push_back({unit.name, frozen, std::move(tensors)});
   }
   std::string text = units.dump(-1, ' ', false, json::error_handler_t::replace);
   return text.size() <= kUnitsBytesMax ? text : std::string();
@@ -109,7 +112,8 @@ class SettingsReader {
       for (const json& unit : document_[kUnits]) {
         UnitSpec& added = model.units.emplace_back();
         added.name = unit.at(0).get<std::string>();
-        added.is_frozen = unit.at(1).get<bool>();
+        added.is_opaque = unit.at(1) == kOpaque;
+        added.is_frozen = added.is_opaque || unit.at(1).get<bool>();
         for (const json& tensor : unit.at(2))
           added.tensors.push_back({.name = tensor.at(0).get<std::string>(),
                                    .shape = tensor.at(1).get<std::vector<std::uint64_t>>()});
@@ -140,7 +144,8 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
   std::string frozen;
   for (const UnitSpec& unit : model.units) {
     names += fmt::format("{}\n", unit.name);
-    if (unit.is_frozen) frozen += fmt::format("{}\n", unit.name);
+    if (unit.is_frozen)
+      frozen += fmt::format("{}{}\n", unit.name, unit.is_opaque ? " (opaque)" : "");
     for (const TensorSpec& tensor : unit.tensors)
       names += fmt::format("{} {}\n", tensor.name, fmt::join(tensor.shape, "x"));
     tensors += unit.tensors.size();

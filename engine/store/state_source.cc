@@ -20,8 +20,10 @@ StateDescription describe_state(const ModelSpec& model, DType parameter, Optimiz
       .tensors = {}, .parameter = parameter, .optimizer = optimizer, .moments = moments};
   for (const UnitSpec& unit : model.units) {
     for (const TensorSpec& tensor : unit.tensors)
-      description.tensors.push_back(
-          {.name = tensor.name, .shape = tensor.shape, .is_frozen = unit.is_frozen});
+      description.tensors.push_back({.name = tensor.name,
+                                     .shape = tensor.shape,
+                                     .is_frozen = unit.is_frozen,
+                                     .is_opaque = unit.is_opaque});
   }
   return description;
 }

@@ -83,6 +83,8 @@ class Engine:
     def __init__(self, config: "dict[str, Any]", units: Units, world: Optional[World] = None) -> None:
         self._lib = lib.library()
         self._handle, self._ranks = C.c_void_p(), C.c_void_p()
+        self._lease = lib.Lease()
+        self._lease_pointer = C.byref(self._lease)
         self.world = world
         self._pid = os.getpid()
         self._config, self._units = json.dumps(config).encode(), units
@@ -177,11 +179,13 @@ class Engine:
         def fill(_context: Any, tensor: int, first: int, target: Any, count: int) -> int:
             nonlocal last
             try:
+                member = members[tensor]
                 if last[0] != tensor:
                     last = (-1, None)
-                    last = (tensor, _flat(members[tensor], values(members[tensor])))
-                view = torch.frombuffer((C.c_float * count).from_address(C.addressof(target.contents)), dtype=torch.float32)
+                    last = (tensor, (_bytes if member.is_opaque else _flat)(member, values(member)))
                 assert last[1] is not None
+                kind = C.c_uint8 if member.is_opaque else C.c_float
+                view = torch.frombuffer((kind * count).from_address(C.addressof(target.contents)), dtype=last[1].dtype)
                 view.copy_(last[1][first:first + count])
                 return 0
             except BaseException as error:  # raised below, on the other side of the C call
@@ -272,24 +276,33 @@ class Engine:
     def end_inference(self) -> None:
         self._lib.end_inference(self._handle)
 
-    def acquire(self, unit: Unit, which: int) -> "tuple[int, int, int]":
+    def acquire(self, unit: int, which: int) -> "tuple[int, int, int]":
         """The addresses of its parameters and gradients (0 without), and the lease's id."""
-        lease = lib.Lease()
-        self._lib.acquire(self._handle, unit.index, which, C.byref(lease))
+        lease = self._lease
+        status = self._lib.raw_acquire(self._handle, unit, which, self._lease_pointer)
+        if status != 0:
+            self._lib.fail(status)
         return lease.parameters, lease.gradients or 0, lease.id
 
     def release(self, lease_id: int) -> None:
-        self._lib.release(self._handle, lease_id)
+        status = self._lib.raw_release(self._handle, lease_id)
+        if status != 0:
+            self._lib.fail(status)
 
     def drain(self) -> None:
         self._lib.drain(self._handle)
 
     def read(self, member: Member, kind: int = lib.PARAMETER) -> torch.Tensor:
         """A copy of a parameter, its fp32 master or a moment. Not while a step is active."""
-        dtype = self.dtype if kind == lib.PARAMETER else torch.float32
-        values = torch.empty(member.parameter.shape, dtype=dtype)
-        self._lib.read_state(self._handle, member.tensor, kind, 0, values.numel(), values.data_ptr())
+        dtype = self.dtype_of(member) if kind == lib.PARAMETER else torch.float32
+        values = torch.empty(member.parameter.shape, dtype=dtype, device="cpu")
+        count = values.nbytes if member.is_opaque else values.numel()
+        self._lib.read_state(self._handle, member.tensor, kind, 0, count, values.data_ptr())
         return values
+
+    def dtype_of(self, member: Member) -> torch.dtype:
+        """The type of a parameter as computation sees it."""
+        return member.parameter.dtype if member.is_opaque else self.dtype
 
     def applied_step(self) -> int:
         step = C.c_uint64()
@@ -348,23 +361,36 @@ def _units(units: Units, keep: "list[Any]") -> Any:
     for unit in units.units:
         tensors = (lib.Tensor * len(unit.members))()
         for tensor, member in zip(tensors, unit.members):
-            shape = tuple(member.parameter.shape)
+            shape = (member.parameter.nbytes,) if unit.is_opaque else tuple(member.parameter.shape)
             extents = (C.c_uint64 * max(1, len(shape)))(*shape)
             tensor.name, tensor.shape, tensor.dimensions = member.name.encode(), extents, len(shape)
             # As `sluice train` has it: matrices decay, biases and norms do not.
             tensor.has_decay = int(len(shape) >= 2)
             keep.append(extents)
         keep.append(tensors)
-        made.append(lib.Unit(unit.name.encode(), tensors, len(unit.members), int(unit.is_frozen)))
+        made.append(lib.Unit(unit.name.encode(), tensors, len(unit.members), lib.OPAQUE if unit.is_opaque else int(unit.is_frozen)))
     array = (lib.Unit * len(made))(*made)
     keep.append(array)
     return array
 
 
+def _bytes(member: Member, values: torch.Tensor) -> torch.Tensor:
+    """The bytes of an opaque tensor."""
+    _check_values(member, values)
+    if values.dtype != member.parameter.dtype:
+        raise ArgumentError(f"the values of {member.name} are of {values.dtype}, but it is of {member.parameter.dtype} and keeps "
+                            "its bits")
+    return values.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+
+
 def _flat(member: Member, values: torch.Tensor) -> torch.Tensor:
+    _check_values(member, values)
+    return values.detach().to("cpu", torch.float32).reshape(-1)
+
+
+def _check_values(member: Member, values: torch.Tensor) -> None:
     if tuple(values.shape) != tuple(member.parameter.shape):
         raise ArgumentError(f"the values of {member.name} have shape {tuple(values.shape)}, but the parameter has "
                             f"{tuple(member.parameter.shape)}")
     if values.is_meta:
         raise ArgumentError(f"{member.name} is on the meta device and has no values; give offload() values=")
-    return values.detach().to("cpu", torch.float32).reshape(-1)

@@ -31,16 +31,26 @@ def _entries(model: nn.Module) -> "list[Any]":
                             "zero_grad() first, which abandons the step")
     engine = offloaded.engine
     found: "list[Any]" = []
+    taken = set()
     for unit in offloaded.gatherer.units.units:
         for member in unit.members:
-            found.append((member.name, engine.dtype, tuple(member.parameter.shape),
+            taken.add(member.name)
+            if _is_unsaved(member):
+                continue
+            found.append((member.name, engine.dtype_of(member), tuple(member.parameter.shape),
                           lambda member=member: engine.read(member)))
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
+            if buffer is not None and name not in module._non_persistent_buffers_set and f"{prefix}.{name}".lstrip(".") not in taken:
                 found.append((f"{prefix}.{name}" if prefix else name, buffer.dtype, tuple(buffer.shape),
                               lambda buffer=buffer: buffer.detach().cpu()))
     return found
+
+
+def _is_unsaved(member: Member) -> bool:
+    """A buffer that no state_dict has."""
+    owner, attribute = member.owners[0]
+    return attribute in owner._non_persistent_buffers_set
 
 
 def named_values(model: nn.Module) -> "Iterator[tuple[str, torch.Tensor]]":
@@ -179,7 +189,7 @@ def load_safetensors(model: nn.Module, source: "str | os.PathLike[str] | Safeten
         SafetensorsValues(source) if os.path.isfile(source) else open_safetensors(source)
     names = _names_of_members(model, offloaded.gatherer.units)
     found = {member.tensor: next((name for name in named if name in values), None) for member, named in names}
-    missing = [member.name for member, _ in names if found[member.tensor] is None]
+    missing = [member.name for member, _ in names if found[member.tensor] is None and not _is_unsaved(member)]
     if strict and missing:
         raise ArgumentError(f"the files have no {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}; nothing was "
                             "loaded. strict=False loads what they have")
@@ -187,9 +197,10 @@ def load_safetensors(model: nn.Module, source: "str | os.PathLike[str] | Safeten
     for member in wanted:
         values.check_shape(str(found[member.tensor]), member.parameter.shape)
     offloaded.engine.replace(lambda member: values[str(found[member.tensor])], wanted)
+    taken = {name for _, named in names for name in named}
     with torch.no_grad():
         for name, buffer in model.named_buffers():
-            if name in values:
+            if name in values and name not in taken:
                 buffer.copy_(values[name])
     return missing
 

@@ -4,13 +4,14 @@ function by function; a status that is not 0 becomes an exception."""
 import ctypes as C
 import os
 import pathlib
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import SluiceError, error_of
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 FORWARD, BACKWARD, INFERENCE = 0, 1, 2
 PARAMETER, MASTER, EXP_AVG, EXP_AVG_SQ = 0, 1, 2, 3
+OPAQUE = 2  # of Unit.is_frozen
 FP32, BF16, FP16 = 0, 1, 2
 ALL_TENSORS = 0xffffffff
 
@@ -180,13 +181,18 @@ class Library:
             function.restype = C.c_int
             setattr(self, name, self._raising(function))
 
-    def _raising(self, function: Any) -> Any:
-        last_error = self._dll.sluice_last_error
+        # Without what _raising() adds, for calls at every use of a unit: the caller looks at the status.
+        self.raw_acquire, self.raw_release = self._dll.sluice_acquire, self._dll.sluice_release
 
+    def fail(self, status: int) -> NoReturn:
+        """Raises what a status that is not 0 means."""
+        raise error_of(status, self._dll.sluice_last_error().decode(errors="replace"))
+
+    def _raising(self, function: Any) -> Any:
         def call(*arguments: Any) -> None:
             status = function(*arguments)
             if status != 0:
-                raise error_of(status, last_error().decode(errors="replace"))
+                self.fail(status)
         return call
 
     def __getattr__(self, name: str) -> Any:

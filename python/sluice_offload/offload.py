@@ -41,7 +41,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             units: "Sequence[type | str] | None" = None, lr: Optional[float] = None,
             values: "Values | None" = None, storage: Optional[str] = None,
             restore: "str | os.PathLike[str] | None" = None, resume: bool = False,
-            optimizer: Optional[torch.optim.Optimizer] = None) -> OffloadOptimizer:
+            optimizer: Optional[torch.optim.Optimizer] = None, buffers: "Sequence[str]" = ()) -> OffloadOptimizer:
     """Trains `model` with its parameters, masters and moments where `config` says: device memory, host memory or NVMe.
 
     config: a dictionary or a JSON file, as docs/configuration.md has it. Missing keys are taken from the model:
@@ -59,6 +59,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     optimizer: a new torch.optim.AdamW, Adam, Adagrad or SGD over the model's parameters, whose hyperparameters, groups and
         learning rates are taken instead of the config's. Use what this function returns; a scheduler of the given one goes
         on with `scheduler.optimizer = ` the returned one.
+    buffers: patterns of the names of buffers that move with their units, such as "*.qweight" of a quantized linear layer. They
+        keep their type and bits, and are read, never written. Other buffers stay in memory.
     storage: "swap", "poke" or "copy"; by default the best that this torch has (storage.py).
 
     From here on the parameters are the engine's. Read them by `state_dict()` or inside of `gathered(model)`.
@@ -77,7 +79,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise ArgumentError("this model is in a DistributedDataParallel, which would look for gradients that the engine has; give "
                             "offload() what is in it, model.module. Offloaded, it needs no wrapper")
-    found = find_units(model, units)
+    found = find_units(model, units, buffers)
     settings = read_config(config)
     if optimizer is not None:
         take_over(settings, optimizer, model)
@@ -184,6 +186,8 @@ def _values_of(values: "Values | None") -> "Callable[[Member], torch.Tensor]":
         return lambda member: values(member.name)
 
     def look_up(member: Member) -> torch.Tensor:
+        if not isinstance(member.parameter, nn.Parameter) and not member.parameter.is_meta and member.name not in values:
+            return member.parameter  # buffers are made with the model
         try:
             return values[member.name]
         except KeyError:
@@ -203,13 +207,17 @@ def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
     for unit in units.units:
         for member in unit.members:
             for i, (owner, attribute) in enumerate(member.owners):
-                view = torch.empty(0, dtype=engine.dtype)
+                if i > 0 and unit.is_frozen:  # the same object, without a gradient, may stand in several places
+                    continue
+                view = torch.empty(0, dtype=engine.dtype_of(member), device="cpu")
                 shape = member.parameter.shape
-                view.set_(storages[unit.index].storage, member.offset, shape, torch.empty(shape, device="meta").stride())
+                offset = member.offset * engine.dtype.itemsize // view.itemsize
+                view.set_(storages[unit.index].storage, offset, shape, torch.empty(shape, device="meta").stride())
                 if i > 0:
-                    owner._parameters[attribute] = nn.Parameter(view, requires_grad=not unit.is_frozen)
+                    owner._parameters[attribute] = nn.Parameter(view)
                 elif member.parameter.is_meta:
-                    fresh = nn.Parameter(view, requires_grad=not unit.is_frozen)
+                    is_parameter = isinstance(member.parameter, nn.Parameter)
+                    fresh = nn.Parameter(view, requires_grad=not unit.is_frozen) if is_parameter else view
                     torch.utils.swap_tensors(member.parameter, fresh)
                 else:
                     member.parameter.data = view

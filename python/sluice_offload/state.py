@@ -50,23 +50,32 @@ def _loader(module: nn.Module, members: "dict[str, Member]", engine: Engine) -> 
     original = module._load_from_state_dict
 
     def load(state: "dict[str, Any]", prefix: str, *arguments: Any) -> None:
-        own = dict(module._parameters)
+        own = {name: member.at(module)[name] for name, member in members.items()}
         # Also for names that `state` lacks: hooks of the module may rename old ones on the way.
-        rooms = {name: nn.Parameter(torch.empty(member.parameter.shape, dtype=torch.float32, device="cpu"), requires_grad=False)
-                 for name, member in members.items()}
+        rooms = {name: _room(member) for name, member in members.items()}
         versions = {name: room._version for name, room in rooms.items()}
-        module._parameters.update(rooms)
+        for name, member in members.items():
+            member.at(module)[name] = rooms[name]
         try:
             original(state, prefix, *arguments)
             # torch leaves alone what it refuses, and says so at the end of load_state_dict(); with assign=True it puts others here.
-            loaded = {member.tensor: module._parameters[name] for name, member in members.items()
-                      if module._parameters[name] is not rooms[name] or rooms[name]._version != versions[name]}
+            now = {name: member.at(module)[name] for name, member in members.items()}
+            loaded = {members[name].tensor: tensor for name, tensor in now.items()
+                      if tensor is not rooms[name] or rooms[name]._version != versions[name]}
         finally:
-            module._parameters.update(own)
+            for name, member in members.items():
+                member.at(module)[name] = own[name]
         taken = [member for member in members.values() if member.tensor in loaded]
         if taken:
             engine.replace(lambda member: loaded[member.tensor], taken)  # type: ignore[arg-type, return-value]
     return load
+
+
+def _room(member: Member) -> torch.Tensor:
+    """Memory for values that torch loads: fp32, or the bits of an opaque tensor."""
+    dtype = member.parameter.dtype if member.is_opaque else torch.float32
+    room = torch.empty(member.parameter.shape, dtype=dtype, device="cpu")
+    return nn.Parameter(room, requires_grad=False) if isinstance(member.parameter, nn.Parameter) else room
 
 
 class Gatherer:
@@ -78,10 +87,10 @@ class Gatherer:
     def _wanted(self, what: "nn.Module | Iterable[torch.Tensor] | None") -> "list[Unit]":
         if what is None:
             return self.units.units
-        parameters = what.parameters() if isinstance(what, nn.Module) else what
+        parameters = [*what.parameters(), *what.buffers()] if isinstance(what, nn.Module) else what
         ids = {id(parameter) for parameter in parameters}
         return [unit for unit in self.units.units if any(
-            id(owner._parameters[attribute]) in ids for member in unit.members for owner, attribute in member.owners)]
+            id(member.at(owner)[attribute]) in ids for member in unit.members for owner, attribute in member.owners)]
 
     @contextlib.contextmanager
     def gathered(self, what: "nn.Module | Iterable[torch.Tensor] | None") -> "Iterator[None]":
@@ -113,7 +122,7 @@ class Gatherer:
         size = self._engine.dtype.itemsize
         for member in unit.members:
             values = self._engine.read(member)
-            C.memmove(C.addressof(copied) + member.offset * size, values.data_ptr(), values.numel() * size)
+            C.memmove(C.addressof(copied) + member.offset * size, values.data_ptr(), values.nbytes)
         return copied
 
 

@@ -21,6 +21,7 @@ import torch
 from .errors import ArgumentError, SluiceError
 
 _CHUNK_BYTES = 2 << 20
+_ADDRESSES_MAX = 256  # of one unit; copies for gathered() have many
 _PROT_READ, _PROT_WRITE = 1, 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
 _FAILED = C.c_void_p(-1).value
@@ -87,8 +88,28 @@ class UnitStorage:
 
 
 class SwapStorage(UnitStorage):
+    """Keeps a storage for each address that the unit has had, which are few: to swap with it twice shows poison again, and
+    leaves it as it was."""
+
+    def __init__(self, nbytes: int, poison: Region) -> None:
+        super().__init__(nbytes, poison)
+        self._others: "dict[int, torch.UntypedStorage]" = {}
+        self._other: Optional[torch.UntypedStorage] = None  # has poison's address while this one has its own
+
     def attach(self, address: int) -> None:
-        self.storage._swap_data_ptr_(_storage_at(address, self.nbytes))
+        self.detach()
+        other = self._others.get(address)
+        if other is None:
+            if len(self._others) >= _ADDRESSES_MAX:
+                self._others.clear()
+            other = self._others[address] = _storage_at(address, self.nbytes)
+        self.storage._swap_data_ptr_(other)
+        self._other = other
+
+    def detach(self) -> None:
+        other, self._other = self._other, None
+        if other is not None:
+            self.storage._swap_data_ptr_(other)
 
 
 class PokeStorage(UnitStorage):

@@ -4,32 +4,41 @@ included.
 - A unit is what computation needs together: the whole subtree of each instance of the classes `units`. Every other module
   that owns parameters is a unit of those.
 - A parameter that a second module owns too (tied weights) belongs to the first one's unit; the second module uses that unit.
-- Frozen and trained parameters of one module are two units, used together.
+- Frozen and trained parameters of one module are two units, used together. Frozen ones of another type than the trained ones,
+  such as quantized weights, and buffers that are named are a third: `opaque`, of which every bit is kept.
 - A module that owns parameters and contains other units cannot lend its own for as long as it runs, for those inside need
   leases meanwhile: it is `held`, its parameters are copied (storage.py).
 """
 
 import dataclasses
+import fnmatch
 from typing import Iterable, Sequence
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .errors import ArgumentError
 
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Transformer,
                nn.TransformerEncoder, nn.TransformerDecoder)
 
 
 @dataclasses.dataclass
 class Member:
-    """A parameter of a unit: `owners` are the places (module, attribute) where it is found; the first is its own, at
-    each other one stands a parameter of its own over the same memory."""
+    """A parameter of a unit, or a buffer: `owners` are the places (module, attribute) where it is found; the first is its
+    own, at each other one stands a parameter of its own over the same memory, if it is trained."""
     name: str
-    parameter: nn.Parameter
+    parameter: torch.Tensor
     owners: "list[tuple[nn.Module, str]]"
+    is_opaque: bool = False
     tensor: int = -1
-    offset: int = 0  # in elements of its unit
+    offset: int = 0  # in elements of the engine's parameters, in its unit
+
+    def at(self, owner: nn.Module) -> "dict[str, torch.Tensor]":
+        """Where `owner` keeps it."""
+        return owner._parameters if isinstance(self.parameter, nn.Parameter) else owner._buffers  # type: ignore[return-value]
 
 
 @dataclasses.dataclass
@@ -39,6 +48,7 @@ class Unit:
     is_frozen: bool
     members: "list[Member]" = dataclasses.field(default_factory=list)
     is_held: bool = False
+    is_opaque: bool = False
 
 
 @dataclasses.dataclass
@@ -78,11 +88,12 @@ def _classes(model: nn.Module, units: "Sequence[type | str] | None") -> "tuple[s
     return set(), (), children
 
 
-def find_units(model: nn.Module, units: "Sequence[type | str] | None" = None) -> Units:
+def find_units(model: nn.Module, units: "Sequence[type | str] | None" = None, buffers: "Sequence[str]" = ()) -> Units:
     """The units of `model`. `units`: classes of modules, or their names, each instance of which is one; by default those
-    that the model itself names (`_no_split_modules`), else the children of its lists and sequences."""
+    that the model itself names (`_no_split_modules`), else the children of its lists and sequences. `buffers`: patterns of
+    the names of buffers that belong to units, too."""
     names, classes, ids = _classes(model, units)
-    found = _Finder(model)
+    found = _Finder(model, buffers)
     inside: "set[int]" = set()
     matched = False
     for name, module in model.named_modules():
@@ -101,6 +112,7 @@ def find_units(model: nn.Module, units: "Sequence[type | str] | None" = None) ->
     if units is not None and not matched:
         raise ArgumentError(f"units={list(units)!r} names no module of the model; its modules are of the classes "
                             f"{sorted({type(module).__name__ for module in model.modules()})}")
+    found.check_buffers(model)
     result = found.result()
     if not result.units:
         raise ArgumentError(f"{type(model).__name__} has no parameters")
@@ -110,36 +122,65 @@ def find_units(model: nn.Module, units: "Sequence[type | str] | None" = None) ->
 
 
 class _Finder:
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, buffers: "Sequence[str]") -> None:
         self.units: "list[Unit]" = []
         self.sites: "list[Site]" = []
         self.owner: "dict[int, tuple[Unit, Member]]" = {}
+        self.buffers = {pattern: False for pattern in buffers}  # whether it names one
+        trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+        self.dtype = trained.pop() if len(trained) == 1 else None  # of every trained parameter
 
     def add(self, name: str, module: nn.Module, members: "Iterable[tuple[str, nn.Module]]") -> None:
         site = Site(module, name or type(module).__name__)
-        own: "dict[bool, Unit]" = {}
+        own: "dict[str, Unit]" = {}
         for prefix, owner in members:
-            for attribute, parameter in owner._parameters.items():
-                if parameter is None:
-                    continue
-                _check(name, attribute, parameter)
-                known = self.owner.get(id(parameter))
-                if known is not None:
-                    known[1].owners.append((owner, attribute))
-                    if known[0] not in site.units:
-                        site.units.append(known[0])
-                    continue
-                frozen = not parameter.requires_grad
-                if frozen not in own:
-                    own[frozen] = Unit(len(self.units), site.name + (".frozen" if frozen else ""), frozen)
-                    self.units.append(own[frozen])
-                    site.units.append(own[frozen])
-                full = ".".join(part for part in (name, prefix, attribute) if part)
-                member = Member(full, parameter, [(owner, attribute)])
-                own[frozen].members.append(member)
-                self.owner[id(parameter)] = (own[frozen], member)
+            place = ".".join(part for part in (name, prefix) if part)
+            tensors: "list[tuple[str, torch.Tensor | None]]" = [*owner._parameters.items(), *self._named_buffers(place, owner)]
+            for attribute, tensor in tensors:
+                if tensor is not None:
+                    self._add_tensor(site, own, place, owner, attribute, tensor)
         if site.units:
             self.sites.append(site)
+
+    def _add_tensor(self, site: Site, own: "dict[str, Unit]", place: str, owner: nn.Module, attribute: str,
+                    tensor: torch.Tensor) -> None:
+        full = f"{place}.{attribute}" if place else attribute
+        _check(full, tensor)
+        known = self.owner.get(id(tensor))
+        if known is not None:
+            known[1].owners.append((owner, attribute))
+            if known[0] not in site.units:
+                site.units.append(known[0])
+            return
+        kind = "" if tensor.requires_grad else ".opaque" if self._is_opaque(tensor) else ".frozen"
+        if kind not in own:
+            own[kind] = Unit(len(self.units), site.name + kind, kind != "", is_opaque=kind == ".opaque")
+            self.units.append(own[kind])
+            site.units.append(own[kind])
+        member = Member(full, tensor, [(owner, attribute)], own[kind].is_opaque)
+        own[kind].members.append(member)
+        self.owner[id(tensor)] = (own[kind], member)
+
+    def _is_opaque(self, tensor: torch.Tensor) -> bool:
+        return (not isinstance(tensor, nn.Parameter) or tensor.dtype not in _TYPES
+                or (self.dtype is not None and tensor.dtype != self.dtype))
+
+    def _named_buffers(self, place: str, owner: nn.Module) -> "list[tuple[str, torch.Tensor | None]]":
+        found: "list[tuple[str, torch.Tensor | None]]" = []
+        for attribute, buffer in owner._buffers.items():
+            full = f"{place}.{attribute}" if place else attribute
+            matching = [pattern for pattern in self.buffers if fnmatch.fnmatchcase(full, pattern)]
+            self.buffers.update((pattern, True) for pattern in matching)
+            if matching:
+                found.append((attribute, buffer))
+        return found
+
+    def check_buffers(self, model: nn.Module) -> None:
+        for pattern, names_one in self.buffers.items():
+            if not names_one:
+                names = [name for name, _ in model.named_buffers()]
+                raise ArgumentError(f"buffers: {pattern!r} names no buffer; the model has {names[:6]}"
+                                    f"{' and others' if len(names) > 6 else ''}")
 
     def result(self) -> Units:
         sites = {id(site.module) for site in self.sites}
@@ -151,20 +192,22 @@ class _Finder:
         return Units(self.units, self.sites)
 
 
-def _check(name: str, attribute: str, parameter: nn.Parameter) -> None:
-    what = f"parameter {name + '.' if name else ''}{attribute}"
+def _check(name: str, parameter: torch.Tensor) -> None:
+    what = f"{'parameter' if isinstance(parameter, nn.Parameter) else 'buffer'} {name}"
     if parameter.numel() == 0:
         raise ArgumentError(f"{what} has shape {tuple(parameter.shape)}: a tensor without elements cannot be offloaded")
-    if not parameter.dtype.is_floating_point:
-        raise ArgumentError(f"{what} is of {parameter.dtype}; parameters have to be of fp32, bf16 or fp16")
+    if is_traceable_wrapper_subclass(parameter):
+        raise ArgumentError(f"{what} is a {type(parameter).__name__}, which keeps its values in other tensors; quantize with a "
+                            "module that has plain parameters or buffers")
     if parameter.device.type not in ("cpu", "meta"):
         raise ArgumentError(f"{what} is on {parameter.device}; this version computes on the CPU: offload the model there")
 
 
 def common_dtype(units: Units) -> torch.dtype:
-    """The type of all parameters. Raises ArgumentError where they differ, naming one of each."""
-    first = units.units[0].members[0]
-    for unit in units.units:
+    """The type of all parameters but opaque ones. Raises ArgumentError where they differ, naming one of each."""
+    numbers = [unit for unit in units.units if not unit.is_opaque]
+    first = numbers[0].members[0]
+    for unit in numbers:
         for member in unit.members:
             if member.parameter.dtype != first.parameter.dtype:
                 raise ArgumentError(f"{first.name} is of {first.parameter.dtype}, {member.name} of "

@@ -35,6 +35,10 @@ struct UnitSpec {
   // example after a router has chosen experts (Step::announce). In a step that does not, the
   // gradient is zero.
   bool is_announced = false;
+  // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Their
+  // elements are words of the size of a parameter (precision.parameters), and every word keeps its
+  // bits. An opaque unit is frozen. float_of_word() puts a word into initial values.
+  bool is_opaque = false;
 };
 
 struct SLUICE_EXPORT ModelSpec {
@@ -63,7 +67,7 @@ struct SLUICE_EXPORT ModelSpec {
 // Fails with: kInvalidArgument for a model without units, a unit without tensors, a zero extent, a
 // name used twice, an order that names an unknown or an announced unit, a trained unit that is not
 // announced and that backward_order leaves out, a model without trained units or with announced
-// units only, or boundaries that are empty, differ in number from
+// units only, an opaque unit that is not frozen, or boundaries that are empty, differ in number from
 // forward_order, or come with a backward_order that is not the reverse of forward_order.
 ModelSpec validated(ModelSpec spec);
 

@@ -1,6 +1,7 @@
 // The training state, tensor by tensor, as applications set and read it. Plain data.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -19,6 +20,7 @@ struct TensorPlace {
   std::uint64_t offset_elements = 0;     // in the unit
   std::uint64_t element_count = 0;       // without padding
   std::uint32_t hyperparameter_set = 0;  // see engine/plan/parameter_groups.h
+  bool is_opaque = false;                // its elements are words of an opaque unit
 };
 
 enum class StateKind : std::uint8_t {
@@ -29,8 +31,18 @@ enum class StateKind : std::uint8_t {
 };
 SLUICE_EXPORT std::string_view name_of(StateKind kind);
 
+// The float that carries a word of an opaque unit, and the word of such a float. The word is in the
+// highest bits of the float's representation. `word_bytes` is the size of a parameter, 2 or 4.
+inline float float_of_word(std::uint32_t word, std::uint64_t word_bytes) {
+  return std::bit_cast<float>(word << (32 - 8 * word_bytes));
+}
+inline std::uint32_t word_of_float(float carrier, std::uint64_t word_bytes) {
+  return std::bit_cast<std::uint32_t>(carrier) >> (32 - 8 * word_bytes);
+}
+
 // Fills `values` with the initial fp32 masters of elements [first_element, first_element +
 // values.size()) of a tensor.
+// For a tensor of an opaque unit, each value is the float_of_word() of one word.
 using InitialValues = std::function<void(const TensorPlace& tensor, std::uint64_t first_element,
                                          std::span<float> values)>;
 

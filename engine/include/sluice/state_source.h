@@ -41,6 +41,7 @@ struct StateDescription {
     std::string name;
     std::vector<std::uint64_t> shape;
     bool is_frozen = false;
+    bool is_opaque = false;
   };
 
   std::vector<Tensor> tensors;
@@ -67,7 +68,8 @@ class SLUICE_EXPORT StateSource {
   // Fills `values` with elements [first_element, first_element + values.size()) of kMaster, kExpAvg
   // or kExpAvgSq. The three kinds are a complete state, because compute parameters are the masters
   // rounded to the compute dtype. The engine asks for moments only where the optimizer keeps them,
-  // and never for a frozen unit, whose masters are its parameters. Called on the application's
+  // and never for a frozen unit, whose masters are its parameters. For a tensor of an opaque unit,
+  // each value is a float_of_word(). Called on the application's
   // thread, unless allows_threads().
   // Fails with: the source's own errors; the engine has no state then, and accepts another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,

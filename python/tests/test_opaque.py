@@ -1,0 +1,196 @@
+"""Frozen weights of other types beside trained ones: quantized bytes, as parameters and as buffers. Their bits stay, and nothing
+but them moves."""
+
+import copy
+
+import pytest
+import torch
+from conftest import worst
+from torch import nn
+
+import sluice_offload as sluice
+
+WIDTH = 64
+
+
+class Int4Linear(nn.Module):
+    """Two weights of 4 bits in each byte, and a scale per row; `kind` says how the module keeps them."""
+
+    def __init__(self, inputs, outputs, kind):
+        super().__init__()
+        codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8)
+        scales = (torch.rand(outputs, 1) * 0.02).to(torch.float16)
+        if kind == "parameters":
+            self.codes = nn.Parameter(codes, requires_grad=False)
+            self.scales = nn.Parameter(scales, requires_grad=False)
+        else:
+            self.register_buffer("codes", codes)
+            self.register_buffer("scales", scales)
+
+    def forward(self, x):
+        weight = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1).float() - 7.5
+        return nn.functional.linear(x, weight * self.scales)
+
+
+class Adapted(nn.Module):
+    def __init__(self, kind, dtype):
+        super().__init__()
+        self.base = Int4Linear(WIDTH, WIDTH, kind)
+        self.norm = nn.LayerNorm(WIDTH, dtype=torch.float32)
+        self.norm.weight.requires_grad_(False)  # of the trained ones' type, or of another
+        self.norm.bias.requires_grad_(False)
+        self.down = nn.Parameter((torch.randn(4, WIDTH) * 0.1).to(dtype))
+        self.up = nn.Parameter((torch.randn(WIDTH, 4) * 0.1).to(dtype))
+
+    def forward(self, x):
+        h = self.norm(x.float())
+        return x + self.base(h).to(x.dtype) + h.to(x.dtype) @ self.down.T @ self.up.T
+
+
+def model_of(kind="parameters", dtype=torch.float32):
+    torch.manual_seed(5)
+    return nn.Sequential(*(Adapted(kind, dtype) for _ in range(6)))
+
+
+def settings(config, overlap="serial"):
+    config["optimizer"] = {"clip_norm": 1.0, "weight_decay": 0.0, "beta2": 0.999, "overlap": overlap}
+    config["memory"] = {"device": "40KiB", "host": "200KiB"}
+    config["storage"]["block_elements"] = 4096
+    return config
+
+
+def losses_of(model, optimizer, steps, clips):
+    generator = torch.Generator().manual_seed(2)
+    found = []
+    dtype = model[0].down.dtype
+    for _ in range(steps):
+        x = torch.randn(8, WIDTH, generator=generator).to(dtype)
+        loss = model(x).float().square().mean()
+        loss.backward()
+        if clips:
+            nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def same_bits(one, other):
+    return one.dtype == other.dtype and torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", ["parameters", "buffers"])
+@pytest.mark.parametrize("storage", ["swap", "poke", "copy"])
+def test_a_quantized_base_keeps_its_bits_and_adapters_train_as_in_torch(kind, storage, config):
+    plain = model_of(kind)
+    model = copy.deepcopy(plain)
+    buffers = () if kind == "parameters" else ("*.codes", "*.scales")
+    try:
+        optimizer = sluice.offload(model, settings(config), units=[Adapted], lr=1e-2, buffers=buffers, storage=storage)
+    except sluice.ArgumentError as error:
+        if "does not have" not in str(error):
+            raise
+        pytest.skip(str(error))
+    theirs = torch.optim.AdamW([p for p in plain.parameters() if p.requires_grad], lr=1e-2, weight_decay=0)
+    before = {name: values.clone() for name, values in plain.state_dict().items() if "base" in name}
+    assert worst(losses_of(model, optimizer, 20, False), losses_of(plain, theirs, 20, True)) <= 2e-6
+    assert optimizer.report.schedule_changes == 0
+    assert (optimizer.report.nvme_read_bytes, optimizer.report.nvme_write_bytes) == optimizer._engine.predicted_traffic()
+    # Forward and backward read each unit once; 4 KiB is the unit of storage. The trained ones are written, too.
+    codes, scales = WIDTH * WIDTH // 2, 2 * WIDTH
+    assert optimizer.report.nvme_read_bytes >= 2 * 5 * (codes + scales)
+    found = model.state_dict()
+    assert found.keys() == plain.state_dict().keys()
+    for name, values in before.items():
+        assert same_bits(found[name], values), name
+    with sluice.gathered(model):
+        assert same_bits(model[2].base.codes, before["2.base.codes"])
+    assert (model[2].base.codes == 255).all()  # outside: poison
+    optimizer.close()
+
+
+def test_only_the_bytes_move(config):
+    def bytes_of(dtype):
+        model = model_of()
+        for block in model:
+            block.base = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False) if dtype is None else block.base
+        optimizer = sluice.offload(model, {**settings(config), "memory": {"device": "80KiB", "host": "200KiB"}}, units=[Adapted],
+                                   lr=1e-2)
+        losses_of(model, optimizer, 3, False)
+        read = optimizer.report.nvme_read_bytes
+        assert read == optimizer._engine.predicted_traffic()[0]
+        optimizer.close()
+        return read
+
+    # Beside the same norms and adapters, fp32 weights take 16 KiB for each of at most 12 reads, codes and scales 4.
+    assert 10 * 12288 <= bytes_of(None) - bytes_of(torch.uint8) <= 12 * 12288
+
+
+def test_types_of_trained_and_frozen_parameters_differ(config):
+    """bf16 adapters beside fp32 norms and bytes: no frozen parameter is rounded."""
+    plain = model_of(dtype=torch.bfloat16)
+    with torch.no_grad():
+        for block in plain:
+            block.norm.weight.mul_(1 + 2.0**-20)
+    model = copy.deepcopy(plain)
+    optimizer = sluice.offload(model, settings(config), units=[Adapted], lr=1e-2)
+    with torch.no_grad():
+        x = torch.randn(3, WIDTH).bfloat16()
+        assert torch.equal(model(x), plain(x))
+    losses_of(model, optimizer, 3, False)
+    found = model.state_dict()
+    assert found["0.norm.weight"].dtype == torch.float32 and found["0.up"].dtype == torch.bfloat16
+    for name, values in plain.state_dict().items():
+        if "norm" in name or "base" in name:
+            assert same_bits(found[name], values), name
+    optimizer.close()
+
+
+def test_files_checkpoints_and_other_values(config, tmp_path):
+    model = model_of("buffers")
+    optimizer = sluice.offload(model, settings(config), units=[Adapted], lr=1e-2, buffers=["*.codes", "*.scales"])
+    losses_of(model, optimizer, 2, False)
+    first = model.state_dict()
+    sluice.save_safetensors(model, tmp_path / "files")
+    optimizer.save(tmp_path / "run")
+    losses = losses_of(model, optimizer, 3, False)
+
+    other = model_of("buffers")
+    with torch.no_grad():
+        for block in other:
+            block.base.codes.zero_()
+    state = other.state_dict()
+    model.load_state_dict(state)
+    assert all(same_bits(values, state[name]) for name, values in model.state_dict().items())
+    sluice.load_safetensors(model, tmp_path / "files")
+    assert all(same_bits(values, first[name]) for name, values in model.state_dict().items())
+    optimizer.close()
+
+    resumed = sluice.offload(other, settings(config), units=[Adapted], lr=1e-2, buffers=["*.codes", "*.scales"],
+                             restore=tmp_path / "run" / "latest")
+    assert all(same_bits(values, first[name]) for name, values in other.state_dict().items())
+    assert losses_of(other, resumed, 3, False) == losses
+    resumed.close()
+
+
+def test_a_model_on_the_meta_device(config, tmp_path):
+    source = model_of()
+    values = source.state_dict()
+    with torch.device("meta"):
+        model = nn.Sequential(*(Adapted("parameters", torch.float32) for _ in range(6)))
+    optimizer = sluice.offload(model, settings(config), units=[Adapted], lr=1e-2, values=values)
+    assert all(same_bits(found, values[name]) for name, found in model.state_dict().items())
+    with torch.no_grad():
+        x = torch.randn(3, WIDTH)
+        assert torch.equal(model(x), source(x))
+    optimizer.close()
+    with torch.device("meta"):
+        model = nn.Sequential(*(Adapted("parameters", torch.float32) for _ in range(6)))
+    values["1.base.codes"] = values["1.base.codes"].to(torch.int8)
+    with pytest.raises(sluice.ArgumentError, match="1.base.codes are of torch.int8, but it is of torch.uint8"):
+        sluice.offload(model, settings(config), units=[Adapted], lr=1e-2, values=values)
+
+
+def test_what_cannot_move_is_refused(config):
+    with pytest.raises(sluice.ArgumentError, match=r"'\*.zeros' names no buffer; the model has \['0.base.codes'"):
+        sluice.offload(model_of("buffers"), config, units=[Adapted], buffers=["*.codes", "*.zeros"])
