@@ -99,7 +99,7 @@ test_torch() {
 
 # transformers, accelerate, lightning and peft with that wheel; one that is missing is a failure.
 test_frameworks() {
-  say "testing the package for PyTorch under transformers, accelerate, lightning and peft"
+  say "testing the package for PyTorch under transformers, accelerate, lightning, peft and bitsandbytes"
   local environment=$PWD/build/torch status=0
   tools/torch_environment.py "$environment" --frameworks || status=$?
   if [[ $status == 77 ]]; then
@@ -113,6 +113,8 @@ test_frameworks() {
     command=
   }
   (cd python/tests && SLUICE_COMMAND=$command HF_HUB_OFFLINE=1 "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA frameworks)
+  say "taking the cures of traps out of the package for PyTorch"
+  SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so "$environment/bin/python" -B python/tests/cures.py
 }
 
 # The wheel with everything in it, under the oldest torch that the package serves and under the newest.

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Fine-tunes adapters (LoRA) of a frozen model whose weights stay on a drive.
 
-    train_lora.py --storage /nvme
+    train_lora.py --storage /nvme [--quantized]
 
-The frozen weights are read for each pass, and never written. Only the adapters have gradients, moments and masters. Needs torch
-and the package sluice_offload. Only the lines marked "Sluice" know where the weights are.
+The frozen weights are read for each pass, and never written. Only the adapters have gradients, moments and masters. With
+--quantized the frozen weights have 8 bits each, and a quarter of the bytes moves. Needs torch and the package sluice_offload.
+Only the lines marked "Sluice" know where the weights are.
 """
 
 import argparse
@@ -17,12 +18,28 @@ import sluice_offload as sluice
 WIDTH, LAYERS, RANK, ROWS = 256, 6, 8, 32
 
 
+class Quantized(nn.Module):
+    """A frozen linear layer with weights of 8 bits and a scale for each row."""
+
+    def __init__(self, linear):
+        super().__init__()
+        scales = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.codes = nn.Parameter((linear.weight.detach() / scales).round().to(torch.int8), requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.bias = nn.Parameter(linear.bias.detach(), requires_grad=False)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.codes * self.scales, self.bias)
+
+
 class Adapted(nn.Module):
     """A frozen linear layer, and a trained one of low rank beside it."""
 
-    def __init__(self, inputs, outputs):
+    def __init__(self, inputs, outputs, quantized):
         super().__init__()
         self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        if quantized:
+            self.base = Quantized(self.base)
         self.down = nn.Parameter(torch.randn(RANK, inputs) * inputs**-0.5)
         self.up = nn.Parameter(torch.zeros(outputs, RANK))
 
@@ -31,9 +48,9 @@ class Adapted(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, quantized):
         super().__init__()
-        self.wide, self.narrow = Adapted(WIDTH, 4 * WIDTH), Adapted(4 * WIDTH, WIDTH)
+        self.wide, self.narrow = Adapted(WIDTH, 4 * WIDTH, quantized), Adapted(4 * WIDTH, WIDTH, quantized)
 
     def forward(self, x):
         return x + self.narrow(torch.relu(self.wide(x)))
@@ -42,11 +59,12 @@ class Block(nn.Module):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--storage", default="/var/tmp", metavar="FOLDER", help="a folder on the drive (default: %(default)s)")
+    parser.add_argument("--quantized", action="store_true", help="frozen weights of 8 bits")
     parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
 
     torch.manual_seed(1)
-    model = nn.Sequential(*(Block() for _ in range(LAYERS)))
+    model = nn.Sequential(*(Block(options.quantized) for _ in range(LAYERS)))
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     inputs, targets = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)

@@ -37,3 +37,12 @@ def test_adapters_are_trained_and_frozen_weights_are_read_alone(monkeypatch, cap
     frozen, trained, read, written = (int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", said.splitlines()[-1]))
     assert written == 4 * trained
     assert 4 * frozen < read <= 2 * 4 * (frozen + trained)  # a pass each in forward and backward, as far as none was kept
+
+
+def test_adapters_beside_weights_of_8_bits(monkeypatch, capsys, tmp_path):
+    said = run(monkeypatch, capsys, "train_lora.py", "--storage", tmp_path, "--steps", 10, "--quantized")
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", said)]
+    assert losses[-1] < 0.5 * losses[0]
+    frozen, trained, read, written = (int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", said.splitlines()[-1]))
+    assert written == 4 * trained
+    assert frozen < read <= 2 * (1.05 * frozen + 4 * trained)  # a byte for each weight
