@@ -67,8 +67,8 @@ struct SLUICE_EXPORT ModelSpec {
 // Fails with: kInvalidArgument for a model without units, a unit without tensors, a zero extent, a
 // name used twice, an order that names an unknown or an announced unit, a trained unit that is not
 // announced and that backward_order leaves out, a model without trained units or with announced
-// units only, an opaque unit that is not frozen, or boundaries that are empty, differ in number from
-// forward_order, or come with a backward_order that is not the reverse of forward_order.
+// units only, an opaque unit that is not frozen, or boundaries that are empty, differ in number
+// from forward_order, or come with a backward_order that is not the reverse of forward_order.
 ModelSpec validated(ModelSpec spec);
 
 }  // namespace sluice
