@@ -27,7 +27,7 @@
 #include "tools/commands/config_options.h"
 #include "tools/commands/doctor_command.h"
 #include "tools/commands/generate_command.h"
-#include "tools/commands/plan_command.h"
+#include "tools/commands/plan_options.h"
 #include "tools/commands/state_command.h"
 #include "tools/commands/tokenize_command.h"
 #include "tools/commands/top_command.h"
@@ -76,60 +76,6 @@ void add_tokenize(CLI::App& app, sluice::TokenizeOptions& options) {
   sluice::add_output(tokenize, "--output", options.output_file,
                      "The token file (llm.c's format with a header)")
       ->required();
-}
-
-void add_plan(CLI::App& app, sluice::PlanOptions& options) {
-  CLI::App* plan = app.add_subcommand(
-      "plan",
-      "Say what a run will need and cost before it starts, and compare places for the state");
-  sluice::add_input(plan, "CONFIG", options.config_file,
-                    "Config file, as for train; default: none");
-  plan->add_option("--set", options.assignments, "Override any key (may be repeated)")
-      ->allow_extra_args(false)
-      ->type_name("KEY=VALUE");
-  sluice::add_deepspeed_values(plan, options.deepspeed);
-  plan->add_option("--ranks", options.ranks, "Ranks that share the state")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  plan->add_flag("--stages", options.stages, "Also print what each ZeRO stage leaves on one rank");
-  plan->add_option("--parameters", options.parameters,
-                   "Plan for a model of so many parameters (such as 8B), not the config's")
-      ->check(sluice::between(1, 1e15));
-  sluice::add_plan_model(plan, options);
-  plan->add_option("--layers", options.layers, "Units of that model, all alike")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  plan->add_option("--tokens", options.tokens,
-                   "Tokens of a step and rank (default: the config's batch)")
-      ->check(sluice::between(1, 1e15));
-  sluice::PlanRateOptions& rates = options.rates;
-  sluice::add_input(plan, "--io", rates.io_file, "Calibration written by bench io --json");
-  sluice::add_input(plan, "--adam", rates.adam_file, "Figures written by bench adam --json");
-  const auto add_size = [plan](const char* name, std::string& size, const char* text) {
-    plan->add_option(name, size, text)
-        ->transform(sluice::rate_suffix())
-        ->check(sluice::is_size())
-        ->type_name("SIZE");
-  };
-  const auto add_rate = [plan](const char* name, std::optional<double>& rate, const char* text) {
-    plan->add_option(name, rate, text)->check(sluice::between(1, 1e24));
-  };
-  add_size("--read-rate", rates.read, "Storage reads, bytes per second (such as 6GB)");
-  add_size("--write-rate", rates.write, "Storage writes");
-  plan->add_option("--duplex", rates.duplex,
-                   "full: storage reads and writes at once; half: one after the other")
-      ->check(CLI::IsMember({"full", "half"}));
-  add_size("--copy-rate", rates.copy, "Copies to and from the device, each way");
-  add_rate("--adam-rate", rates.adam, "Parameters that Adam updates per second (such as 2e9)");
-  add_rate("--device-adam-rate", rates.device_adam,
-           "Parameters per second that the device updates, for state at home there");
-  plan->add_option("--flush-ms", rates.flush_ms,
-                   "Milliseconds for which each flush of a commit occupies the drives")
-      ->check(sluice::between(0, 60000));
-  add_rate("--flops", rates.flops, "Operations per second that computation reaches");
-  add_size("--bytes-written-rating", options.bytes_written_rating,
-           "Bytes that may be written to the drives in their life (such as 1200TB)");
-  sluice::add_output(plan, "--json", options.json_file, "Write the plan");
 }
 
 void add_doctor(CLI::App& app, sluice::DoctorOptions& options) {
@@ -226,7 +172,7 @@ void add_commands(CLI::App& app, Commands& commands) {
   sluice::add_train(app, commands.train);
   add_generate(app, commands.generate);
   add_tokenize(app, commands.tokenize);
-  add_plan(app, commands.plan);
+  sluice::add_plan(app, commands.plan);
   sluice::add_tune(app, commands.tune);
   sluice::add_bench(app, commands.bench);
   sluice::add_trace(app, commands.trace);

@@ -17,7 +17,7 @@ inline constexpr std::uint64_t kBlocksSimulatedMax = 32 << 10;
 
 // All must outlive the call.
 struct BlockSteps {
-  const ActivationShape& step;
+  ActivationShape step;
   const Layout& layout;
   const Placement& placement;  // of `layout`
   std::uint32_t commit_every = 1;

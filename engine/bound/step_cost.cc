@@ -14,6 +14,7 @@ std::string_view name_of(Resource resource) {
     case Resource::kCopyDown: return "copies from the device";
     case Resource::kCpu: return "optimizer";
     case Resource::kDeviceUpdate: return "optimizer on the device";
+    case Resource::kLinks: return "links between ranks";
   }
   return "unknown";
 }

@@ -27,6 +27,7 @@ struct Rates {
   double up_bytes_per_second = 0;    // host to device
   double down_bytes_per_second = 0;  // device to host
   double adam_parameters_per_second = 0;
+  double link_bytes_per_second = 0;              // between ranks, each way
   double norm_parameters_per_second = 0;         // gradient norms, and additions of micro-batches
   double device_adam_parameters_per_second = 0;  // where the state is at home on the device
   std::vector<UnitTime> units;                   // by unit
@@ -41,8 +42,9 @@ enum class Resource : std::uint8_t {
   kCopyDown,
   kCpu,           // Adam, norms and additions
   kDeviceUpdate,  // beside computation, as far as the memory's rate allows
+  kLinks,         // between ranks; only in plans
 };
-inline constexpr std::size_t kResourceCount = 8;
+inline constexpr std::size_t kResourceCount = 9;
 
 std::string_view name_of(Resource resource);
 

@@ -9,6 +9,7 @@
 #include "base/topology.h"
 #include "engine/bound/merged_blocks.h"
 #include "engine/plan/sharding.h"
+#include "engine/planner/rank_traffic.h"
 
 namespace sluice {
 
@@ -62,6 +63,7 @@ PlannedPlacement Planning::place(const std::string& name, const Config::Placemen
       try_plan(config, model_, layout_, request_.machine, planned.obstacle);
   if (!plan) return planned;
   planned.placement = std::move(plan->placement);
+  planned.rank_traffic = rank_traffic(planned.placement);
   planned.policy = plan->policy;
   planned.compute_s = compute_s(rates());
   return planned;
@@ -69,10 +71,23 @@ PlannedPlacement Planning::place(const std::string& name, const Config::Placemen
 
 StepCost Planning::step_of(const Placement& placement, OverlapPolicy policy,
                            const Rates& rates) const {
-  const ActivationShape step{
-      .model = model_, .micro_batches = request_.micro_batches, .order = request_.order};
-  return bound_of_blocks({step, layout_, placement, request_.config.storage.state.commit_every},
-                         rates, policy);
+  StepCost cost = bound_of_blocks(
+      {shape(), layout_, placement, request_.config.storage.state.commit_every}, rates, policy);
+  // Collectives are on streams of their own, ahead of the uses that need them.
+  const double link_s = link_seconds(rank_traffic(placement), request_.config.sharding,
+                                     request_.machine.ranks, rates.link_bytes_per_second);
+  cost.busy_s[static_cast<std::size_t>(Resource::kLinks)] = link_s;
+  cost.step_s = std::max(cost.step_s, link_s);
+  return cost;
+}
+
+ActivationShape Planning::shape() const {
+  return {.model = model_, .micro_batches = request_.micro_batches, .order = request_.order};
+}
+
+RankTraffic Planning::rank_traffic(const Placement& placement) const {
+  return predict_rank_traffic(request_.config.sharding, request_.machine.ranks, shape(), layout_,
+                              placement);
 }
 
 void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run) {

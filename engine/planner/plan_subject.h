@@ -31,6 +31,8 @@ class Planning {
  private:
   PlannedPlacement place(const std::string& name, const Config::Placement& choices,
                          Config config) const;
+  ActivationShape shape() const;
+  RankTraffic rank_traffic(const Placement& placement) const;
 
   const PlanRequest& request_;
   ModelSpec model_;

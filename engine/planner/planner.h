@@ -41,7 +41,8 @@ struct PlannedPlacement {
   std::string obstacle;  // why the placement is impossible; the members below are unset then
   Placement placement;
   OverlapPolicy policy{};  // the config's policy, resolved
-  StepCost step;           // under that policy
+  RankTraffic rank_traffic;
+  StepCost step;  // under that policy
   double compute_s = 0;
   // Only for the config's own placement:
   //

@@ -60,32 +60,6 @@ void add_deepspeed_values(CLI::App* command, DeepspeedValues& values) {
       ->group(kGroup);
 }
 
-void add_plan_model(CLI::App* plan, PlanOptions& options) {
-  add_input(plan, "--model", options.model,
-            "Plan for the model of a config.json, of safetensors files, or of a folder with them");
-  add_output(plan, "--tensors", options.tensors_file,
-             "Write the model's units, tensors and shapes");
-  plan->add_option(
-          "--sequence", options.sequence,
-          "With --model: tokens of a sequence; default: 2048, or less if the model allows less")
-      ->check(CLI::Range(std::uint64_t{1}, kCountMax));
-  plan->add_option_function<std::string>(
-          "--as", [&options](const std::string&) { options.as_deepspeed = true; },
-          "Also print the memory that DeepSpeed's estimators state: --as deepspeed")
-      ->check(CLI::IsMember({"deepspeed"}))
-      ->type_name("NAME");
-  plan->add_option("--nodes", options.nodes, "With --as: the nodes that the ranks are on")
-      ->check(CLI::Range(1, 1 << 20))
-      ->needs("--as")
-      ->capture_default_str();
-  plan->add_option("--gpu", options.gpu, "Plan for this GPU: 4090, l40s, a100, h100 or h200")
-      ->type_name("NAME");
-  plan->add_option("--host-memory", options.host_memory,
-                   "Host memory in place of memory.host, such as 64G")
-      ->check(is_size())
-      ->type_name("SIZE");
-}
-
 void add_config(CLI::App& app, ConfigCommands& commands) {
   CLI::App* config = app.add_subcommand("config", "Import a DeepSpeed file; look at configs");
   config->require_subcommand(1);

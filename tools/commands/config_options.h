@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tools/commands/config_command.h"
-#include "tools/commands/plan_command.h"
+#include "tools/deepspeed/deepspeed_import.h"
 
 namespace sluice {
 
@@ -33,9 +33,6 @@ struct ConfigCommands {
 
 // Parsing fills in `commands`, which must live until `app` has parsed.
 void add_config(CLI::App& app, ConfigCommands& commands);
-
-// Adds the options of `sluice plan` that name a model's file and another machine.
-void add_plan_model(CLI::App* plan, PlanOptions& options);
 
 // Adds --batch, --lr and similar options. Leaves out --steps, which some commands define
 // themselves.

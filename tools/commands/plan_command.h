@@ -21,14 +21,19 @@ struct PlanOptions {
   std::optional<std::uint64_t> sequence;  // with `model`: tokens of a sequence
   // The name of the GPU to plan for; empty = as in the config.
   std::string gpu;
-  std::string host_memory;           // replaces memory.host; empty = as in the config
+  // Replaces memory.host; empty = as in the config. With `nodes`, of a host.
+  std::string host_memory;
+  std::string drive;                 // a name, or "name:count"; empty = none
+  std::string drive_space;           // of all drives together; empty = of `drive`, or unlimited
   std::optional<double> parameters;  // of the whole model; replaces the config's model
   std::uint32_t layers = 1;          // with `parameters`: the number of equal units
   std::optional<double> tokens;      // of a step and rank; otherwise from the config's batch
   std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
   PlanRateOptions rates;
   bool as_deepspeed = false;  // also print what DeepSpeed's estimators say
-  std::uint32_t nodes = 1;    // with `as_deepspeed`: that the ranks are on
+  // The hosts that the ranks are on. Memory, drives and rates are then those of a host, which its
+  // ranks share; otherwise those of a rank.
+  std::optional<std::uint32_t> nodes;
   std::string json_file;
   std::string tensors_file;
 };

@@ -35,6 +35,10 @@ nlohmann::ordered_json json_of(const PlannedPlacement& planned) {
   root["compute_s"] = planned.compute_s;
   root["policy"] = name_of(planned.policy);
   root["step"] = json_of(planned.step);
+  if (const RankTraffic& traffic = planned.rank_traffic; traffic.reduced_bytes != 0)
+    root["collectives"] = {{"gathered_bytes", traffic.gathered_bytes},
+                           {"reduced_bytes", traffic.reduced_bytes},
+                           {"crossed_bytes", traffic.crossed_bytes}};
   if (!planned.policies.empty()) root["t_min_s"] = planned.least.step_s;
   for (const auto& [policy, cost] : planned.policies)
     root["policies"][std::string(name_of(policy))] = json_of(cost);

@@ -1,7 +1,6 @@
 #include "tools/commands/plan_model.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -13,12 +12,6 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
-constexpr std::array<GpuPreset, 5> kGpus{{{"4090", 24 * kGiB, 165.2e12},
-                                          {"l40s", 48 * kGiB, 362e12},
-                                          {"a100", 80 * kGiB, 312e12},
-                                          {"h100", 80 * kGiB, 989e12},
-                                          {"h200", 141'000'000'000, 989e12}}};
 // Sequences of a plan without a config are no longer than this, whatever the model allows.
 constexpr std::uint64_t kSequenceDefault = 2048;
 
@@ -108,16 +101,6 @@ PlanModel zoo_plan(const TrainConfig& config, const PlanOptions& options, const 
 }
 
 }  // namespace
-
-const GpuPreset& gpu_preset(const std::string& name) {
-  std::vector<std::string> names;
-  for (const GpuPreset& gpu : kGpus) {
-    if (gpu.name == name) return gpu;
-    names.emplace_back(gpu.name);
-  }
-  throw Error(ErrorCode::kConfig, fmt::format("plan: --gpu {} is not known; there are {}", name,
-                                              fmt::join(names, ", ")));
-}
 
 std::string tensors_json(const PlanModel& model) {
   nlohmann::ordered_json root = {{"active_parameters", model.active_parameters},

@@ -12,19 +12,11 @@
 #include <sluice/model_spec.h>
 #include "tools/commands/plan_command.h"
 #include "tools/gpt/train/train_config.h"
+#include "tools/report/machine_presets.h"
 #include "tools/zoo/model_zoo.h"
 
 namespace sluice {
 
-// A GPU by name. The memory and the rate (dense bf16 with fp32 sums) are from NVIDIA's data sheets.
-struct GpuPreset {
-  const char* name;
-  std::uint64_t memory_bytes;
-  double flops;
-};
-
-// Fails with: kConfig for an unknown name, listing the known names.
-const GpuPreset& gpu_preset(const std::string& name);
 // The share of a data sheet's rate that matrix products reach, as plans assume.
 inline constexpr double kReachedShare = 0.4;
 // The part of a GPU's memory that the driver and the libraries keep.

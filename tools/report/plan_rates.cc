@@ -8,6 +8,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "tools/report/machine_presets.h"
 
 namespace sluice {
 namespace {
@@ -96,6 +97,23 @@ const char* source_of(bool is_stated, const std::string& file) {
   return is_stated ? "stated" : file.empty() ? "assumed" : "calibration";
 }
 
+void take_drives(const PlanRateOptions& options, PlanRates& plan) {
+  const DriveSet set = drive_set(options.drives);
+  plan.rates.read_bytes_per_second = set.count * set.drive.read_bytes_per_second;
+  plan.rates.write_bytes_per_second = set.count * set.drive.write_bytes_per_second;
+}
+
+std::string source_of_storage(bool is_stated, const PlanRateOptions& options) {
+  if (is_stated || options.drives.empty()) return source_of(is_stated, options.io_file);
+  return "data sheet of " + options.drives;
+}
+
+void share(std::uint32_t ranks, Rates& rates) {
+  rates.read_bytes_per_second /= ranks;
+  rates.write_bytes_per_second /= ranks;
+  rates.adam_parameters_per_second /= ranks;
+}
+
 }  // namespace
 
 void set_storage_rates(double read, double write, double interference, Rates& rates) {
@@ -115,6 +133,7 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
   rates.up_bytes_per_second = rates.down_bytes_per_second = kAssumedCopy;
   rates.adam_parameters_per_second = kAssumedAdam;
   plan.flops = options.flops ? positive(*options.flops, "--flops") : kAssumedFlops;
+  if (!options.drives.empty()) take_drives(options, plan);
   if (!options.io_file.empty()) take_io_file(options, plan);
   if (!options.adam_file.empty()) take_adam_file(options, format, plan);
   if (!options.read.empty()) rates.read_bytes_per_second = size_rate(options.read, "--read-rate");
@@ -126,6 +145,8 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
     rates.up_bytes_per_second = rates.down_bytes_per_second =
         size_rate(options.copy, "--copy-rate");
   if (options.adam) rates.adam_parameters_per_second = positive(*options.adam, "--adam-rate");
+  share(options.sharing_ranks, rates);
+  if (!options.link.empty()) rates.link_bytes_per_second = size_rate(options.link, "--link-rate");
   rates.device_adam_parameters_per_second =
       options.device_adam ? positive(*options.device_adam, "--device-adam-rate")
                           : kAssumedDeviceAdam;
@@ -138,9 +159,9 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
   const auto gigabytes = [](double rate) { return fmt::format("{:.2f} GB/s", rate * 1e-9); };
   plan.sources = {
       fmt::format("storage reads   {:>14}  {}", gigabytes(rates.read_bytes_per_second),
-                  source_of(!options.read.empty(), options.io_file)),
+                  source_of_storage(!options.read.empty(), options)),
       fmt::format("storage writes  {:>14}  {}, {} duplex", gigabytes(rates.write_bytes_per_second),
-                  source_of(!options.write.empty(), options.io_file),
+                  source_of_storage(!options.write.empty(), options),
                   rates.duplex == Duplex::kHalf ? "half" : "full"),
       fmt::format("copies          {:>14}  {}, each way", gigabytes(rates.up_bytes_per_second),
                   source_of(!options.copy.empty(), {})),
@@ -151,6 +172,12 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
                   source_of(options.device_adam.has_value(), {})),
       fmt::format("computation     {:>7.1f} Tflop/s  {}", plan.flops * 1e-12,
                   source_of(options.flops.has_value(), {}))};
+  if (options.sharing_ranks > 1)
+    plan.sources.push_back(fmt::format(
+        "of a host's drives and cores, each of {} ranks has this share", options.sharing_ranks));
+  if (!options.link.empty())
+    plan.sources.push_back(fmt::format("link to ranks   {:>14}  stated, each way",
+                                       gigabytes(rates.link_bytes_per_second)));
   if (options.flush_ms)
     plan.sources.push_back(fmt::format("flush           {:>11.1f} ms  stated, three for a commit",
                                        rates.flush_s * 1e3));

@@ -17,11 +17,15 @@ struct PlanRateOptions {
   std::string adam_file;  // empty = none
   // The texts of the options: sizes a second, or numbers such as "2e9".
   std::string read, write, copy;  // empty = not stated
+  std::string link;               // a rank's link to the others; empty = it takes no time
+  std::string drives;             // for drive_set(); empty = none
   std::string duplex;             // "full", "half"
   std::optional<double> adam;     // parameters a second, of the CPU
   std::optional<double> device_adam;
   std::optional<double> flops;     // of the device; the rate reached in practice
   std::optional<double> flush_ms;  // for which a flush occupies the drives
+  // The ranks that share the rates of storage and of the CPU.
+  std::uint32_t sharing_ranks = 1;
 };
 
 struct PlanRates {

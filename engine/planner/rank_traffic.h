@@ -1,0 +1,27 @@
+// The bytes of a rank's collectives in a step, known before the run. Pure; callable from any
+// thread.
+#pragma once
+
+#include <cstdint>
+
+#include <sluice/config.h>
+#include <sluice/step_report.h>
+#include "engine/plan/activation_plan.h"
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
+
+namespace sluice {
+
+// The same counts as those of StepReport::rank_traffic, in the steady state. All are 0 for one
+// rank. `layout` is that of one of `ranks` ranks, and `placement` belongs to it.
+RankTraffic predict_rank_traffic(const Config::Sharding& sharding, std::uint32_t ranks,
+                                 const ActivationShape& step, const Layout& layout,
+                                 const Placement& placement);
+
+// The seconds for which `traffic` occupies a rank's link, which carries so many bytes per second in
+// each direction. Every operation sends and receives (N - 1) / N of its bytes, where N ranks take
+// part.
+double link_seconds(const RankTraffic& traffic, const Config::Sharding& sharding,
+                    std::uint32_t ranks, double link_bytes_per_second);
+
+}  // namespace sluice

@@ -1,0 +1,116 @@
+"""sluice plan for machines that are not at hand: hosts, drives, links, and systems of which others have published runs."""
+
+from cli_support import ON_NVME, CliCase
+from ranks_support import RanksTest
+
+# What others trained, and the machine. The batch and the sequence are those of the source; activations are recomputed from what
+# layers hand on, which waits on storage. Units are parts of a layer (such as attention, and the two products of the MLP), as an
+# application makes them where a layer is too large for the device.
+PUBLISHED = {
+    # Rajbhandari et al., ZeRO-Infinity, arXiv:2104.07857, sections 8.1 and 8.2: DGX-2 nodes of 16 V100 with 32 GB, 1.5 TB of
+    # memory and 28 TB of NVMe.
+    "1e12 on a DGX-2": (1e12, 384, 7168, "v100", ["--ranks", 16, "--nodes", 1, "--host-memory", "1.5T", "--drive-space", "28TB"],
+                        {"precision.parameters": "fp16", "activations": "nvme"}),
+    "32e12 on 32 DGX-2": (32e12, 6144, 1024, "v100",
+                          ["--ranks", 512, "--nodes", 32, "--host-memory", "1.5T", "--drive-space", "28TB"],
+                          {"precision.parameters": "fp16", "activations": "nvme"}),
+    # Liao et al., LoHan, arXiv:2403.06504, section V: an RTX 4090, 256 GB of memory (and less), 12 drives of 3.84 TB.
+    "13e9 on a 4090 (LoHan)": (13e9, 40, 32 * 1024, "4090", ["--host-memory", "128G", "--drive", "pm9a3:12"], {"activations": "host"}),
+    # Schultheis and Alistarh, LLMQ, arXiv:2512.15306: an RTX 4090, with the state in host memory.
+    "14e9 on a 4090 (LLMQ)": (14e9, 48, 16 * 1024, "4090", ["--host-memory", "256G"], {"activations": "recompute"}),
+}
+
+
+class Machine(CliCase):
+    LABEL = "command"
+
+    def plan(self, *arguments, values=None, expect=0):
+        sets = [word for key, value in (values or {}).items() for word in ("--set", f"{key}={value}")]
+        self.done = self.run_sluice("plan", *arguments, *sets, "--json", "plan.json", expect=expect)
+        return self.read_json("plan.json")
+
+    def own(self, *arguments, **options):
+        return self.plan(*arguments, **options)["placements"][0]
+
+    def published(self, name, scale=1, machine=None, expect=0):
+        parameters, layers, tokens, gpu, own, values = PUBLISHED[name]
+        return self.own("--parameters", parameters * scale, "--layers", layers, "--tokens", tokens, "--gpu", gpu,
+                        *(machine or own), values=values, expect=expect)
+
+    def test_published_runs_fit_their_machines(self):
+        for name in PUBLISHED:
+            with self.subTest(name):
+                self.assertTrue(self.published(name)["fits"])
+
+    def test_ten_times_the_parameters_do_not(self):
+        for name in PUBLISHED:
+            with self.subTest(name):
+                self.assertIn("needs", self.published(name, scale=10, expect=5)["obstacle"].replace("is too small", "needs"))
+
+    def test_storage_that_is_too_small_is_named(self):
+        drives = PUBLISHED["1e12 on a DGX-2"][4]
+        half = [*drives[:-1], "14TB"]
+        obstacle = self.published("1e12 on a DGX-2", machine=half, expect=5)["obstacle"]
+        self.assertRegex(obstacle, r"storage needs \d+ GiB for each rank, but the drives have 815 GiB; take more or larger drives")
+        self.assertIn("does not fit: storage needs", self.done.stdout)
+
+    def test_a_host_is_shared_by_its_ranks(self):
+        shape = ["--parameters", 2**28, "--layers", 32, "--ranks", 8, "--gpu", "h100"]
+        whole = self.own(*shape, "--host-memory", "2GiB", "--read-rate", "1GB", "--write-rate", "1GB", "--adam-rate", 1e9, values=ON_NVME)
+        share = self.own(*shape, "--nodes", 2, "--host-memory", "8GiB", "--read-rate", "4GB", "--write-rate", "4GB", "--adam-rate", 4e9,
+                         values=ON_NVME)
+        self.assertEqual(share, whole)
+        self.assertIn("each of 4 ranks has this share", self.done.stdout)
+
+    def test_drives_by_name(self):
+        shape = ["--parameters", 2**28, "--layers", 32, "--gpu", "h100", "--host-memory", "2GiB"]
+        named = self.plan(*shape, "--drive", "990pro:2", values=ON_NVME)
+        self.assertIn("14.90 GB/s  data sheet of 990pro:2", self.done.stdout)
+        self.assertIn("the drives' 2400 TB last for", self.done.stdout)
+        stated = self.plan(*shape, "--read-rate", "14900MB", "--write-rate", "13800MB", "--bytes-written-rating", "2400TB", values=ON_NVME)
+        self.assertEqual(named, stated)
+        for wrong in ("990pro:0", "990pro:", "990pro:x", "990pro:1025"):
+            self.assertIn("from 1 to 1024", self.run_sluice("plan", *shape, "--drive", wrong, expect=2).stderr)
+        self.assertIn("990pro, sn850x", self.run_sluice("plan", *shape, "--drive", "floppy", expect=2).stderr)
+
+    def test_links_take_at_least_their_time(self):
+        shape = ["--parameters", 2**28, "--layers", 32, "--gpu", "h100", "--ranks", 4, "--host-memory", "8GiB", "--tokens", 1]
+        free = self.own(*shape)
+        self.assertIn("collectives take no time in this plan (--link-rate): a rank gathers", self.done.stdout)
+        slow = self.own(*shape, "--link-rate", "1MB")
+        moved = slow["collectives"]["gathered_bytes"] + slow["collectives"]["reduced_bytes"]
+        self.assertAlmostEqual(slow["step"]["busy_s"]["links between ranks"], 0.75 * moved / 1e6)
+        self.assertEqual(slow["step"]["step_s"], slow["step"]["busy_s"]["links between ranks"])
+        self.assertEqual(slow["step"]["binds"], "links between ranks")
+        quick = self.own(*shape, "--link-rate", "100TB")
+        self.assertEqual(quick["step"]["step_s"], free["step"]["step_s"])
+
+
+class Collectives(RanksTest):
+    """The bytes that a plan states are those that a run counts."""
+
+    def agree(self, ranks, values):
+        # Other policies gather some units' parameters in the step after their update.
+        values = {"run.threads": 1, "run.steps": 3, "memory.device": "64MiB", "memory.host": "64MiB", "optimizer.overlap": "serial",
+                  "sharding.keep_gathered": "0", **values}
+        run = self.train_ranks(ranks, values)["steps"][-1]
+        self.run_sluice("plan", self.write_config(values), "--ranks", ranks, "--json", "plan.json")
+        planned = self.read_json("plan.json")["placements"][0]["collectives"]
+        self.assertEqual((planned["gathered_bytes"], planned["reduced_bytes"]), (run["gathered_bytes"], run["reduced_bytes"]))
+        self.assertGreater(planned["reduced_bytes"], 0)
+        self.assertGreater(planned["gathered_bytes"], 0)
+
+    def test_stages(self):
+        for stage in (0, 1, 2, 3):
+            for micro_batches in (1, 3):
+                with self.subTest(f"stage {stage}, {micro_batches} micro-batches"):
+                    self.agree(2, {"sharding.stage": stage, "batch.micro_batches": micro_batches})
+
+    def test_parameters_of_stage_3(self):
+        for values in ({"sharding.keep_gathered": "100KB"}, {"memory.device": "2MiB", **ON_NVME},
+                       {"batch.micro_batches": 2, "batch.order": "vertical", "activations": "recompute"}):
+            with self.subTest(str(values)):
+                self.agree(2, {"sharding.stage": 3, **values})
+
+    def test_groups(self):
+        self.agree(4, {"sharding.group": 2})

@@ -1,0 +1,214 @@
+#include "tools/commands/plan_report.h"
+
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sluice/units.h>
+#include "engine/planner/quicker.h"
+#include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
+#include "tools/commands/plan_json.h"
+#include "tools/gpt/train/run_memory.h"
+#include "tools/report/deepspeed_estimate.h"
+#include "tools/report/stage_table.h"
+
+namespace sluice {
+namespace {
+
+void print_pools(const PlannedPlacement& planned, const PlanSubject& subject) {
+  say("{:<8}{:<24}{:>10}  {}\n", "tier", "pool", "size", "what for");
+  for (const Pool& pool : planned.placement.pools()) {
+    if (pool.size_bytes == 0) continue;
+    say("{:<8}{:<24}{:>10}  {}\n", name_of(pool.tier), pool.name, format_bytes(pool.size_bytes),
+        pool.reason);
+  }
+  say("{:<8}{:<24}{:>10}  {}\n{:<8}{:<24}{:>10}  {}\n{:<8}{:<24}{:>10}\n", "device", "= sum",
+      format_bytes(planned.placement.device_bytes()),
+      "of a budget of " + format_bytes(planned.placement.device_budget_bytes), "host", "= sum",
+      format_bytes(planned.placement.host_bytes()),
+      "of a budget of " + format_bytes(planned.placement.host_budget_bytes), "nvme", "= sum",
+      format_bytes(planned.placement.nvme_bytes()));
+  const std::uint64_t device_bytes = planned.placement.device_bytes();
+  say("{:<8}{:<24}{:>10}  the application's, beside the budgets{}\n", "-", "activations",
+      format_bytes(subject.activation_bytes),
+      subject.is_on_host ? ""
+                         : fmt::format("; with them the GPU holds {}",
+                                       format_bytes(device_bytes + subject.activation_bytes)));
+  say("{:<8}{:<24}{:>10}  all that is in the host's memory, the program included\n", "-", "= sum",
+      format_bytes(with_pools(subject.host, planned.placement).sum_bytes()));
+}
+
+void print_step(const PlannedPlacement& planned) {
+  say("\none step, {}: {:.4g} s; {} binds\n", name_of(planned.policy), planned.step.step_s,
+      name_of(planned.step.scarcest()));
+  for (std::size_t i = 0; i < kResourceCount; ++i) {
+    if (planned.step.busy_s[i] == 0) continue;
+    say("  {:<24}busy {:>10.4g} s  {:>5.1f} %\n", name_of(static_cast<Resource>(i)),
+        planned.step.busy_s[i], 100 * planned.step.busy_s[i] / planned.step.step_s);
+  }
+  say("  reads {} from storage and writes {}\n", format_bytes(planned.step.traffic.nvme_read_bytes),
+      format_bytes(planned.step.traffic.nvme_write_bytes));
+  if (const std::uint64_t bytes = planned.placement.commit_bytes; bytes != 0)
+    say("  a commit writes {} more, the state at home in memory\n", format_bytes(bytes));
+  if (const std::uint64_t bytes = planned.step.traffic.gradient_spill_bytes; bytes != 0)
+    say("  of these, {} are gradients that wait on storage (placement.gradients)\n",
+        format_bytes(bytes));
+  say("T_min {:.4g} s ({}). By policy:\n", planned.least.step_s, name_of(planned.least.scarcest()));
+  for (const auto& [policy, cost] : planned.policies)
+    say("  {:<12}{:>10.4g} s  {:>5.1f} % of T_min\n", name_of(policy), cost.step_s,
+        100 * planned.least.step_s / cost.step_s);
+}
+
+void print_alternatives(const std::vector<PlannedPlacement>& all) {
+  say("\n{:<8}{:>10}{:>10}{:>10}{:>12}{:>10}  {}\n", "state in", "device", "host", "nvme",
+      "written", "step s", "what binds");
+  for (const PlannedPlacement& planned : all) {
+    if (!planned.obstacle.empty()) {
+      say("{:<8}{}\n", planned.name, in_short(planned.obstacle));
+      continue;
+    }
+    say("{:<8}{:>10}{:>10}{:>10}{:>12}{:>10.4g}  {}\n", planned.name,
+        format_bytes(planned.placement.device_bytes()),
+        format_bytes(planned.placement.host_bytes()), format_bytes(planned.placement.nvme_bytes()),
+        format_bytes(planned.step.traffic.nvme_write_bytes), planned.step.step_s,
+        name_of(planned.step.scarcest()));
+  }
+}
+
+// Where another row, or another policy, is quicker than the config, what to set.
+void print_quicker(const std::vector<PlannedPlacement>& all, const Config& config) {
+  const std::optional<Quicker> quicker = quicker_than(all, config);
+  if (!quicker) return;
+  say("{:.4g} s, {:.1f} % less than config, with {}\n", quicker->step_s,
+      100 * (1 - quicker->step_s / all.front().step.step_s), settings_of(*quicker, config));
+}
+
+// Steps that the drives' rating lasts for; nothing when nothing is written or no rating given.
+std::optional<double> steps_of_life(const PlanSubject& subject, const PlannedPlacement& planned) {
+  const std::uint32_t commit_every = subject.request.config.storage.state.commit_every;
+  const std::uint64_t written =
+      planned.step.traffic.nvme_write_bytes + planned.placement.commit_bytes / commit_every;
+  if (!subject.rated_bytes || written == 0) return std::nullopt;
+  return *subject.rated_bytes / static_cast<double>(written);
+}
+
+// The collectives of a step, which run beside everything else in a plan.
+void print_links(const PlannedPlacement& planned) {
+  const RankTraffic& traffic = planned.rank_traffic;
+  const double link_s = planned.step.busy(Resource::kLinks);
+  say("{}: a rank gathers {} and reduces {} in a step{}\n",
+      link_s == 0 ? "collectives take no time in this plan (--link-rate)"
+                  : fmt::format("collectives take {:.4g} s beside the rest", link_s),
+      format_bytes(traffic.gathered_bytes), format_bytes(traffic.reduced_bytes),
+      traffic.crossed_bytes == 0
+          ? ""
+          : fmt::format(", and {} go to other groups", format_bytes(traffic.crossed_bytes)));
+}
+
+void print_deepspeed(const PlanOptions& options, const PlanSubject& subject,
+                     const PlannedPlacement& own) {
+  const DeepspeedSubject model =
+      deepspeed_subject(subject.request.model, options.ranks, options.nodes.value_or(1));
+  say("{}", deepspeed_table(model));
+  if (!own.obstacle.empty()) return;
+  say("Sluice, this config: {} on a GPU, {} in a node's memory, {} on its drives\n",
+      format_bytes(own.placement.device_bytes()),
+      format_bytes(options.ranks / options.nodes.value_or(1) * own.placement.host_bytes()),
+      format_bytes(options.ranks / options.nodes.value_or(1) * own.placement.nvme_bytes()));
+}
+
+std::string planned_stages(const PlanRequest& request) {
+  const Progress progress("planning every ZeRO stage");
+  return stage_table(request);
+}
+
+}  // namespace
+
+std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSubject& subject) {
+  const PlanRequest& request = subject.request;
+  const PlannedPlacement& own = all.front();
+  if (!own.obstacle.empty()) return fmt::format("does not fit: {}", in_short(own.obstacle));
+  if (const std::string& here = subject.obstacle_here; !here.empty())
+    return fmt::format("does not fit this machine: {}", in_short(here));
+  const std::string line = fmt::format("fits: {:.3g} s a step, bound by {}", own.step.step_s,
+                                       name_of(own.step.scarcest()));
+  // The least change that helps: settings cost nothing, memory does.
+  if (const std::optional<Quicker> quicker = quicker_than(all, request.config))
+    return line + fmt::format("; {} makes it {:.3g} s", settings_of(*quicker, request.config),
+                              quicker->step_s);
+  if (const std::optional<MoreMemory> more = more_memory_for(request, own))
+    return line + fmt::format("; {} more host memory makes it {:.3g} s",
+                              format_bytes(more->more_bytes), more->step_s);
+  return line;
+}
+
+void print_plan(const PlanOptions& options, const PlanSubject& subject,
+                const std::vector<PlannedPlacement>& all, const PlanFindings& findings) {
+  const PlannedPlacement& own = all.front();
+  const bool fits = own.obstacle.empty();
+  const bool trains = fits && subject.obstacle_here.empty();
+  say("{}\n{}", coloured(STDOUT_FILENO, trains ? Colour::kGood : Colour::kBad, findings.verdict),
+      subject.description);
+  say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
+      options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
+  if (const OptimizerState state = subject.request.config.optimizer.state;
+      state != OptimizerState::kFp32)
+    say("moments in {} (optimizer.state)\n", name_of(state));
+  for (const std::string& source : subject.rates.sources) say("  {}\n", source);
+  if (fits) {
+    print_pools(own, subject);
+    print_step(own);
+    if (subject.request.micro_batches > 1)
+      say("{}\n", describe(subject.orders, subject.request.order));
+  } else {
+    say("this config does not fit: {}\n", own.obstacle);
+  }
+  if (fits && !trains) say("\nhere, sluice train would refuse this: {}\n", subject.obstacle_here);
+  print_alternatives(all);
+  if (fits) print_quicker(all, subject.request.config);
+  if (findings.free_tokens)
+    say("\nfrom {:.3g} tokens a step and rank on, computation hides everything else to within 5 "
+        "%\n",
+        *findings.free_tokens);
+  if (const auto steps = fits ? steps_of_life(subject, own) : std::nullopt)
+    say("the drives' {:.4g} TB last for {:.3g} steps, {:.3g} days of this\n",
+        *subject.rated_bytes * 1e-12, *steps, *steps * own.step.step_s / 86400);
+  if (options.stages) say("{}", planned_stages(subject.request));
+  if (options.as_deepspeed) print_deepspeed(options, subject, own);
+  if (fits && options.ranks > 1) print_links(own);
+}
+
+void write_plan(const PlanOptions& options, const PlanSubject& subject,
+                const std::vector<PlannedPlacement>& all, const PlanFindings& findings,
+                OutputFile& output) {
+  nlohmann::ordered_json root = {
+      {"parameters", subject.parameters},
+      {"active_parameters", subject.active_parameters},
+      {"optimizer_state", name_of(subject.request.config.optimizer.state)},
+      {"ranks", options.ranks},
+      {"tokens", subject.tokens},
+      {"free_from_tokens",
+       findings.free_tokens ? nlohmann::ordered_json(*findings.free_tokens) : nullptr},
+      {"steps_of_drive_life", nullptr},
+      {"order", name_of(subject.request.order)},
+      {"activation_bytes", subject.activation_bytes},
+      {"obstacle_here", subject.obstacle_here},
+      {"placements", nlohmann::ordered_json::array()}};
+  if (const auto steps = steps_of_life(subject, all.front())) root["steps_of_drive_life"] = *steps;
+  for (const PlannedPlacement& planned : all) root["placements"].push_back(json_of(planned));
+  if (options.stages) {
+    for (const StageMemory& stage : memory_by_stage(subject.request))
+      root["stages"].push_back(json_of(stage));
+  }
+  if (options.as_deepspeed) {
+    for (const DeepspeedEstimate& row : deepspeed_estimates(
+             deepspeed_subject(subject.request.model, options.ranks, options.nodes.value_or(1))))
+      root["deepspeed"].push_back(
+          {{"options", row.options()}, {"cpu_bytes", row.cpu_bytes}, {"gpu_bytes", row.gpu_bytes}});
+  }
+  write_whole(output, root.dump(2) + "\n");
+}
+
+}  // namespace sluice

@@ -1,0 +1,31 @@
+// The printed plan and its JSON file.
+//
+// Thread rule: the thread that runs the command.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/cli/output_file.h"
+#include "tools/commands/plan_command.h"
+#include "tools/commands/plan_subject.h"
+
+namespace sluice {
+
+struct PlanFindings {
+  std::string verdict;                // the first line
+  std::optional<double> free_tokens;  // of a step and rank, from which computation hides the rest
+};
+
+// Says whether the config fits, how long a step takes, what binds, and the least change that helps.
+std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSubject& subject);
+
+// `all` begins with the config's own placement.
+void print_plan(const PlanOptions& options, const PlanSubject& subject,
+                const std::vector<PlannedPlacement>& all, const PlanFindings& findings);
+void write_plan(const PlanOptions& options, const PlanSubject& subject,
+                const std::vector<PlannedPlacement>& all, const PlanFindings& findings,
+                OutputFile& output);
+
+}  // namespace sluice

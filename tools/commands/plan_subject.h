@@ -1,0 +1,37 @@
+// The subject of `sluice plan`: the model, the machine and the rates that its options and its
+// config describe. Plain data.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "engine/plan/host_memory.h"
+#include "engine/planner/planner.h"
+#include "tools/gpt/train/order_choice.h"
+#include "tools/report/plan_rates.h"
+
+namespace sluice {
+
+struct PlanSubject {
+  PlanRequest request;
+  bool is_on_host = true;
+  bool is_of_this_machine = true;  // and of the config's model, so that train could be started here
+  HostMemory host;
+  std::uint64_t activation_bytes = 0;  // that the application keeps
+  PlanRates rates;
+  // With --nodes: the ranks of one host, which share its memory and drives; otherwise 1.
+  std::uint32_t sharing_ranks = 1;
+  std::optional<std::uint64_t> drive_bytes;  // space on storage for this rank
+  std::optional<double> rated_bytes;         // that the drives take in their life, for this rank
+  std::array<OrderPlan, 2> orders;
+  std::string obstacle_here;  // why train would refuse here what the budgets allow
+  double parameters = 0;      // of the whole model
+  double active_parameters = 0;
+  std::string tensors;  // JSON, if --tensors asks for it
+  std::string description;
+  double tokens = 0;  // of a step and rank
+};
+
+}  // namespace sluice

@@ -1,0 +1,43 @@
+// GPUs and drives by name, for plans of a machine that is not at hand. The figures are those of the
+// makers' data sheets. Drives for desktop computers write that fast only until their cache is full,
+// so a measured rate (`sluice bench io`) is better wherever there is one. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sluice {
+
+// `flops` is the rate of dense matrix products in bf16 with fp32 sums (v100: in fp16), per second.
+struct GpuPreset {
+  const char* name;
+  std::uint64_t memory_bytes;
+  double flops;
+};
+
+// The figures of one drive. `written_bytes` is the number of bytes that may be written in its life.
+struct DrivePreset {
+  const char* name;
+  double read_bytes_per_second;
+  double write_bytes_per_second;
+  double size_bytes;
+  double written_bytes;
+};
+
+// Several drives that a run uses together.
+struct DriveSet {
+  DrivePreset drive;
+  std::uint32_t count = 1;
+};
+
+// Fails with: kConfig for an unknown name, listing the known names.
+const GpuPreset& gpu_preset(const std::string& name);
+// `text` is a name, or a name and a number of drives, such as "990pro:4".
+// Fails with: as above, and kConfig for a number that is not between 1 and 1024.
+DriveSet drive_set(const std::string& text);
+
+// The names, for a help text.
+std::string gpu_names();
+std::string drive_names();
+
+}  // namespace sluice
