@@ -185,7 +185,7 @@ class Plan(CliCase):
         document = self.uniform("--bytes-written-rating", "12TB",
                                 values={**ON_NVME, **DEFERRED})
         self.assertAlmostEqual(document["steps_of_drive_life"], 12e12 / (12 * 2**25))
-        self.assertIn("12TB written last for", self.done.stdout)
+        self.assertIn("the drives' 12 TB last for", self.done.stdout)
 
     def calibrate(self, interference):
         with open(self.path("io.json"), "w", encoding="utf-8") as file:

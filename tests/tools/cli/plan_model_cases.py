@@ -313,5 +313,5 @@ class PlanModel(CliCase):
             file.write('{"hidden_size": ' + "[" * 100_000 + "]" * 100_000 + "}")
         self.assertIn("nested more than 64 deep", self.run_sluice("plan", "--model", "config.json", expect=2).stderr)
         self.assertIn("gone", self.run_sluice("plan", "--model", "gone", expect=2).stderr)
-        self.assertIn("4090, l40s", self.run_sluice("plan", "--gpu", "5", expect=2).stderr)
+        self.assertIn("4090, 5090", self.run_sluice("plan", "--gpu", "5", expect=2).stderr)
         self.assertIn("no JSON object", self.run_sluice("plan", "--model", self.write([1]), expect=2).stderr)
