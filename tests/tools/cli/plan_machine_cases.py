@@ -3,7 +3,7 @@
 from cli_support import ON_NVME, CliCase
 from ranks_support import RanksTest
 
-# What others trained, and the machine. The batch and the sequence are those of the source; activations are recomputed from what
+# Models that others trained, with their machines. The batch and the sequence are those of the source; activations are recomputed from what
 # layers hand on, which waits on storage. Units are parts of a layer (such as attention, and the two products of the MLP), as an
 # application makes them where a layer is too large for the device.
 PUBLISHED = {
