@@ -225,9 +225,10 @@ for way in "${only[@]}"; do
     cmake --preset deb >"$log" && cmake --build build/deb -- --quiet && (cd build/deb && cpack >"$log")
     packages=build/deb/packages
   fi
+  commit=$(git rev-parse --short HEAD)
   "try_$way"
   if [[ -s $notes/$way ]]; then
-    printf '\nOn %s, at commit %s; load average %s at the end.%s\n' "$(LC_ALL=C date -u +'%-d %B %Y')" "$(git rev-parse --short HEAD)" \
+    printf '\nOn %s, at commit %s; load average %s at the end.%s\n' "$(LC_ALL=C date -u +'%-d %B %Y')" "$commit" \
       "$(cut -d' ' -f1 /proc/loadavg)" "${note:+$'\n'$note}" >>"$notes/$way"
   fi
   write_page >"$output"
