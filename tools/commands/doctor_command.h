@@ -12,7 +12,7 @@ struct DoctorOptions {
   std::vector<std::string> paths{"/var/tmp"};
   std::string mpi_library;  // empty = where MpiWorld looks for it
   std::string sysfs = "/sys";
-  std::string json_file;  // empty = none; "-" = standard output
+  std::string json_file = {};  // empty = none; "-" = standard output
 };
 
 enum class Health : std::uint8_t { kOk, kWarn, kFail };
