@@ -242,7 +242,10 @@ sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_
                                 const char* application);
 // Whether the checkpoint of sluice_begin_save() has appeared since these two functions last said
 // so. If it has, sluice_saved_path() has its path. sluice_finish_save() first waits for the save
-// under way; no step may be active. A save that has failed is reported once, by one of these, by
+// under way; no step may be active. Polling finishes nothing: the checkpoint appears in a later
+// sluice_begin_step(), sluice_finish_save(), sluice_begin_save(), sluice_save(),
+// sluice_replace_values() or sluice_close(), and a program that ends without the last or
+// sluice_finish_save() loses it. A save that has failed is reported once, by one of these, by
 // sluice_begin_save() or by sluice_begin_step(). Nothing of it is left.
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);

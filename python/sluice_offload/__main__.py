@@ -95,14 +95,15 @@ def _set(config: "dict[str, Any]", assignment: str) -> None:
     config[last] = value
 
 
-def plan(model: str, config: "str | None", assignments: "list[str]", units: "list[str] | None") -> int:
+def plan(model: str, config: "str | None", assignments: "list[str]", units: "list[str] | None",
+         buffers: "list[str]") -> int:
     try:
         from .engine import read_config
         from .plans import describe, model_of
         settings = {} if config is None else read_config(config)
         for assignment in assignments:
             _set(settings, assignment)
-        print("\n".join(describe(model_of(model), settings, units)))
+        print("\n".join(describe(model_of(model), settings, units, buffers)))
     except (SluiceError, OSError, ValueError) as error:
         print(f"  {BAD}  {error}", file=sys.stderr)
         return 1
@@ -121,6 +122,8 @@ def main(arguments: Any = None) -> int:
     command.add_argument("--config", metavar="FILE", help="a config file in JSON")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config; repeatable")
     command.add_argument("--units", action="append", metavar="CLASS", help="the classes of modules that are units; repeatable")
+    command.add_argument("--buffers", action="append", default=[], metavar="PATTERN",
+                         help="names of buffers that move with their units, such as '*.qweight'; repeatable")
     command = commands.add_parser("train-demo", help="trains a small model from storage, and compares it with one in memory")
     command.add_argument("--path", metavar="FOLDER", help="a folder on the drive; by default the one for temporary files")
     command.add_argument("--steps", type=int, default=30, metavar="N")
@@ -128,7 +131,7 @@ def main(arguments: Any = None) -> int:
     if given.command == "doctor":
         return doctor(given.path)
     if given.command == "plan":
-        return plan(given.model, given.config, given.set, given.units)
+        return plan(given.model, given.config, given.set, given.units, given.buffers)
     from .demo import train_demo
     return train_demo(given.path, given.steps)
 

@@ -87,11 +87,11 @@ class Engine:
         self._lease_pointer = C.byref(self._lease)
         self.world = world
         self._pid = os.getpid()
+        self._last_saved: "Optional[str]" = None  # by replace_state()
         self._config, self._units = json.dumps(config).encode(), units
         self._create()
         atexit.register(_close_at_exit, weakref.ref(self))
-        self.dtype = _TYPES[config["precision"]["parameters"]]
-        self.gradient_dtype = _TYPES[config["precision"]["gradients"]]
+        self.dtype, self.gradient_dtype = (_TYPES[config["precision"][kind]] for kind in ("parameters", "gradients"))
         self._parameters: "dict[int, int]" = {}
         for unit in units.units:
             info = lib.UnitInfo()
@@ -212,6 +212,9 @@ class Engine:
 
     def saved(self, waits: bool) -> Optional[str]:
         """The path of the checkpoint that begin_save() began, once: when it has appeared, or, with `waits`, after waiting."""
+        path, self._last_saved = self._last_saved, None
+        if path is not None:
+            return path
         has_one = C.c_int()
         (self._lib.finish_save if waits else self._lib.poll_save)(self._handle, C.byref(has_one))
         return self._saved_path() if has_one.value else None
@@ -232,6 +235,7 @@ class Engine:
         it. Units have other addresses from then on."""
         if not os.path.isfile(os.path.join(folder, "sluice_state.json")):
             raise ArgumentError(f"{os.fspath(folder)} is no checkpoint, for it has no sluice_state.json; the state is as before")
+        self._last_saved = self.saved(waits=True)  # a save under way would end with this engine
         self.drain()
         self.destroy()
         self._create()

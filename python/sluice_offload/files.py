@@ -15,7 +15,7 @@ from torch import nn
 
 from .errors import ArgumentError, SluiceError, StorageError, remedy_of
 from .state import SAFETENSORS, SafetensorsValues
-from .units import Member, Units
+from .units import Member, names_of_members
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
@@ -31,17 +31,17 @@ def _entries(model: nn.Module) -> "list[Any]":
                             "zero_grad() first, which abandons the step")
     engine = offloaded.engine
     found: "list[Any]" = []
-    taken = set()
+    taken = set()  # places of buffers that units have: outside of steps their memory is poison
     for unit in offloaded.gatherer.units.units:
         for member in unit.members:
-            taken.add(member.name)
+            taken.update((id(owner), attribute) for owner, attribute in member.owners)
             if _is_unsaved(member):
                 continue
             found.append((member.name, engine.dtype_of(member), tuple(member.parameter.shape),
                           lambda member=member: engine.read(member)))
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set and f"{prefix}.{name}".lstrip(".") not in taken:
+            if buffer is not None and name not in module._non_persistent_buffers_set and (id(module), name) not in taken:
                 found.append((f"{prefix}.{name}" if prefix else name, buffer.dtype, tuple(buffer.shape),
                               lambda buffer=buffer: buffer.detach().cpu()))
     return found
@@ -49,8 +49,7 @@ def _entries(model: nn.Module) -> "list[Any]":
 
 def _is_unsaved(member: Member) -> bool:
     """A buffer that no state_dict has."""
-    owner, attribute = member.owners[0]
-    return attribute in owner._non_persistent_buffers_set
+    return all(attribute in owner._non_persistent_buffers_set for owner, attribute in member.owners)
 
 
 def named_values(model: nn.Module) -> "Iterator[tuple[str, torch.Tensor]]":
@@ -67,6 +66,10 @@ def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_sha
     Each file appears whole or not at all, and older ones of these names vanish at the end. With several ranks, all call it,
     and rank 0 writes. Returns the files' paths."""
     entries = _entries(model)
+    for name, dtype, _, _ in entries:
+        if dtype not in _NAMES:
+            raise ArgumentError(f"{name} is of {dtype}, for which safetensors has no name; nothing was written. Make it a buffer "
+                                "with persistent=False, or save the model with torch.save(model.state_dict(), ...)")
     shards: "list[list[Any]]" = [[]]
     size = 0
     for entry in entries:
@@ -124,8 +127,6 @@ def _write(path: pathlib.Path, entries: "list[Any]", read: "Callable[[str], torc
     at = 0
     for entry in entries:
         name, dtype, shape, _ = entry
-        if dtype not in _NAMES:
-            raise ArgumentError(f"{name} is of {dtype}, for which safetensors has no name")
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [at, at + _bytes(entry)]}
         at += _bytes(entry)
     text = json.dumps(header).encode()
@@ -187,7 +188,7 @@ def load_safetensors(model: nn.Module, source: "str | os.PathLike[str] | Safeten
         raise ArgumentError(f"this {type(model).__name__} is not offloaded; give the values to its load_state_dict()")
     values = source if isinstance(source, SafetensorsValues) else \
         SafetensorsValues(source) if os.path.isfile(source) else open_safetensors(source)
-    names = _names_of_members(model, offloaded.gatherer.units)
+    names = names_of_members(model, offloaded.gatherer.units)
     found = {member.tensor: next((name for name in named if name in values), None) for member, named in names}
     missing = [member.name for member, _ in names if found[member.tensor] is None and not _is_unsaved(member)]
     if strict and missing:
@@ -196,22 +197,16 @@ def load_safetensors(model: nn.Module, source: "str | os.PathLike[str] | Safeten
     wanted = [member for member, _ in names if found[member.tensor] is not None]
     for member in wanted:
         values.check_shape(str(found[member.tensor]), member.parameter.shape)
-    offloaded.engine.replace(lambda member: values[str(found[member.tensor])], wanted)
+        values.check_dtype(str(found[member.tensor]), member.parameter.dtype if member.is_opaque else None)
     taken = {name for _, named in names for name in named}
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in values and name not in taken]
+    for name, _ in buffers:
+        values.check_dtype(name)
+    offloaded.engine.replace(lambda member: values[str(found[member.tensor])], wanted)
     with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            if name in values and name not in taken:
-                buffer.copy_(values[name])
+        for name, buffer in buffers:
+            buffer.copy_(values[name])
     return missing
-
-
-def _names_of_members(model: nn.Module, units: Units) -> "list[tuple[Member, list[str]]]":
-    """Each parameter with all names that it has in the model, its own first."""
-    prefixes: "dict[int, list[str]]" = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        prefixes.setdefault(id(module), []).append(prefix + "." if prefix else "")
-    return [(member, [prefix + attribute for owner, attribute in member.owners for prefix in prefixes[id(owner)]])
-            for unit in units.units for member in unit.members]
 
 
 def save_pretrained(model: nn.Module, folder: "str | os.PathLike[str]", max_shard_bytes: int = 5 << 30) -> None:

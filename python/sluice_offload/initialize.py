@@ -20,7 +20,7 @@ from .described import describe
 from .engine import Config
 from .errors import ArgumentError
 from .files import replace_file
-from .offload import offload
+from .offload import managed_places, offload
 from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule, names_schedule
 
@@ -41,7 +41,7 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     model_parameters: all that require a gradient, or param_groups of them, for the config's optimizer.
     lr_scheduler: a scheduler of `optimizer`, or a function of an optimizer; by default the config's.
     auto: what "auto" in a DeepSpeed config stands for, by the names of `sluice config import`'s options: {"batch": 4}.
-    options: `units`, `values`, `storage`, `resume` of offload().
+    options: `units`, `values`, `buffers`, `storage`, `resume` of offload(). The `buffers` keep their type.
     Raises what offload() raises; the model is as before then.
     """
     if model is None:
@@ -69,9 +69,10 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     buffers = _buffer_dtype(settings, is_deepspeed)
     ours = offload(model, settings, optimizer=optimizer, **options)
     if buffers is not None:
+        managed = managed_places(model)
         for module in model.modules():
             for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.is_floating_point():
+                if buffer is not None and buffer.is_floating_point() and (id(module), name) not in managed:
                     module._buffers[name] = buffer.to(buffers)
     if lr_scheduler is None:
         scheduler: Any = ConfigSchedule(ours, settings) if has_schedule else None

@@ -38,12 +38,13 @@ class SluiceStrategy(ParallelStrategy):
     barrier, broadcast, reduce = DDPStrategy.barrier, DDPStrategy.broadcast, DDPStrategy.reduce
 
     def __init__(self, config: "Config | str | os.PathLike[str] | None" = None, *, placement: Optional[str] = None,
-                 units: "Sequence[type | str] | None" = None, values: Any = None, **arguments: Any) -> None:
+                 units: "Sequence[type | str] | None" = None, values: Any = None, buffers: "Sequence[str]" = (),
+                 **arguments: Any) -> None:
         super().__init__(**arguments)
         self._config = read_config({} if config is None else config)
         if placement is not None:
             self._config["placement"] = {"parameters": placement, "optimizer": placement, **self._config.get("placement", {})}
-        self._options = {"units": units, "values": values}
+        self._options = {"units": units, "values": values, "buffers": buffers}
         self.offloaded: Optional[OffloadOptimizer] = None
 
     @classmethod

@@ -120,7 +120,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     _adopt(found, engine, storages)
     walk = Walk(model, found, engine, storages, made.rates, activations)
     made.bind(walk)
-    hook_state_dict(found, engine)
+    hook_state_dict(model, found, engine)
     guards.own(model.parameters(), made)
     guards.guard_model(model, engine.dtype)
     object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages), walk))
@@ -134,6 +134,12 @@ def gathered(model: nn.Module, what: "nn.Module | Iterable[torch.Tensor] | None"
     if offloaded is None:
         return contextlib.nullcontext()
     return offloaded.gatherer.gathered(what)
+
+
+def managed_places(model: nn.Module) -> "set[tuple[int, str]]":
+    """The places of an offloaded model's tensors, each as its module's id and its attribute."""
+    units = model._sluice.gatherer.units.units  # type: ignore[union-attr]
+    return {(id(owner), attribute) for unit in units for member in unit.members for owner, attribute in member.owners}
 
 
 def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool) -> bool:

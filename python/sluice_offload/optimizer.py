@@ -12,7 +12,7 @@ from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError
 from .hooks import Walk
 from .library import StepReport
-from .units import Member, Units
+from .units import Member, Units, opaque_types
 
 _FIXED = ("betas", "eps", "weight_decay", "momentum")
 
@@ -30,6 +30,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def __init__(self, units: Units, engine: Engine, config: "dict[str, Any]", lr: float) -> None:
         self._engine = engine
+        self._opaque = opaque_types(units)
         self._walk: Optional[Walk] = None
         self.report: Optional[StepReport] = None
         # The text of the checkpoint or commit that training went on from; from then on, the text that the next commits
@@ -154,8 +155,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._engine.begin_save(root, keep, self._text(application))
 
     def poll_save(self) -> Optional[str]:
-        """The path of the checkpoint of begin_save(), once it has appeared whole; otherwise None. Each path comes once, here
-        or from finish_save(). A save that has failed raises here, in finish_save(), begin_save() or the next step."""
+        """The path of the checkpoint of begin_save(), if it has appeared whole since; otherwise None. Each path comes once, here
+        or from finish_save(). Polling itself finishes nothing: a later step, finish_save(), begin_save(), save(), close() or
+        change of values does, so that a loop that only polls never ends, and a program that ends without close() or
+        finish_save() loses the checkpoint. A save that has failed raises here, in finish_save(), begin_save() or the next step."""
         return self._engine.saved(waits=False)
 
     def finish_save(self) -> Optional[str]:
@@ -181,7 +184,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _text(self, application: str) -> str:
         """Returns the text that goes with a checkpoint or a commit."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
-        return json.dumps({"param_groups": groups, "application": application})
+        return json.dumps({"param_groups": groups, "application": application, **({"opaque": self._opaque} if self._opaque else {})})
 
     def take_over(self, text: str) -> None:
         """The learning rates of a checkpoint, from the text that came with it."""
@@ -189,13 +192,33 @@ class OffloadOptimizer(torch.optim.Optimizer):
             saved = json.loads(text)
             groups, application = saved["param_groups"], saved["application"]
         except (ValueError, KeyError, TypeError):
-            groups, application = None, text  # written by another program than this package
+            saved, groups, application = {}, None, text  # written by another program than this package
+        self._require_same_opaque(saved)
         if groups is not None and len(groups) != len(self.param_groups):
             raise ArgumentError(f"the checkpoint has {len(groups)} param_groups, but the config's optimizer.groups make "
                                 f"{len(self.param_groups)}; use the config that it was saved with")
         for group, values in zip(self.param_groups, groups or []):
             group.update(values)
         self.application = application
+
+    def _require_same_opaque(self, saved: Any) -> None:
+        """Raises ArgumentError where a checkpoint's text names another type or shape of an opaque tensor, whose bytes would mean
+        other values here."""
+        found = saved.get("opaque", {}) if isinstance(saved, dict) else {}
+        for name, (dtype, shape) in self._opaque.items():
+            then = found.get(name, [dtype, shape])
+            if then != [dtype, shape]:
+                raise ArgumentError(f"the checkpoint has {name} as {then[0]} of shape {tuple(then[1])}, but the model as {dtype} of "
+                                    f"shape {tuple(shape)}, and keeps its bits; make the model as it was saved")
+
+    def _check_opaque_of(self, folder: "str | os.PathLike[str]") -> None:
+        """The same before anything is replaced."""
+        try:
+            with open(os.path.join(folder, "sluice_state.json"), encoding="utf-8") as file:
+                saved = json.loads(json.load(file)["application"][0])
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return  # the engine says what is wrong with it, or another program wrote it
+        self._require_same_opaque(saved)
 
     def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
         """Takes the groups' learning rates, as schedulers need them. Moments are not in it."""
@@ -215,6 +238,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
                                 "first, which abandons the step")
         if self._is_durable:
             raise ArgumentError("a durable store goes on from its own last commit, by resume=True; it cannot take a checkpoint")
+        if self._opaque:
+            self._check_opaque_of(folder)
         text = self._engine.replace_state(folder)
         self.report = None
         self.take_over(text)

@@ -55,9 +55,10 @@ def _size(count: float) -> str:
     raise AssertionError
 
 
-def describe(model: nn.Module, config: "dict[str, Any]", units: "Sequence[str] | None" = None) -> "list[str]":
+def describe(model: nn.Module, config: "dict[str, Any]", units: "Sequence[str] | None" = None,
+             buffers: "Sequence[str]" = ()) -> "list[str]":
     """The plan in lines. Raises OutOfMemoryError, naming a budget that works, where the config's cannot."""
-    found = find_units(model, units)
+    found = find_units(model, units, buffers)
     folders = take_folders(config)
     planned = plan(complete_config(config, found), found)
     lines = _shape(found)

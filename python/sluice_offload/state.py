@@ -15,13 +15,17 @@ from torch import nn
 from .engine import Engine
 from .errors import ArgumentError, SluiceError
 from .storage import UnitStorage
-from .units import Member, Unit, Units
+from .units import Member, Unit, Units, names_of_members
 
 SAFETENSORS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64, "I64": torch.int64,
                "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+# Types that not every torch has.
+SAFETENSORS.update((name, getattr(torch, dtype)) for name, dtype in
+                   (("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2"), ("U16", "uint16"), ("U32", "uint32"), ("U64", "uint64"))
+                   if hasattr(torch, dtype))
 
 
-def hook_state_dict(units: Units, engine: Engine) -> None:
+def hook_state_dict(model: nn.Module, units: Units, engine: Engine) -> None:
     """`state_dict()` of the model, and of any module in it, reads parameters from the engine; `load_state_dict()` gives them
     to it, module by module."""
     members: "dict[int, dict[str, Member]]" = {}
@@ -34,6 +38,20 @@ def hook_state_dict(units: Units, engine: Engine) -> None:
     for key, owner in owners.items():
         owner._register_state_dict_hook(_reader(members[key], engine))
         object.__setattr__(owner, "_load_from_state_dict", _loader(owner, members[key], engine))
+    if any(unit.is_opaque for unit in units.units):
+        model._register_load_state_dict_pre_hook(_type_check(names_of_members(model, units)))
+
+
+def _type_check(names: "list[tuple[Member, list[str]]]") -> Any:
+    """Refuses values of another type, which assign=True would put in an opaque tensor's place, before any module has loaded."""
+    def check(state: "dict[str, Any]", prefix: str, metadata: "dict[str, Any]", *_: Any) -> None:
+        for member, named in names if metadata.get("assign_to_params_buffers", False) else ():
+            for name in named if member.is_opaque else ():
+                given = state.get(prefix + name)
+                if isinstance(given, torch.Tensor) and given.dtype != member.parameter.dtype:
+                    raise ArgumentError(f"{name} is of {given.dtype} in the state_dict, but of {member.parameter.dtype} in the model, "
+                                        "which keeps its bits; nothing was loaded. Give it in the model's type")
+    return check
 
 
 def _reader(members: "dict[str, Member]", engine: Engine) -> Any:
@@ -131,7 +149,8 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
     filled without ever being in memory as a whole."""
 
     def __init__(self, *paths: "str | os.PathLike[str]") -> None:
-        self._places: "dict[str, tuple[str, int, int, torch.dtype, Sequence[int]]]" = {}
+        # The type is its name where torch has none such; a file may have such tensors, as long as nothing asks for them.
+        self._places: "dict[str, tuple[str, int, int, torch.dtype | str, Sequence[int]]]" = {}
         for path in paths:
             self._add(path)
 
@@ -144,17 +163,19 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
             for name, entry in header.items():
                 if name != "__metadata__":
                     begin, end = entry["data_offsets"]
-                    dtype, shape = SAFETENSORS[entry["dtype"]], [int(extent) for extent in entry["shape"]]
+                    dtype, shape = SAFETENSORS.get(entry["dtype"], str(entry["dtype"])), [int(extent) for extent in entry["shape"]]
                     if not 0 <= begin <= end <= size - 8 - length:
                         raise ValueError(f"{name} lies beyond the end of the file")
-                    if math.prod(shape) * dtype.itemsize != end - begin:
+                    if isinstance(dtype, torch.dtype) and math.prod(shape) * dtype.itemsize != end - begin:
                         raise ValueError(f"{name} has {end - begin} bytes, which is not the size of {shape}")
                     self._places[name] = (os.fspath(path), 8 + length + begin, 8 + length + end, dtype, shape)
         except (KeyError, TypeError, ValueError, struct.error) as error:
             raise ArgumentError(f"{os.fspath(path)} is not a safetensors file of tensors that torch has: {error!r}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        self.check_dtype(name)
         path, begin, end, dtype, shape = self._places[name]
+        assert isinstance(dtype, torch.dtype)
         values = torch.empty(tuple(shape), dtype=dtype)
         with open(path, "rb", buffering=0) as file:
             file.seek(begin)
@@ -171,6 +192,16 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
         path, _, _, _, found = self._places[name]
         if tuple(found) != tuple(shape):
             raise ArgumentError(f"{name} has shape {tuple(found)} in {path}, but {tuple(shape)} in the model; nothing was loaded")
+
+    def check_dtype(self, name: str, wanted: "torch.dtype | None" = None) -> None:
+        """Raises ArgumentError where torch has no such type, or the tensor is of another than `wanted`."""
+        path, _, _, found, _ = self._places[name]
+        if not isinstance(found, torch.dtype):
+            raise ArgumentError(f"{name} is of {found} in {path}, a type that torch {torch.__version__} does not have; convert it to "
+                                f"one of {', '.join(SAFETENSORS)}")
+        if wanted not in (None, found):
+            raise ArgumentError(f"{name} is of {found} in {path}, but of {wanted} in the model, which keeps its bits; nothing was "
+                                "loaded. Save it in the model's type")
 
     def __iter__(self) -> "Iterator[str]":
         return iter(self._places)

@@ -23,11 +23,13 @@ _STATE = "sluice"  # in each checkpoint's folder
 
 
 class Trainer(transformers.Trainer):
-    """transformers.Trainer. sluice: the config, or its file; sluice_units: `units` of offload()."""
+    """transformers.Trainer. sluice: the config, or its file; sluice_units, sluice_buffers: `units` and
+    `buffers` of offload()."""
 
     def __init__(self, *args: Any, sluice: "Config | str | os.PathLike[str]",
-                 sluice_units: "Sequence[type | str] | None" = None, **kwargs: Any) -> None:
-        self._sluice_config, self._sluice_units = read_config(sluice), sluice_units
+                 sluice_units: "Sequence[type | str] | None" = None, sluice_buffers: "Sequence[str]" = (), **kwargs: Any) -> None:
+        self._sluice_config = read_config(sluice)
+        self._sluice_options: "dict[str, Any]" = {"units": sluice_units, "buffers": sluice_buffers}
         self._sluice: Optional[OffloadOptimizer] = None
         self._sluice_restore: Optional[str] = None
         super().__init__(*args, **kwargs)
@@ -47,7 +49,7 @@ class Trainer(transformers.Trainer):
                                 f"{self.args.max_grad_norm}; leave optimizer.clip_norm out")
         section["clip_norm"] = float(self.args.max_grad_norm or 0)
         section.setdefault("clip_epsilon", 1e-6)  # as in torch
-        self._sluice = offload(self.model, settings, optimizer=given, units=self._sluice_units, restore=self._sluice_restore)
+        self._sluice = offload(self.model, settings, optimizer=given, restore=self._sluice_restore, **self._sluice_options)
         self.optimizer = self._sluice
         return self.optimizer
 

@@ -12,7 +12,7 @@ included.
 
 import dataclasses
 import fnmatch
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -199,8 +199,27 @@ def _check(name: str, parameter: torch.Tensor) -> None:
     if is_traceable_wrapper_subclass(parameter):
         raise ArgumentError(f"{what} is a {type(parameter).__name__}, which keeps its values in other tensors; quantize with a "
                             "module that has plain parameters or buffers")
+    if parameter.requires_grad and not parameter.dtype.is_floating_point:
+        raise ArgumentError(f"{what} is of {parameter.dtype} and requires a gradient; only floating-point parameters can be "
+                            "trained. Freeze it by requires_grad_(False), which keeps its bits, or keep its real and imaginary "
+                            "parts as a parameter of one more dimension (torch.view_as_real)")
     if parameter.device.type not in ("cpu", "meta"):
         raise ArgumentError(f"{what} is on {parameter.device}; this version computes on the CPU: offload the model there")
+
+
+def names_of_members(model: nn.Module, units: Units) -> "list[tuple[Member, list[str]]]":
+    """Each parameter with all names that it has in the model, its own first."""
+    prefixes: "dict[int, list[str]]" = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        prefixes.setdefault(id(module), []).append(prefix + "." if prefix else "")
+    return [(member, [prefix + attribute for owner, attribute in member.owners for prefix in prefixes[id(owner)]])
+            for unit in units.units for member in unit.members]
+
+
+def opaque_types(units: Units) -> "dict[str, list[Any]]":
+    """Type and shape of each opaque tensor, by its name. The engine itself knows only how many words of bytes it has."""
+    return {member.name: [str(member.parameter.dtype), list(member.parameter.shape)]
+            for unit in units.units for member in unit.members if member.is_opaque}
 
 
 def common_dtype(units: Units) -> torch.dtype:

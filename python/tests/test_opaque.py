@@ -194,3 +194,95 @@ def test_a_model_on_the_meta_device(config, tmp_path):
 def test_what_cannot_move_is_refused(config):
     with pytest.raises(sluice.ArgumentError, match=r"'\*.zeros' names no buffer; the model has \['0.base.codes'"):
         sluice.offload(model_of("buffers"), config, units=[Adapted], buffers=["*.codes", "*.zeros"])
+
+
+def shared_model():
+    """Two quantized layers with one table, which is a buffer of both."""
+    model = model_of("buffers")
+    model[3].base._buffers["scales"] = model[2].base.scales
+    return model
+
+
+def test_a_buffer_of_two_modules_is_saved_once_with_its_values(config, tmp_path):
+    model = shared_model()
+    scales = model[2].base.scales.clone()
+    optimizer = sluice.offload(model, settings(config), units=[Adapted], lr=1e-2, buffers=["*.codes", "*.scales"])
+    sluice.save_safetensors(model, tmp_path / "files")
+    values = sluice.open_safetensors(tmp_path / "files")
+    assert same_bits(values["2.base.scales"], scales) and "3.base.scales" not in values
+    assert [name for name, _ in sluice.named_values(model)].count("2.base.scales") == 1
+    optimizer.close()
+
+
+def test_initialize_leaves_managed_buffers_alone(config):
+    model = model_of("buffers")
+    for block in model:
+        block.register_buffer("own", torch.ones(3))
+    before = {name: values.clone() for name, values in model.state_dict().items() if "base" in name}
+    sections = settings(config)
+    deepspeed = {"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": True},
+                 "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": sections["storage"]["paths"][0]},
+                                       "offload_optimizer": {"device": "nvme", "nvme_path": sections["storage"]["paths"][0]}},
+                 "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+    engine, optimizer, *_ = sluice.initialize(model=model, config=deepspeed, units=[Adapted], buffers=["*.codes", "*.scales"])
+    assert model[1].own.dtype == torch.bfloat16 and model[1].base.scales.dtype == torch.float16
+    found = model.state_dict()
+    assert all(same_bits(found[name], values) for name, values in before.items())
+    engine.destroy()
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype"])
+def test_a_checkpoint_of_the_same_bytes_in_another_shape_or_type_is_refused(config, tmp_path, change):
+    def changed():
+        other = model_of()
+        for block in other:
+            codes = block.base.codes
+            values = codes.reshape(WIDTH // 2, WIDTH) if change == "shape" else codes.view(torch.int8)
+            block.base.codes = nn.Parameter(values.clone(), requires_grad=False)
+        return other
+
+    optimizer = sluice.offload(model_of(), settings(config), units=[Adapted], lr=1e-2)
+    folder = optimizer.save(tmp_path / "run")
+    optimizer.close()
+    pattern = r"0.base.codes as torch.uint8 of shape \(64, 32\), but the model as torch.*make the model as it was saved"
+    with pytest.raises(sluice.ArgumentError, match=pattern):
+        sluice.offload(changed(), settings(config), units=[Adapted], lr=1e-2, restore=folder)
+    other = changed()
+    optimizer = sluice.offload(other, settings(config), units=[Adapted], lr=1e-2)
+    before = other.state_dict()
+    with pytest.raises(sluice.ArgumentError, match=pattern):
+        optimizer.load_checkpoint(folder)
+    assert all(same_bits(values, before[name]) for name, values in other.state_dict().items())
+    optimizer.close()
+
+
+def test_values_of_another_type_are_refused_before_anything_is_loaded(config, tmp_path):
+    model = model_of()
+    optimizer = sluice.offload(model, settings(config), units=[Adapted], lr=1e-2)
+    before = model.state_dict()
+    other = {name: values + 1 if values.is_floating_point() else values for name, values in before.items()}
+    other["5.base.codes"] = other["5.base.codes"].to(torch.int16)
+    with pytest.raises(sluice.ArgumentError, match="5.base.codes is of torch.int16 in the state_dict, but of torch.uint8.*nothing was loaded"):
+        model.load_state_dict(other, assign=True)
+    assert all(same_bits(values, before[name]) for name, values in model.state_dict().items())
+    sluice.save_safetensors(model, tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"5.base.codes": {"dtype": "U8"', b'"5.base.codes": {"dtype": "I8"'))
+    assert sluice.open_safetensors(tmp_path)["5.base.codes"].dtype == torch.int8
+    losses_of(model, optimizer, 1, False)
+    before = model.state_dict()
+    with pytest.raises(sluice.ArgumentError, match="5.base.codes is of torch.int8 in .*, but of torch.uint8.*nothing was loaded"):
+        sluice.load_safetensors(model, tmp_path)
+    assert all(same_bits(values, before[name]) for name, values in model.state_dict().items())
+    optimizer.close()
+
+
+def test_complex_parameters_are_frozen_or_refused(config):
+    model = model_of()
+    model[1].turn = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(sluice.ArgumentError, match="1.turn is of torch.complex64 and requires a gradient.*view_as_real"):
+        sluice.offload(model, settings(config), units=[Adapted], lr=1e-2)
+    model[1].turn.requires_grad_(False)
+    optimizer = sluice.offload(model, settings(config), units=[Adapted], lr=1e-2)
+    assert torch.equal(model.state_dict()["1.turn"], torch.ones(3, dtype=torch.complex64))
+    optimizer.close()

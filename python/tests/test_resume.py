@@ -205,3 +205,21 @@ def test_resume_needs_a_store(config):
         sluice.offload(tiny(), config, units=[Block], resume=True)
     with pytest.raises(sluice.ArgumentError, match="exclude each other"):
         sluice.offload(tiny(), config, units=[Block], resume=True, restore="somewhere")
+
+
+def test_another_checkpoint_ends_no_save_under_way(config, tmp_path):
+    root = tmp_path / "run"
+    config.setdefault("memory", {})["save_buffers"] = 2
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    train(model, optimizer, 1)
+    first = optimizer.save(root)
+    train(model, optimizer, 1, first=1)
+    optimizer.begin_save(root)
+    optimizer.load_checkpoint(first)
+    assert optimizer._engine.applied_step() == 1
+    assert optimizer.poll_save() == str(root / "step-000000002") and optimizer.finish_save() is None
+    optimizer.close()
+    resumed = sluice.offload(tiny(seed=5), config, units=[Block], restore=root / "step-000000002")
+    assert resumed._engine.applied_step() == 2
+    resumed.close()
