@@ -124,7 +124,14 @@ Config config_in(const char* folder) {
   return config;
 }
 
-void train(const RankWorld& world, Collectives* all, HostDevice& device, const char* folder) {
+// Ends all ranks. The destructors, of which the engine's waits for the other ranks, do not run.
+[[noreturn]] void end_all(RankWorld& world, const std::exception& failure) {
+  std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
+  world.abort();
+  std::_Exit(1);
+}
+
+void train(RankWorld& world, Collectives* all, HostDevice& device, const char* folder) {
   Place place;
   std::unique_ptr<Collectives> stages, norms, replicas;
   if (all != nullptr) {
@@ -141,37 +148,44 @@ void train(const RankWorld& world, Collectives* all, HostDevice& device, const c
     model.units.push_back({"hidden", {{"hidden.slope_and_shift", {2, kWidth}}}});
   if (place.has_output()) model.units.push_back({"output", {{"output.weight", {kWidth}}}});
   Engine engine(world.shared(config_in(folder)), model, device, replicas.get());
-  if (norms != nullptr) engine.set_norm_group(norm_group_over(*norms, device));
-  engine.initialize([&](const TensorPlace& tensor, std::uint64_t element, std::span<float> values) {
-    const float pace = tensor.name == "output.weight" ? 3.3f : 7.7f;
-    for (float& value : values) value = std::sin(static_cast<float>(element++) * pace) / 4;
-  });
-  const DeviceBuffer handed_on(device, kSamples * kWidth * sizeof(float), "hidden values");
-  Network network(place, reinterpret_cast<float*>(handed_on.data()));
-  const Stream stream(device, "compute");  // declared after what its work uses
-  for (int number = 1; number <= 12; ++number) {
-    network.number = number;
-    const StepReport report = train_step(engine, place, device, stream, network, stages.get());
-    if (world.rank() == 0)
-      std::printf("step %2d: norm %.8f, clipped by %.8f, loss scale %g%s\n", number,
-                  report.gradient_norm, report.clip_factor, report.loss_scale,
-                  report.skipped ? ", skipped" : "");
+  try {
+    if (norms != nullptr) engine.set_norm_group(norm_group_over(*norms, device));
+    engine.initialize(
+        [&](const TensorPlace& tensor, std::uint64_t element, std::span<float> values) {
+          const float pace = tensor.name == "output.weight" ? 3.3f : 7.7f;
+          for (float& value : values) value = std::sin(static_cast<float>(element++) * pace) / 4;
+        });
+    const DeviceBuffer handed_on(device, kSamples * kWidth * sizeof(float), "hidden values");
+    Network network(place, reinterpret_cast<float*>(handed_on.data()));
+    const Stream stream(device, "compute");  // declared after what its work uses
+    for (int number = 1; number <= 12; ++number) {
+      network.number = number;
+      const StepReport report = train_step(engine, place, device, stream, network, stages.get());
+      if (world.rank() == 0)
+        std::printf("step %2d: norm %.8f, clipped by %.8f, loss scale %g%s\n", number,
+                    report.gradient_norm, report.clip_factor, report.loss_scale,
+                    report.skipped ? ", skipped" : "");
+    }
+    engine.close();
+  } catch (const std::exception& failure) {
+    end_all(world, failure);  // while the engine lives
   }
-  engine.close();
 }
 
 int main(int argc, char** argv) {
-  RankWorld world;
-  const auto device = make_host_device({.memory_bytes = 3 << 20});
-  const auto all = world.join(*device);
   try {
-    if (world.are_several() && world.count() % 2 != 0)
-      throw Error(ErrorCode::kInvalidArgument, "there are two stages: start 1, 2, 4, ... ranks");
-    train(world, all.get(), *device, argc > 1 ? argv[1] : ".");
-  } catch (const std::exception& failure) {
-    // The engine's destructor would wait for the other ranks, which wait for this one.
-    std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
-    world.abort();
+    RankWorld world;
+    try {
+      const auto device = make_host_device({.memory_bytes = 3 << 20});
+      const auto all = world.join(*device);
+      if (world.are_several() && world.count() % 2 != 0)
+        throw Error(ErrorCode::kInvalidArgument, "there are two stages: start 1, 2, 4, ... ranks");
+      train(world, all.get(), *device, argc > 1 ? argv[1] : ".");
+    } catch (const std::exception& failure) {
+      end_all(world, failure);
+    }
+  } catch (const std::exception& failure) {  // there is no world
+    std::fprintf(stderr, "%s\n", failure.what());
     std::_Exit(1);
   }
 }

@@ -119,7 +119,14 @@ Config config_in(const char* folder) {
   return config;
 }
 
-void train(const RankWorld& world, Collectives* all, HostDevice& device, const char* folder) {
+// Ends all ranks. The destructors, of which the engine's waits for the other ranks, do not run.
+[[noreturn]] void end_all(RankWorld& world, const std::exception& failure) {
+  std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
+  world.abort();
+  std::_Exit(1);
+}
+
+void train(RankWorld& world, Collectives* all, HostDevice& device, const char* folder) {
   Place place;
   std::unique_ptr<Collectives> halves, replicas;
   if (all != nullptr) {
@@ -134,47 +141,54 @@ void train(const RankWorld& world, Collectives* all, HostDevice& device, const c
   model.units = {{"hidden", {{"hidden.slope_and_shift", {2, place.width()}}}},
                  {"output", {{"output.weight", {place.width()}}, {"output.bias", {1}}}}};
   Engine engine(world.shared(config_in(folder)), model, device, replicas.get());
-  // Both halves have the bias, with the same gradient. The second half does not count it again.
-  if (halves != nullptr)
-    engine.set_norm_group(norm_group_over(
-        *halves, device, place.half == 0 ? std::vector<TensorId>() : std::vector{kBias}));
-  // As the whole network's elements, of which this rank has some columns.
-  engine.initialize([&](const TensorPlace& tensor, std::uint64_t element, std::span<float> values) {
-    for (float& value : values) {
-      const std::uint64_t row = element / place.width(), column = element % place.width();
-      const std::uint64_t whole = row * kWidth + place.half * place.width() + column;
-      const float pace = tensor.unit == kHidden ? 7.7f : 3.3f;
-      value = tensor.id == kBias ? 0.1f : std::sin(static_cast<float>(whole) * pace) / 4;
-      ++element;
+  try {
+    // Both halves have the bias, with the same gradient. The second half does not count it again.
+    if (halves != nullptr)
+      engine.set_norm_group(norm_group_over(
+          *halves, device, place.half == 0 ? std::vector<TensorId>() : std::vector{kBias}));
+    // As the whole network's elements, of which this rank has some columns.
+    engine.initialize(
+        [&](const TensorPlace& tensor, std::uint64_t element, std::span<float> values) {
+          for (float& value : values) {
+            const std::uint64_t row = element / place.width(), column = element % place.width();
+            const std::uint64_t whole = row * kWidth + place.half * place.width() + column;
+            const float pace = tensor.unit == kHidden ? 7.7f : 3.3f;
+            value = tensor.id == kBias ? 0.1f : std::sin(static_cast<float>(whole) * pace) / 4;
+            ++element;
+          }
+        });
+    const DeviceBuffer sums(device, kSamples * sizeof(float), "outputs");
+    Network network(place, reinterpret_cast<float*>(sums.data()));
+    const Stream stream(device, "compute");  // declared after what its work uses
+    for (int number = 1; number <= 12; ++number) {
+      network.number = number;
+      const StepReport report = train_step(engine, device, stream, network, halves.get());
+      if (world.rank() == 0)
+        std::printf("step %2d: norm %.8f, clipped by %.8f, loss scale %g%s\n", number,
+                    report.gradient_norm, report.clip_factor, report.loss_scale,
+                    report.skipped ? ", skipped" : "");
     }
-  });
-  const DeviceBuffer sums(device, kSamples * sizeof(float), "outputs");
-  Network network(place, reinterpret_cast<float*>(sums.data()));
-  const Stream stream(device, "compute");  // declared after what its work uses
-  for (int number = 1; number <= 12; ++number) {
-    network.number = number;
-    const StepReport report = train_step(engine, device, stream, network, halves.get());
-    if (world.rank() == 0)
-      std::printf("step %2d: norm %.8f, clipped by %.8f, loss scale %g%s\n", number,
-                  report.gradient_norm, report.clip_factor, report.loss_scale,
-                  report.skipped ? ", skipped" : "");
+    engine.close();
+  } catch (const std::exception& failure) {
+    end_all(world, failure);  // while the engine lives
   }
-  engine.close();
 }
 
 int main(int argc, char** argv) {
-  RankWorld world;
-  const auto device = make_host_device({.memory_bytes = 3 << 20});
-  const auto all = world.join(*device);
   try {
-    if (world.are_several() && world.count() % 2 != 0)
-      throw Error(ErrorCode::kInvalidArgument,
-                  "the network has two halves: start 1, 2, 4, ... ranks");
-    train(world, all.get(), *device, argc > 1 ? argv[1] : ".");
-  } catch (const std::exception& failure) {
-    // The engine's destructor would wait for the other ranks, which wait for this one.
-    std::fprintf(stderr, "rank %u: %s\n", world.rank(), failure.what());
-    world.abort();
+    RankWorld world;
+    try {
+      const auto device = make_host_device({.memory_bytes = 3 << 20});
+      const auto all = world.join(*device);
+      if (world.are_several() && world.count() % 2 != 0)
+        throw Error(ErrorCode::kInvalidArgument,
+                    "the network has two halves: start 1, 2, 4, ... ranks");
+      train(world, all.get(), *device, argc > 1 ? argv[1] : ".");
+    } catch (const std::exception& failure) {
+      end_all(world, failure);
+    }
+  } catch (const std::exception& failure) {  // there is no world
+    std::fprintf(stderr, "%s\n", failure.what());
     std::_Exit(1);
   }
 }

@@ -19,7 +19,10 @@ TOLERANCE = 1e-6
 
 def steps(command):
     with tempfile.TemporaryDirectory() as folder:
-        output = subprocess.run([*command, folder], check=True, capture_output=True, text=True, timeout=100).stdout
+        # A launcher that is killed leaves its ranks behind; timeout lets it end them first.
+        done = subprocess.run(["timeout", "-k", "5", "90", *command, folder], check=False, capture_output=True, text=True)
+    output = done.stdout
+    assert done.returncode == 0, f"{command} ended with {done.returncode}: {output}{done.stderr}"
     found = [LINE.match(line) for line in output.splitlines()]
     assert len(found) == STEPS and all(found), output
     return [(int(m[1]), float(m[2]), float(m[3]), float(m[4]), bool(m[5])) for m in found]
