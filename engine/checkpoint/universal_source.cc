@@ -93,6 +93,13 @@ void UniversalSource::prepare(const StateDescription& wanted) {
   std::set<std::string> superfluous;
   for (const auto& [tensor, folder] : folders_) superfluous.insert(folder);
   for (const StateDescription::Tensor& tensor : wanted.tensors) {
+    if (tensor.is_opaque)
+      throw Error(
+          ErrorCode::kInput,
+          fmt::format("the model keeps the bits of \"{}\", which is opaque, but a universal "
+                      "checkpoint has fp32 numbers; restore from a checkpoint of Sluice, or "
+                      "start from the weights",
+                      tensor.name));
     superfluous.erase(folder_of(tensor.name));
     const TorchFile& file = file_of(tensor.name, StateKind::kMaster);
     if (!file.has_tensor() || file.shape() != tensor.shape)

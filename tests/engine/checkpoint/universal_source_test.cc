@@ -73,6 +73,13 @@ TEST(UniversalSource, TheFolderOfTheTagIsFound) {
   EXPECT_EQ(open_checkpoint(directory.path()).source->position().step, 7u);
 }
 
+TEST(UniversalSource, AnOpaqueTensorIsNamed) {
+  UniversalSource source(kFolder + "/zero");
+  StateDescription opaque = wanted();
+  opaque.tensors[0].is_frozen = opaque.tensors[0].is_opaque = true;
+  expect_words("the bits of \"a.weight\", which is opaque", [&] { source.prepare(opaque); });
+}
+
 TEST(UniversalSource, AnotherModelOrOptimizerIsNamed) {
   UniversalSource source(kFolder + "/zero");
   StateDescription other = wanted();
