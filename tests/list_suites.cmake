@@ -1,6 +1,7 @@
 # Writes a CTest file with one case for each suite of a GoogleTest program. Run after the program has been linked:
-#   cmake -DPROGRAM=FILE -DNAME=PREFIX -DOUTPUT=FILE -DPROPERTIES=LIST [-DPIECE=N] [-DWITHOUT=FILTER] -P list_suites.cmake
-# With PIECE, a suite of more tests becomes several cases of at most N tests each. The tests that WITHOUT names do not run.
+#   cmake -DPROGRAM=FILE -DNAME=PREFIX -DOUTPUT=FILE -DPROPERTIES=LIST -DTIMEOUT=S [-DPIECE=N] [-DWITHOUT=FILTER] -P list_suites.cmake
+# A case of one test may take S seconds, and two minutes more for each further test. With PIECE, a suite of more tests becomes
+# several cases of at most N tests each. The tests that WITHOUT names do not run.
 set(without "")
 if(WITHOUT)
   set(without "-${WITHOUT}")
@@ -11,6 +12,13 @@ if(NOT result EQUAL 0)
   file(REMOVE ${PROGRAM})  # so that the next build tries again
   message(FATAL_ERROR "${PROGRAM} --gtest_list_tests: ${result}")
 endif()
+# A list in CMake does not end an element inside brackets, and the values of parameters have such: only the names are kept.
+string(REGEX REPLACE " +#[^\n]*" "" listing "\n${listing}")
+string(REGEX REPLACE "[][;]" "_" listing "${listing}")
+string(REGEX MATCH "\n[A-Za-z0-9_/]+[.]\n.*" listing "${listing}")  # without what programs print before the list
+string(REGEX MATCHALL "\n  [^ \n]" tests "${listing}")
+list(LENGTH tests listed)
+set(covered 0)
 set(text "")
 
 # add_suite(SUITE COUNT): the cases of a suite of COUNT tests.
@@ -19,6 +27,8 @@ macro(add_suite suite count)
   if(PIECE)
     math(EXPR pieces "(${count} + ${PIECE} - 1) / ${PIECE}")
   endif()
+  math(EXPR covered "${covered} + ${count}")
+  math(EXPR seconds "${TIMEOUT} + 120 * ((${count} + ${pieces} - 1) / ${pieces} - 1)")
   foreach(piece RANGE 1 ${pieces})
     set(name "${NAME}.${suite}")
     set(shard "")
@@ -28,22 +38,21 @@ macro(add_suite suite count)
       set(shard "ENVIRONMENT_MODIFICATION [==[GTEST_TOTAL_SHARDS=set:${pieces};GTEST_SHARD_INDEX=set:${index}]==]")
     endif()
     string(APPEND text "add_test([=[${name}]=] [=[${PROGRAM}]=] [=[--gtest_filter=${suite}.*${without}]=])\n"
-                       "set_tests_properties([=[${name}]=] PROPERTIES ${PROPERTIES} ${shard})\n")
+                       "set_tests_properties([=[${name}]=] PROPERTIES ${PROPERTIES} TIMEOUT ${seconds} ${shard})\n")
   endforeach()
 endmacro()
 
-string(REGEX MATCHALL "\n[^\n]+" lines "\n${listing}")
+string(REGEX MATCHALL "\n[^\n]+" lines "${listing}")
 set(suite "")
 foreach(line ${lines})
-  # "Suite.", and behind it a comment where it has a type; what GoogleTest prints before the list has no such end.
-  if(line MATCHES "^\n([A-Za-z0-9_/]+)[.]( +#.*)?$")
+  if(line MATCHES "^\n([A-Za-z0-9_/]+)[.]$")
     set(next ${CMAKE_MATCH_1})
     if(suite)
       add_suite(${suite} ${count})
     endif()
     set(suite ${next})
     set(count 0)
-  elseif(line MATCHES "^\n  [^ ]" AND suite)
+  elseif(line MATCHES "^\n  [^ ]")
     math(EXPR count "${count} + 1")
   endif()
 endforeach()
@@ -53,5 +62,9 @@ endif()
 if(text STREQUAL "")
   file(REMOVE ${PROGRAM})
   message(FATAL_ERROR "${PROGRAM} has no tests")
+endif()
+if(NOT covered EQUAL listed)
+  file(REMOVE ${PROGRAM})
+  message(FATAL_ERROR "${PROGRAM} lists ${listed} tests, but the cases of its suites have ${covered}")
 endif()
 file(WRITE ${OUTPUT} "${text}")

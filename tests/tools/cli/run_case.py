@@ -1,6 +1,6 @@
 """Runs the tests of a class of this folder for CTest, or one of them, or lists them.
 
-  run_case.py --list                     every class as MODULE.CLASS,LABEL; where tests take long, every test
+  run_case.py --list                     every class as MODULE.CLASS,LABEL,NUMBER OF TESTS; where tests take long, every test
   run_case.py MODULE.CLASS[.TEST]        exit code 0, 1, or 77 when all tests skipped themselves
   run_case.py --list-tests               every test as MODULE.CLASS.TEST,LABEL
 
@@ -8,6 +8,7 @@ A class is one process, since many tests take less time than an interpreter take
 processors, and slow ones minutes: each of those is a process.
 """
 
+import collections
 import pathlib
 import sys
 import unittest
@@ -25,13 +26,13 @@ def cases(suite):
 
 
 def list_all(each):
-    listed = []
+    listed = collections.Counter()
     for path in sorted(FOLDER.glob("*_cases.py")):
         for case in cases(unittest.defaultTestLoader.loadTestsFromName(path.stem)):
             alone = each or case.LABEL in ("mpi", "slow")
             name = case.id() if alone else case.id().rpartition(".")[0]
-            listed.append(f"{name},{case.LABEL}")
-    print("\n".join(dict.fromkeys(listed)))
+            listed[f"{name},{case.LABEL}"] += 1
+    print("\n".join(line if each else f"{line},{count}" for line, count in listed.items()))
 
 
 def main():
