@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a release from the commit at hand: checks what has to be true of it, then writes the archive, its notes and checksums,
 # and the recipes for vcpkg and conan with the archive beside them.
-#   tools/release.sh [--draft] [FOLDER]    FOLDER by default build/dist; it must not have files of another release
+#   tools/release.sh [--draft] [FOLDER]    FOLDER by default build/dist; it must have no other files than those of this release
 # Checked: the version is the same in version.h (text and number), the package for PyTorch and CHANGELOG.md, whose first
 # section has a date; no file is changed or missing from git; the tag vVERSION is at this commit. --draft leaves out the date, the
 # changed files and the tag: for trying the archive.
@@ -48,13 +48,19 @@ if [[ $draft == no ]]; then
     complain "the tag v$version is not at this commit; as the last step: git tag -a v$version -m \"Sluice $version\""
 fi
 name=sluice-$version
-for file in "$folder"/*.tar.gz; do
-  [[ ! -e $file || $file == "$folder/$name.tar.gz" ]] || complain "$file is of another release; remove it or name another folder"
-done
+# Everything that is written here. What else is in the folder is another release, or not a release at all.
+written=(vcpkg vcpkg/sluice conan "$name.tar.gz" "notes-$version.md" SHA256SUMS vcpkg/sluice/vcpkg.json
+  vcpkg/sluice/portfile.cmake "vcpkg/sluice/$name.tar.gz" conan/conanfile.py "conan/$name.tar.gz")
+if [[ -d $folder ]]; then
+  known=()
+  for file in "${written[@]}"; do known+=(! -path "./$file"); done
+  other=$(cd "$folder" && find . -mindepth 1 "${known[@]}" -print -quit)
+  [[ -z $other ]] ||
+    complain "$folder/${other#./} is no file of release $version; remove it if it is of another release, or name another folder"
+fi
 [[ $wrong == 0 ]] || exit 1
 
 # Without names and times in it, the archive of a commit is the same wherever it is made.
-rm -rf "$folder/vcpkg" "$folder/conan"
 mkdir -p "$folder/vcpkg/sluice" "$folder/conan"
 git archive --format=tar --prefix="$name/" HEAD | gzip -9n >"$folder/$name.tar.gz"
 commit=$(git rev-parse HEAD)

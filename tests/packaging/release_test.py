@@ -5,6 +5,7 @@ import hashlib
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -134,7 +135,27 @@ class Release(unittest.TestCase):
     def test_archive_of_another_release(self):
         (self.tree / "build/dist").mkdir(parents=True)
         (self.tree / "build/dist/sluice-0.0.9.tar.gz").write_text("x")
-        self.refused("sluice-0.0.9.tar.gz is of another release")
+        self.refused("build/dist/sluice-0.0.9.tar.gz is no file of release 0.1.0")
+
+    def test_folders_with_other_files_stay_as_they_are(self):
+        for name in ("home/vcpkg/vcpkg.json", "home/conan/data/x", "home/notes-0.1.0.md/x"):
+            with self.subTest(name):
+                file = self.tree / "build" / name
+                file.parent.mkdir(parents=True)
+                file.write_text("x")
+                self.refused("is no file of release 0.1.0", arguments=["build/home"])
+                self.assertEqual([path for path in (self.tree / "build/home").rglob("*") if path.is_file()], [file])
+                shutil.rmtree(self.tree / "build/home")
+        self.refused("packaging/", "is no file of release 0.1.0", arguments=["packaging"])
+        self.assertEqual(self.git("status", "--porcelain"), "")
+
+    def test_again_into_the_same_folder(self):
+        self.assertEqual(self.release().returncode, 0)
+        recipe = self.tree / "build/dist/vcpkg/sluice/portfile.cmake"
+        first = recipe.read_bytes()
+        recipe.write_text("x")
+        self.assertEqual(self.release().returncode, 0)
+        self.assertEqual(recipe.read_bytes(), first)
 
     def test_unknown_option(self):
         done = self.release("--fast")
