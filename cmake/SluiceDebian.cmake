@@ -1,5 +1,14 @@
 # Debian packages by cpack, after the preset deb: libsluice0 (the C interface), libsluice-cxx0.1 (the C++ library),
 # libsluice-dev, sluice (the command) and sluice-mpi.
+# CPack looks for these when packages are made, and would then leave out dependencies.
+foreach(program dpkg-shlibdeps file)
+  find_program(SLUICE_PROGRAM_${program} ${program})
+  if(NOT SLUICE_PROGRAM_${program})
+    message(FATAL_ERROR "Debian packages need the program ${program}: apt install dpkg-dev file")
+  endif()
+  mark_as_advanced(SLUICE_PROGRAM_${program})
+endforeach()
+
 set(maintainer "Sluice developers <developers@sluice.example>")
 set(c_package libsluice${PROJECT_VERSION_MAJOR})
 set(cxx_package libsluice-cxx${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})

@@ -8,7 +8,7 @@
 #   --note TEXT      a sentence for the page, about the ways of this run
 #   --bases DIR      keeps the roots that debootstrap makes, for other runs
 #   --output FILE    instead of docs/results/install.md
-# Exits with 1 if a command failed, with 77 where debootstrap or the right to use it is missing.
+# Exits with 1 if a command failed, with 77 where debootstrap, the right to use it, or a way to Debian's archive is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -41,6 +41,13 @@ for way in "${only[@]}"; do
 done
 if ! command -v debootstrap >/dev/null || [[ $EUID -ne 0 ]]; then
   echo "SKIPPED: the trial of installing needs debootstrap and root"
+  exit 77
+fi
+
+# reaches URL: wget comes with debootstrap.
+reaches() { wget --quiet --spider --timeout=20 --tries=2 "$1"; }
+if ! reaches http://deb.debian.org/debian/dists/bookworm/Release; then
+  echo "SKIPPED: the trial of installing needs Debian's archive, and http://deb.debian.org/debian cannot be reached"
   exit 77
 fi
 
@@ -105,7 +112,7 @@ enter() {
       rm -rf --one-file-system "$bases/$1.part"
       broken=yes
       failed=yes
-      mkdir -p "$work/root"
+      mkdir -p "$work/root/root" # what is brought there for the steps that are left out
       return 0
     }
     cp /etc/resolv.conf "$bases/$1.part/etc/resolv.conf"
@@ -192,6 +199,11 @@ try_noble() {
     rm -f "$notes/noble"
     return 0
   fi
+  if ! reaches http://archive.ubuntu.com/ubuntu/dists/noble/Release; then
+    echo "SKIPPED: noble, since http://archive.ubuntu.com/ubuntu cannot be reached"
+    rm -f "$notes/noble"
+    return 0
+  fi
   try_source noble
 }
 
@@ -204,8 +216,8 @@ write_page() {
   cat <<'END'
 # Results: installing
 
-Made by `tools/install_trial.sh`: each way begins in a fresh root of the smallest system. Seconds are those of a machine
-with 2 cores on which other work ran.
+Made by `tools/install_trial.sh`: each way begins in a fresh root of the smallest system. Below each are the cores and
+the load of the machine, on which other work ran where the load is higher than the cores.
 END
   for index in "${!ways[@]}"; do
     if [[ ! -s $notes/${ways[$index]} ]]; then
@@ -222,14 +234,17 @@ END
 
 for way in "${only[@]}"; do
   if [[ $way == deb && -z $packages ]]; then
-    cmake --preset deb >"$log" && cmake --build build/deb -- --quiet && (cd build/deb && cpack >"$log")
+    rm -rf build/deb/packages # whatever fails, packages made before are not tried
+    cmake --preset deb >"$log"
+    cmake --build build/deb -- --quiet
+    (cd build/deb && cpack >"$log")
     packages=build/deb/packages
   fi
   commit=$(git rev-parse --short HEAD)
   "try_$way"
   if [[ -s $notes/$way ]]; then
-    printf '\nOn %s, at commit %s; load average %s at the end.%s\n' "$(LC_ALL=C date -u +'%-d %B %Y')" "$commit" \
-      "$(cut -d' ' -f1 /proc/loadavg)" "${note:+$'\n'$note}" >>"$notes/$way"
+    printf '\nOn %s, at commit %s; %s cores, load average %s at the end.%s\n' "$(LC_ALL=C date -u +'%-d %B %Y')" "$commit" \
+      "$(nproc)" "$(cut -d' ' -f1 /proc/loadavg)" "${note:+$'\n'$note}" >>"$notes/$way"
   fi
   write_page >"$output"
 done
