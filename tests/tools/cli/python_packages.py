@@ -1,6 +1,8 @@
 """Packages of the package index for tests that compare with them. Each is installed once, into the build folder."""
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 
@@ -13,10 +15,14 @@ PACKAGES = {"tokenizers": ["--no-deps", "tokenizers==0.23.3"], "tensorboard": ["
 def with_package(case, name):
     """The folder of a package for PYTHONPATH. Skips, aloud, where it cannot be had."""
     folder = os.path.abspath(os.path.join(FOLDER, name))
-    if not os.path.isdir(folder):
-        done = subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--target",
-                               folder + ".new", *PACKAGES[name]], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            case.skipTest(f"{name} cannot be had: {done.stderr.strip().splitlines()[-1:]}")
-        os.rename(folder + ".new", folder)
+    os.makedirs(FOLDER, exist_ok=True)
+    with open(folder + ".lock", "w", encoding="ascii") as lock:  # held by one process of those that need the package at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.isdir(folder):
+            shutil.rmtree(folder + ".new", ignore_errors=True)  # of a process that was killed
+            done = subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--target",
+                                   folder + ".new", *PACKAGES[name]], capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                case.skipTest(f"{name} cannot be had: {done.stderr.strip().splitlines()[-1:]}")
+            os.rename(folder + ".new", folder)
     return folder
