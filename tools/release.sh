@@ -48,7 +48,7 @@ if [[ $draft == no ]]; then
     complain "the tag v$version is not at this commit; as the last step: git tag -a v$version -m \"Sluice $version\""
 fi
 name=sluice-$version
-# Everything that is written here. What else is in the folder is another release, or not a release at all.
+# Everything that is written here. Other files in the folder are of another release, or of no release at all.
 written=(vcpkg vcpkg/sluice conan "$name.tar.gz" "notes-$version.md" SHA256SUMS vcpkg/sluice/vcpkg.json
   vcpkg/sluice/portfile.cmake "vcpkg/sluice/$name.tar.gz" conan/conanfile.py "conan/$name.tar.gz")
 if [[ -d $folder ]]; then
