@@ -63,7 +63,9 @@ typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
   // Frozen; the tensors are bytes of any meaning, such as quantized weights. The engine keeps the
-  // bytes and their order, and moves only them.
+  // bytes and their order, and moves only them. A checkpoint or durable store is compared with the
+  // model by the number of words (of a parameter's size) that a tensor's bytes fill. The caller
+  // compares types and shapes, for example by a text that it saves with the checkpoint.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
 
