@@ -1,5 +1,6 @@
 """torch's face of the engine: an Optimizer whose `step` is the engine's update."""
 
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,12 @@ from .hooks import Walk
 from .library import StepReport
 from .units import Member, Units, opaque_types
 
+_OPAQUE_TEXT_MAX = 64 << 10
 _FIXED = ("betas", "eps", "weight_decay", "momentum")
+
+
+def _digest(opaque: "dict[str, list[Any]]") -> str:
+    return hashlib.sha256(json.dumps(opaque, sort_keys=True).encode()).hexdigest()
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -31,6 +37,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def __init__(self, units: Units, engine: Engine, config: "dict[str, Any]", lr: float) -> None:
         self._engine = engine
         self._opaque = opaque_types(units)
+        digest = _digest(self._opaque)  # in place of a long text, since commits have room for 1 MiB
+        self._opaque_text: Any = self._opaque if len(json.dumps(self._opaque)) <= _OPAQUE_TEXT_MAX else digest
         self._walk: Optional[Walk] = None
         self.report: Optional[StepReport] = None
         # The text of the checkpoint or commit that training went on from; from then on, the text that the next commits
@@ -184,7 +192,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _text(self, application: str) -> str:
         """Returns the text that goes with a checkpoint or a commit."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
-        return json.dumps({"param_groups": groups, "application": application, **({"opaque": self._opaque} if self._opaque else {})})
+        return json.dumps({"param_groups": groups, "application": application, **({"opaque": self._opaque_text} if self._opaque else {})})
 
     def take_over(self, text: str) -> None:
         """The learning rates of a checkpoint, from the text that came with it."""
@@ -205,6 +213,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """Raises ArgumentError where a checkpoint's text names another type or shape of an opaque tensor, whose bytes would mean
         other values here."""
         found = saved.get("opaque", {}) if isinstance(saved, dict) else {}
+        if isinstance(found, str):
+            if found != _digest(self._opaque):
+                raise ArgumentError("the checkpoint has opaque tensors (quantized weights, buffers) of other types or shapes than the "
+                                    "model, which keeps their bits; make the model as it was saved")
+            return
         for name, (dtype, shape) in self._opaque.items():
             then = found.get(name, [dtype, shape])
             if then != [dtype, shape]:
