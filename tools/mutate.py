@@ -5,6 +5,7 @@
     tools/mutate.py --from 10 --count 5    those from the 11th on
     tools/mutate.py --only fw_wait,op_next
     tools/mutate.py --list                 the names, and what they change
+    tools/mutate.py --check                whether every line is still there, without building
     tools/mutate.py --mutants tests/campaigns/cures.json      each campaign without one cure
 
 A mutant is one line: `file`, `old` (exactly as it stands there, once; or with `after`, the first time behind
@@ -49,6 +50,19 @@ def apply(text, mutant):
         raise Failure(f"{mutant['file']} has \"{mutant['old']}\" {found} times, not once: mend the list")
     at = text.index(mutant["old"], begin)
     return text[:at] + mutant["new"] + text[at + len(mutant["old"]):]
+
+
+def check(mutants):
+    """Prints the mutants whose lines are not in the checkout, and returns how many they are."""
+    missing = 0
+    for mutant in mutants:
+        try:
+            apply((ROOT / mutant["file"]).read_text(encoding="utf-8"), mutant)
+        except (Failure, OSError) as failure:
+            print(f"{mutant['name']}: FAILS: {failure}")
+            missing += 1
+    print(f"{len(mutants)} mutants, {missing} without their line")
+    return missing
 
 
 class Workshop:
@@ -164,6 +178,7 @@ def main():
     parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument("--equivalent", action="store_true", help="also those that are said to change nothing")
     parser.add_argument("--list", action="store_true", help="print the mutants and end")
+    parser.add_argument("--check", action="store_true", help="only say whether every mutant's line is in the checkout")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/mutation", help="where the copy is and its build")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one run of tests")
@@ -181,6 +196,8 @@ def main():
         for mutant in mutants:
             print(f"{mutant['name']}: {mutant['what']} ({mutant['file']})")
         return 0
+    if options.check:
+        return 1 if check(mutants) else 0
     workshop = Workshop(options.work.resolve(), options.jobs, options.limit)
     counts = {"killed": 0, "SURVIVES": 0, "survives, as known": 0, "equivalent": 0, "FAILS": 0}
     for mutant in mutants:
