@@ -85,12 +85,26 @@ void CheckpointSource::check_places() const {
                                 path, stored->dtype, name_of(part), tensor.name, dtype));
     };
     require(CheckpointPart::kWeight, "");
+    if (tensor.is_opaque) check_words(tensor.name);
     if (tensor.is_frozen) continue;
     if (manifest_.state.parameter == DType::kBf16) require(CheckpointPart::kMasterLow, "I16");
     if (manifest_.state.parameter == DType::kFp16) require(CheckpointPart::kMaster, "F32");
     for (const CheckpointPart moment : {CheckpointPart::kExpAvg, CheckpointPart::kExpAvgSq})
       if (find(tensor.name, moment) != nullptr) require(moment, "F32");
   }
+}
+
+// Words are read as they are, so a stored word must be as large as one of the state.
+void CheckpointSource::check_words(const std::string& tensor) const {
+  const std::string& dtype = find(tensor, CheckpointPart::kWeight)->dtype;
+  const std::uint64_t stored_bytes = safetensors_element_bytes(dtype);
+  const std::uint64_t word_bytes = size_of(manifest_.state.parameter);
+  if (stored_bytes == word_bytes) return;
+  throw Error(
+      ErrorCode::kInput,
+      fmt::format("\"{}\": field \"tensors\" has dtype \"{}\" of {} bytes for the weight "
+                  "of \"{}\", which is opaque and has words of {} bytes",
+                  path_of(std::string(kManifestName)), dtype, stored_bytes, tensor, word_bytes));
 }
 
 void CheckpointSource::open_files() {

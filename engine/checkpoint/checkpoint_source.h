@@ -44,6 +44,7 @@ class CheckpointSource final : public StateSource {
 
   void open_files();
   void check_places() const;
+  void check_words(const std::string& tensor) const;
   const CheckpointManifest::Stored* find(const std::string& tensor, CheckpointPart part) const;
   bool was_frozen(const std::string& tensor) const;
   // Calls `take(bytes, first, count)` with the elements of the range as they are stored, piece by

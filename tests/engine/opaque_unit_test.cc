@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -217,6 +218,23 @@ TEST(OpaqueUnits, AreRefusedWhereTheirWordsWouldBeNumbers) {
   frozen.units[kOpaqueUnit].is_opaque = false;
   expect_says(
       ErrorCode::kInput, [&] { prepare(frozen, DType::kBf16); }, ".opaque\" is true");
+}
+
+// Words of another size would be read as other words.
+TEST(OpaqueUnits, StoredWordsHaveTheSizeOfTheStates) {
+  const TempDirectory directory;
+  Running run(config_of(directory, kCases[0], DType::kBf16));
+  run.engine.initialize(values_of(DType::kBf16));
+  const SavedCheckpoint saved = run.engine.save(directory.file("checkpoints"), {});
+  CheckpointManifest manifest = CheckpointSource(saved.path).manifest();
+  const std::string name = run.model.units[kOpaqueUnit].tensors[0].name;
+  for (CheckpointManifest::Stored& stored : manifest.stored)
+    if (stored.tensor == name) stored.dtype = "F32";
+  std::ofstream(saved.path + "/sluice_state.json") << manifest_text(manifest);
+  expect_says(
+      ErrorCode::kInput, [&] { const CheckpointSource source(saved.path); },
+      "dtype \"F32\" of 4 bytes for the weight of \"" + name +
+          "\", which is opaque and has words of 2 bytes");
 }
 
 }  // namespace
