@@ -40,13 +40,16 @@ std::string shared_settings(const Config& config) {
 std::string describe_run(const Config& config, const ModelSpec& model, const Layout& layout,
                          const Placement& placement, std::uint64_t device_bytes,
                          std::uint64_t scheduled_step) {
-  std::string text = fmt::format("device {}, window {}, leases {}, step {}\n{}\n", device_bytes,
-                                 placement.window_bytes, model.concurrent_leases, scheduled_step,
-                                 shared_settings(config));
+  std::string text =
+      fmt::format("device {}, window {}, announced window {} of {}, leases {}, step {}\n{}\n",
+                  device_bytes, placement.window_bytes, placement.announced_window.count,
+                  placement.announced_window.slot_bytes, model.concurrent_leases, scheduled_step,
+                  shared_settings(config));
   // Checkpoints beside training have collectives of their own, however many buffers they have.
   text += fmt::format("saves beside training: {}\n", placement.save_buffers.count != 0);
   for (const UnitSpec& unit : model.units) {
-    text += fmt::format("unit {}{}\n", unit.name, unit.is_announced ? " announced" : "");
+    text += fmt::format("unit {}{}{}{}\n", unit.name, unit.is_announced ? " announced" : "",
+                        unit.is_frozen ? " frozen" : "", unit.is_opaque ? " opaque" : "");
     for (const TensorSpec& tensor : unit.tensors)
       text += fmt::format("{} {} {}\n", tensor.name, fmt::join(tensor.shape, "x"),
                           static_cast<int>(tensor.weight_decay));

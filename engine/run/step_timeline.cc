@@ -57,7 +57,8 @@ void StepTimeline::begin(const Schedule& schedule, std::uint64_t step) {
   last_release_.reset();
   changed_use_ = kTraceNone;
   segments_.clear();
-  segments_.reserve(kSegmentsAUse * (schedule.size() + 1));
+  expected_uses_ = schedule.size();
+  segments_.reserve(kSegmentsAUse * (expected_uses_ + 1));
   phase_ = Phase::kComputing;
   next_use_ = 0;
   next_segment_ = 0;
@@ -87,7 +88,8 @@ void StepTimeline::change() {
 
 void StepTimeline::lengthen(std::size_t uses) {
   const std::scoped_lock lock(mutex_);
-  segments_.reserve(segments_.capacity() + kSegmentsAUse * uses);
+  expected_uses_ += uses;
+  segments_.reserve(kSegmentsAUse * (expected_uses_ + 1));
 }
 
 void StepTimeline::arrive(std::uint32_t use, StreamId stream) {

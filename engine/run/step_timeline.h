@@ -162,6 +162,7 @@ class StepTimeline {
   std::uint32_t resumed_ = 0;
   std::optional<EventId> last_release_;
   std::uint32_t changed_use_ = kTraceNone;
+  std::size_t expected_uses_ = 0;  // by the schedule and lengthen()
   std::vector<Segment> segments_;  // in order of time
   std::vector<Pause> pauses_;      // likewise
 

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/step/reduction_order.h"
 #include "engine/step/step_loop.h"
 
 namespace sluice {
@@ -31,17 +32,18 @@ struct StepVote {
   std::uint64_t pass = 0;        // of that unit
   std::uint64_t is_at_norm = 0;
   std::uint64_t is_announcing = 0;  // units for `pass`
+  std::uint64_t reductions = 0;     // a hash of their order so far
 
-  static constexpr std::size_t kCount = 11;
+  static constexpr std::size_t kCount = 12;
   std::array<RankRange, kCount> ranges() const {
     return {RankRange(learning_rate), RankRange(gradient_divisor),
             RankRange(group_rates),   RankRange(micro_batches),
             RankRange(order),         RankRange(step),
             RankRange(use),           RankRange(unit),
             RankRange(pass),          RankRange(is_at_norm),
-            RankRange(is_announcing)};
+            RankRange(is_announcing), RankRange(reductions)};
   }
-  std::string text(const Layout& layout) const {
+  std::string text(const Layout& layout, const StepVote& other) const {
     const double divisor = std::bit_cast<double>(gradient_divisor);
     std::string text = fmt::format("in step {} with learning rate {} and {} {} micro-batches",
                                    step + 1, std::bit_cast<double>(learning_rate), micro_batches,
@@ -56,6 +58,8 @@ struct StepVote {
     if (is_announcing != 0)
       text += fmt::format(", which announces units ({}) behind {} uses",
                           name_of(Pass{static_cast<std::uint8_t>(pass)}), use);
+    if (reductions != other.reductions)
+      text += fmt::format(", whose backward uses come in an order of hash {:x}", reductions);
     if (unit == kNoUnit && is_at_norm == 0 && is_announcing == 0)
       text += fmt::format(", which ends early, behind {} uses", use);
     return text;
@@ -65,8 +69,7 @@ struct StepVote {
 
 std::uint64_t hash_of(std::span<const double> values) {
   std::uint64_t hash = 0;
-  for (const double value : values)
-    hash = std::rotl((hash ^ std::bit_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15u, 29);
+  for (const double value : values) hash = mixed_hash(hash, std::bit_cast<std::uint64_t>(value));
   return hash;
 }
 
@@ -78,9 +81,12 @@ std::uint64_t hash_of(std::span<const double> values) {
   std::uint32_t rank = 0;
   for (; rank < ranks.count() && vote == own; ++rank)
     std::memcpy(&vote, all.data() + rank * sizeof vote, sizeof vote);
+  std::string remedy = "all must take equal steps";
+  if (vote.reductions != own.reductions)
+    remedy += "; in backward, use announced units at the same places between the others";
   throw Error(ErrorCode::kRanks,
-              fmt::format("rank {} is {}, rank {} {}; all must take equal steps", rank - 1,
-                          vote.text(layout), ranks.rank(), own.text(layout)));
+              fmt::format("rank {} is {}, rank {} {}; {}", rank - 1, vote.text(layout, own),
+                          ranks.rank(), own.text(layout, vote), remedy));
 }
 
 // Adds `words` over the ranks, and replaces `most` by the largest of all.
@@ -95,7 +101,8 @@ void vote(Ranks& ranks, const Layout& layout, const StepVote& own, NormAccumulat
   if (!std::ranges::all_of(equal, &RankRange::is_equal)) fail_unequal(ranks, layout, own);
 }
 
-StepVote vote_of(const StepOptions& options, std::uint64_t step, std::uint32_t use) {
+StepVote vote_of(const StepOptions& options, std::uint64_t step, std::uint32_t use,
+                 std::uint64_t reductions) {
   return {.learning_rate = std::bit_cast<std::uint64_t>(options.learning_rate),
           .gradient_divisor = std::bit_cast<std::uint64_t>(
               options.gradient_divisor.value_or(options.micro_batches)),
@@ -103,7 +110,8 @@ StepVote vote_of(const StepOptions& options, std::uint64_t step, std::uint32_t u
           .micro_batches = options.micro_batches,
           .order = static_cast<std::uint64_t>(options.order),
           .step = step,
-          .use = use};
+          .use = use,
+          .reductions = reductions};
 }
 
 // With the norm's words travel one, the step and the gradients' divisor, and the squares of both.
@@ -158,13 +166,25 @@ std::vector<UnitId> union_over(Ranks& ranks, const Layout& layout, const StepVot
   return result;
 }
 
+// Records `event`, which brackets a vote, behind the computation on `stream`. The vote must come in
+// any case, because the other ranks wait for it; without its events, the step's times only lack it.
+bool mark_vote(Device& device, EventId event, StreamId stream) noexcept {
+  try {
+    device.record(event, stream);
+    return true;
+  } catch (...) {
+    // As in record_lease_end(): the stream is gone, or the device has failed and says so later.
+    return false;
+  }
+}
+
 }  // namespace
 
 // The norm over all ranks, and over the norm group. All of them derive the same decisions from it.
 NormAccumulator StepLoop::agree() {
   NormAccumulator norm = drain_.norm();
   if (ranks_.are_several()) {
-    StepVote own = vote_of(terms_.options(), step_, acquired_);
+    StepVote own = vote_of(terms_.options(), step_, acquired_, reductions_.hash());
     own.is_at_norm = 1;
     NormAccumulator::Words words{};
     if (ranks_.rank() < ranks_.owner_count()) words = norm.words();
@@ -201,20 +221,19 @@ std::vector<UnitId> StepLoop::announce(std::span<const UnitId> units, Pass pass)
   announced_->check_announcement(units);
   std::vector<UnitId> agreed(units.begin(), units.end());
   if (ranks_.are_several()) {
-    StepVote own =
-        vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_, acquired_);
+    StepVote own = vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_,
+                           acquired_, reductions_.hash());
     own.is_announcing = 1;
     own.pass = static_cast<std::uint64_t>(pass);
     while (vote_events_.size() < 2 * (votes_ + 1)) vote_events_.emplace_back(device_);
     const EventId asked = vote_events_[2 * votes_].id();
     const EventId granted = vote_events_[2 * votes_ + 1].id();
     ++votes_;
-    if (acquired_ != 0) device_.record(asked, uses_[acquired_ - 1].stream);
+    const StreamId last = acquired_ == 0 ? StreamId{} : uses_[acquired_ - 1].stream;
+    const bool is_timed = acquired_ != 0 && mark_vote(device_, asked, last);
     agreed = union_over(ranks_, layout_, own, *announced_, units);
-    if (acquired_ != 0) {
-      device_.record(granted, uses_[acquired_ - 1].stream);
+    if (is_timed && mark_vote(device_, granted, last))
       timeline_.pause(asked, granted, {.reason = TraceReason::kAnnounce});
-    }
   }
   scheduler_.run([&] {
     uses_.resize(uses_.size() + agreed.size());
@@ -235,8 +254,8 @@ WindowProgress StepLoop::halt_fetches(Prefetcher& fetches, std::optional<UnitId>
   });
   if (ranks_.are_several()) {
     // The options of a step say nothing about an inference.
-    StepVote own =
-        vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_, acquired_);
+    StepVote own = vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_,
+                           acquired_, reductions_.hash());
     if (unit) own.unit = index_of(*unit);
     own.pass = static_cast<std::uint64_t>(pass);
     NormAccumulator::Words none{};

@@ -156,6 +156,7 @@ void StepLoop::throw_if_active() const {
 // Begins to follow the schedule.
 void StepLoop::begin() {
   leases_held_ = acquired_ = votes_ = 0;
+  reductions_.begin();
   uses_.assign(cursor_.schedule().size(), {});
   timeline_.begin(cursor_.schedule(), step_ + 1);
   const bool keeps_for_update =
@@ -232,6 +233,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   } else {
     cursor_.advance();
   }
+  if (state.gradient_slot) reductions_.note(unit);
   ++acquired_;
   ++leases_held_;
   return lease;

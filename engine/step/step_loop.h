@@ -28,6 +28,7 @@
 #include "engine/run/step_timeline.h"
 #include "engine/step/announced_units.h"
 #include "engine/step/loss_scaler.h"
+#include "engine/step/reduction_order.h"
 #include "engine/step/schedule_cursor.h"
 #include "engine/step/step_failure.h"
 #include "engine/step/step_terms.h"
@@ -203,7 +204,8 @@ class StepLoop {
   // The step under way:
   StepTerms terms_;
   std::uint32_t leases_held_ = 0;
-  std::uint32_t acquired_ = 0;      // uses, of the schedule and announced ones
+  std::uint32_t acquired_ = 0;  // uses, of the schedule and announced ones
+  ReductionOrder reductions_;
   std::vector<UseState> uses_;      // in the order in which they are acquired
   std::uint32_t votes_ = 0;         // about announcements
   std::vector<Event> vote_events_;  // around them

@@ -129,7 +129,8 @@ class SLUICE_EXPORT Step {
   // units in the order in which they have to be acquired.
   // With several ranks, all of them announce at the same point, and the uses are the union, in the
   // order of the model. Every rank acquires each of them. A rank that has nothing to compute with a
-  // unit releases the lease at once, and contributes a gradient of zeros.
+  // unit releases the lease at once, and contributes a gradient of zeros. In Pass::kBackward, all
+  // ranks use announced units at the same places between the others; finish() compares that.
   // Fails with: kInvalidArgument when a unit does not exist, is not announced, or is given twice,
   // or `pass` is kInference; kRanks where ranks announce at different points; kIo and others when a
   // transfer has failed.
@@ -167,7 +168,8 @@ class SLUICE_EXPORT Step {
   // Fails with: kInvalidArgument, and the step continues, while a lease is held, before any
   // backward use, while a use is announced and has not come, for options that begin_step() would
   // refuse, and for changed options under the eager policy; kNonFinite (the state is unchanged);
-  // kIo (the engine is poisoned).
+  // kIo (the engine is poisoned); kRanks where ranks have taken different steps, or used units in
+  // backward in different orders (nothing is updated, except under the eager policy).
   StepReport finish(const FinishOptions& options = {});
 
  private:

@@ -1,0 +1,30 @@
+// The order in which a step's gradients come, as one number. Nothing else compares how announced
+// uses and those of the schedule interleave on the ranks. Their gradients are reduced in one
+// sequence, so a rank with another order would add those of different units.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include <sluice/ids.h>
+
+namespace sluice {
+
+// Mixes `value` into `hash`; the order counts.
+inline std::uint64_t mixed_hash(std::uint64_t hash, std::uint64_t value) {
+  return std::rotl((hash ^ value) * 0x9e3779b97f4a7c15u, 29);
+}
+
+class ReductionOrder {
+ public:
+  void begin() { hash_ = 0; }
+  void note(UnitId unit) { hash_ = mixed_hash(hash_, index_of(unit) + std::uint64_t{1}); }
+  std::uint64_t hash() const { return hash_; }
+
+ private:
+  std::uint64_t hash_ = 0;
+};
+
+}  // namespace sluice
