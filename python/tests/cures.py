@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """usage: python/tests/cures.py [TRAP ...]
 
-Takes the cure of each trap of cures.json out of a copy of the package, runs the trap's tests against it, and expects each of
-them to fail. Prints one line per trap, and exits with 1 if a test has passed without its cure. SLUICE_LIBRARY names
-libsluice.so. `test_cures.py` sees to it that the cures and the tests of the table exist.
+Runs the tests of each trap of cures.json against a copy of the package, which have to pass, takes the cure out of the copy,
+and expects each of them to fail. Prints one line per trap. Exits with 1 if a test has passed without its cure, has not passed
+with it, or has not run, and with 2 for a trap that the table does not have. SLUICE_LIBRARY names libsluice.so.
+`test_cures.py` sees to it that the cures and the tests of the table exist.
 """
 
 import json
@@ -16,35 +17,51 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "sluice_offload"
+PASSED, FAILED = 0, 1  # pytest's return codes; 2 to 5 say that a test has not run
 
 
 def table():
     return json.loads((HERE / "cures.json").read_text(encoding="utf-8"))
 
 
-def passes_without(row):
-    """The tests that pass although the cure is out."""
+def faults(row):
+    """Returns what is wrong with the trap's tests, in words: each has to pass with the cure and to fail without it."""
+    if not row["tests"]:
+        return ["has no tests"]
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder) / "sluice_offload"
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        text = (copy / row["file"]).read_text(encoding="utf-8")
-        (copy / row["file"]).write_text(text.replace(row["cure"], row["without"]), encoding="utf-8")
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-        return [test for test in row["tests"]
-                if subprocess.run([*command, test], cwd=HERE, env=environment, stdout=subprocess.DEVNULL, check=False).returncode == 0]
+
+        def status(test):
+            return subprocess.run([*command, test], cwd=HERE, env=environment, stdout=subprocess.DEVNULL, check=False).returncode
+
+        found = [f"{test} ends with {code} with its cure" for test in row["tests"] if (code := status(test)) != PASSED]
+        if found:
+            return found
+        text = (copy / row["file"]).read_text(encoding="utf-8")
+        if text.count(row["cure"]) != 1:
+            return [f"{row['file']} does not have the cure once"]
+        (copy / row["file"]).write_text(text.replace(row["cure"], row["without"]), encoding="utf-8")
+        return [f"{test} {'PASSES' if code == PASSED else f'ends with {code}'} without its cure"
+                for test in row["tests"] if (code := status(test)) != FAILED]
 
 
 def main():
     wanted = sys.argv[1:]
+    rows = table()
+    unknown = set(wanted) - {row["trap"] for row in rows}
+    if unknown or not rows:
+        print(f"cures.json has no trap {', '.join(sorted(unknown))}; it has {', '.join(sorted({row['trap'] for row in rows}))}", file=sys.stderr)
+        return 2
     failed = False
-    for row in table():
+    for row in rows:
         if wanted and row["trap"] not in wanted:
             continue
-        passed = passes_without(row)
-        print(f"{row['trap']:6s} {'PASSES without its cure: ' + ', '.join(passed) if passed else 'fails without its cure'}  {row['what']}",
-              flush=True)
-        failed |= bool(passed)
+        wrong = faults(row)
+        print(f"{row['trap']:6s} {'; '.join(wrong) if wrong else 'fails without its cure'}  {row['what']}", flush=True)
+        failed |= bool(wrong)
     return int(failed)
 
 
