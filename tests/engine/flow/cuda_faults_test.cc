@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <sluice/cuda_device.h>
 #include <sluice/engine.h>
 #include <sluice/units.h>
@@ -16,6 +18,7 @@
 #include "engine/plan/layout.h"
 #include "tests/gpu/cuda/fake_cuda_faults.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
+#include "tests/support/campaign.h"
 #include "tests/support/elements.h"
 #include "tests/support/hang_guard.h"
 #include "tests/support/temp_directory.h"
@@ -117,77 +120,100 @@ class CudaFaults : public testing::TestWithParam<Placement> {
     return made;
   }
 
-  // Lets the calls of a run fail, every `stride`-th, each in a run of its own.
-  void fail_each(FakeCudaFault fault, std::uint64_t stride, Outcome& outcome) {
-    const TempDirectory folder;
-    const StateBytes expected = train(config(folder.path()));
-    const std::uint64_t allocated = fake_cuda_allocated_bytes();
-    int past_the_end = 0;  // runs differ by a few calls
-    for (fault.at_call = 1; past_the_end < 5 && !HasFatalFailure(); fault.at_call += stride) {
-      const std::string what = GetParam().name + ", call " + std::to_string(fault.at_call) +
-                               (fault.is_lasting ? ", for good" : "");
-      SCOPED_TRACE(what);
-      const HangGuard guard(what);
-      arm_fake_cuda_fault(fault);
-      bool is_error = false;
-      try {
-        EXPECT_TRUE(train(config(folder.path())) == expected) << "a silent wrong";
-      } catch (const Error& error) {
-        is_error = true;
-        const std::string text = error.what();
-        // By its number, by CUDA's text for it, or because no GPU could be had at all.
-        EXPECT_TRUE(text.find("(" + std::to_string(fault.status) + ")") != std::string::npos ||
-                    text.find("an error of the fake runtime") != std::string::npos)
-            << text;
-      }
-      const FakeCudaFaultReport report = disarm_fake_cuda_fault();
-      if (report.failed_call.empty()) {
-        EXPECT_FALSE(is_error) << "nothing had failed";
-        ++past_the_end;
-        continue;
-      }
-      ++outcome.failed_calls[report.failed_call];
-      outcome.errors += is_error ? 1 : 0;
-      EXPECT_EQ(fake_cuda_registered_bytes(), 0u) << report.failed_call;
-      ASSERT_EQ(fake_cuda_allocated_bytes(), allocated) << report.failed_call;
-    }
+  // Lets `cases` calls fail that are spread over a run, each in a run of its own. The date says
+  // where the first one is, so that other days bring other calls.
+  void fail_spread(FakeCudaFault fault, std::uint64_t cases, Outcome& outcome) {
+    const std::uint64_t calls = calls_of_run(fault.function);
+    const std::uint64_t stride = (calls + cases - 1) / cases;
+    ASSERT_GT(stride, 0u) << "no call to fail";
+    const std::uint64_t seed = seeds_of({.first_seed = campaign(1).first_seed, .cases = 1}).back();
+    for (fault.at_call = 1 + seed % stride; fault.at_call <= calls && !HasFailure();
+         fault.at_call += stride)
+      fail_one(fault, outcome);
   }
+
+  // Lets one call fail, in a run of its own.
+  void fail_one(const FakeCudaFault& fault, Outcome& outcome) {
+    const std::string what = fmt::format("{}, {} {}{}", GetParam().name,
+                                         fault.function.empty() ? "call" : fault.function,
+                                         fault.at_call, fault.is_lasting ? ", for good" : "");
+    SCOPED_TRACE(what);
+    const HangGuard guard(what);
+    arm_fake_cuda_fault(fault);
+    bool is_error = false;
+    try {
+      EXPECT_TRUE(train(config(folder_.path())) == expected_) << "a silent wrong";
+    } catch (const Error& error) {
+      is_error = true;
+      const std::string text = error.what();
+      // By its number, by CUDA's text for it, or because no GPU could be had at all.
+      EXPECT_TRUE(text.find("(" + std::to_string(fault.status) + ")") != std::string::npos ||
+                  text.find("an error of the fake runtime") != std::string::npos)
+          << text;
+    }
+    const FakeCudaFaultReport report = disarm_fake_cuda_fault();
+    if (report.failed_call.empty()) {
+      EXPECT_FALSE(is_error) << "nothing had failed";
+      return;
+    }
+    ++outcome.failed_calls[report.failed_call];
+    outcome.errors += is_error ? 1 : 0;
+    EXPECT_EQ(fake_cuda_registered_bytes(), 0u) << report.failed_call;
+    EXPECT_EQ(fake_cuda_allocated_bytes(), allocated_bytes_) << report.failed_call;
+  }
+
+ private:
+  // A run in which nothing fails. Runs differ by a few calls, and by many cudaEventQuery.
+  std::uint64_t calls_of_run(const std::string& function) {
+    arm_fake_cuda_fault({.function = function});
+    EXPECT_TRUE(train(config(folder_.path())) == expected_);
+    return disarm_fake_cuda_fault().calls;
+  }
+
+  TempDirectory folder_;
+  StateBytes expected_ = train(config(folder_.path()));
+  std::uint64_t allocated_bytes_ = fake_cuda_allocated_bytes();
 };
 
-// Every call, each once (every third where the state is on a drive); the GPU goes on working.
+// The first call of each function, and calls all over the run; the GPU goes on working.
 TEST_P(CudaFaults, ACallThatFailsOnceIsAnErrorOrDoesNoHarm) {
   Outcome outcome;
-  fail_each({.status = 701}, GetParam().name == "nvme" ? 3 : 1, outcome);
-  // The list says that the cases are as many as they seem.
-  std::vector<std::string> calls{
+  std::vector<std::string> functions{
       "cudaGetDevice",      "cudaMemGetInfo",       "cudaMalloc",
       "cudaFree",           "cudaHostRegister",     "cudaHostUnregister",
       "cudaStreamDestroy",  "cudaEventDestroy",     "cudaStreamCreateWithPriority",
       "cudaEventRecord",    "cudaStreamWaitEvent",  "cudaEventCreateWithFlags",
       "cudaMemcpyAsync",    "cudaEventSynchronize", "cudaMemsetAsync",
       "cudaGetDeviceCount", "cudaSetDevice"};
-  if (GetParam().name == "device") calls.emplace_back("cudaLaunchKernel");
-  if (GetParam().name == "nvme") calls.clear();
-  for (const std::string& call : calls) EXPECT_GT(outcome.failed_calls[call], 0u) << call;
-  EXPECT_GT(outcome.errors, 60u);
+  if (GetParam().name == "device") functions.emplace_back("cudaLaunchKernel");
+  for (const std::string& function : functions) {
+    fail_one({.function = function, .at_call = 1, .status = 701}, outcome);
+    EXPECT_GT(outcome.failed_calls[function], 0u) << function;
+  }
+  fail_spread({.status = 701}, 40, outcome);
+  EXPECT_GT(outcome.errors, 20u);
 }
 
 // The GPU fails for good, as after a kernel's illegal access.
 TEST_P(CudaFaults, AGpuThatFailsForGoodIsAnErrorWhereverItDoes) {
   for (const bool refuses_callbacks : {false, true}) {
     Outcome outcome;
-    fail_each({.status = 700, .is_lasting = true, .refuses_callbacks = refuses_callbacks}, 11,
-              outcome);
-    EXPECT_GT(outcome.errors, 15u);
+    fail_spread({.status = 700, .is_lasting = true, .refuses_callbacks = refuses_callbacks}, 12,
+                outcome);
+    EXPECT_GT(outcome.errors, 6u);
   }
 }
 
 // A question that fails tells nothing about the work: it is an error, and the work is waited for.
+// The number of questions follows the time that a run takes; the first is there in every run.
 TEST_P(CudaFaults, AQuestionAboutAnEventThatFailsIsAnError) {
   for (const bool is_lasting : {false, true}) {
     Outcome outcome;
-    fail_each({.function = "cudaEventQuery", .status = 700, .is_lasting = is_lasting}, 1, outcome);
-    EXPECT_GT(outcome.errors, 0u);
+    FakeCudaFault fault{
+        .function = "cudaEventQuery", .at_call = 1, .status = 700, .is_lasting = is_lasting};
+    fail_one(fault, outcome);
+    EXPECT_EQ(outcome.errors, 1u);
+    fail_spread(fault, 8, outcome);
   }
 }
 
