@@ -24,8 +24,8 @@ std::FILE* said_stream() noexcept {
 void note_failure(int error) noexcept {
   int none = 0;
   if (failure.compare_exchange_strong(none, error == 0 ? EIO : error))
-    warn("sluice: cannot write to standard output: {}; the rest is not printed\n",
-         errno_text(error));
+    warn("sluice: cannot write to {}: {}; the rest is not printed\n",
+         says_beside.load() ? "standard error" : "standard output", errno_text(error));
 }
 
 }  // namespace
@@ -42,6 +42,10 @@ void leave_standard_output_to_data() noexcept {
   says_beside = true;
 }
 
+int said_descriptor() noexcept {
+  return says_beside.load() ? STDERR_FILENO : STDOUT_FILENO;
+}
+
 void say_text(std::string_view text) noexcept {
   if (failure.load() != 0) return;
   errno = 0;
@@ -49,7 +53,7 @@ void say_text(std::string_view text) noexcept {
 }
 
 void say_fitted(std::string_view text) {
-  const int descriptor = says_beside.load() ? STDERR_FILENO : STDOUT_FILENO;
+  const int descriptor = said_descriptor();
   if (!is_terminal(descriptor)) return say_text(text);
   say_text(fitted(text, terminal_columns(descriptor)));
 }

@@ -20,9 +20,13 @@ void keep_standard_descriptors() noexcept;
 // All text that is said from now on goes to standard error: standard output gets an output's data.
 void leave_standard_output_to_data() noexcept;
 
+// The descriptor to which text is said: standard output, or after leave_standard_output_to_data()
+// standard error. For coloured().
+int said_descriptor() noexcept;
+
 void say_text(std::string_view text) noexcept;
 void warn_text(std::string_view text) noexcept;
-// As say_text. If standard output is a terminal, breaks the lines to fit.
+// As say_text. If the text goes to a terminal, breaks the lines to fit.
 void say_fitted(std::string_view text);
 
 template <class... Arguments>
@@ -43,10 +47,10 @@ void warn(fmt::format_string<Arguments...> format, Arguments&&... arguments) noe
   }
 }
 
-// Flushes the text said so far to standard output.
+// Flushes the text said so far.
 void flush_said() noexcept;
 
-// The errno of the first failure of standard output; 0 = no failure.
+// The errno of the first failure to print said text; 0 = no failure.
 int said_failure() noexcept;
 
 }  // namespace sluice

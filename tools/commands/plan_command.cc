@@ -87,6 +87,26 @@ void set_drives(const PlanOptions& options, PlanSubject& subject) {
     subject.rated_bytes = static_cast<double>(parse_size(options.bytes_written_rating)) * share;
 }
 
+// "node" as the number of ranks on a node, which --nodes tells.
+void settle_group(const PlanOptions& options, std::uint32_t node_ranks,
+                  Config::Sharding& sharding) {
+  if (options.ranks == 1 || !sharding.group_is_node) return;
+  if (!options.nodes)
+    throw Error(ErrorCode::kConfig,
+                "sharding.group is \"node\", and a plan does not know how many ranks a node has; "
+                "say with --nodes how many nodes there are, or set sharding.group to the number of "
+                "a node's ranks");
+  sharding.group_ranks = node_ranks;
+  sharding.group_is_node = false;
+}
+
+std::string room_of(const PlanSubject& subject) {
+  const std::string bytes = format_bytes(*subject.drive_bytes);
+  if (subject.sharing_ranks == 1) return "the drives have " + bytes;
+  return fmt::format("this rank's share of the drives, which {} ranks have in common, is {}",
+                     subject.sharing_ranks, bytes);
+}
+
 // Placements that the drives have no room for do not fit.
 void check_drives(const PlanSubject& subject, std::vector<PlannedPlacement>& all) {
   if (!subject.drive_bytes) return;
@@ -95,9 +115,10 @@ void check_drives(const PlanSubject& subject, std::vector<PlannedPlacement>& all
         planned.obstacle.empty() ? planned.placement.nvme_bytes() : 0;
     if (needed_bytes <= *subject.drive_bytes) continue;
     planned.obstacle = fmt::format(
-        "storage needs {} for each rank, but the drives have {}; take more or larger drives, keep "
-        "more of the state in memory, or take smaller moments (optimizer.state)",
-        format_bytes(needed_bytes), format_bytes(*subject.drive_bytes));
+        "storage needs {} for each rank, but {}; take more or larger drives, keep more of the "
+        "state "
+        "in memory, or take smaller moments (optimizer.state)",
+        format_bytes(needed_bytes), room_of(subject));
   }
 }
 
@@ -125,10 +146,7 @@ PlanSubject subject_of(const PlanOptions& options) {
   settle(subject, options, config.engine);
   PlanRequest& request = subject.request;
   request.config = config.engine;
-  if (options.ranks > 1 && request.config.sharding.group_is_node)
-    throw Error(ErrorCode::kConfig,
-                "sharding.group is \"node\": a plan does not know how many ranks a host will have; "
-                "set it to their number");
+  settle_group(options, subject.sharing_ranks, request.config.sharding);
   for (const UnitSpec& unit : model.spec.units) {
     for (const TensorSpec& tensor : unit.tensors)
       subject.parameters += static_cast<double>(tensor.element_count());

@@ -1,7 +1,5 @@
 #include "tools/commands/plan_report.h"
 
-#include <unistd.h>
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -85,8 +83,10 @@ void print_quicker(const std::vector<PlannedPlacement>& all, const Config& confi
       100 * (1 - quicker->step_s / all.front().step.step_s), settings_of(*quicker, config));
 }
 
-// Steps that the drives' rating lasts for; nothing when nothing is written or no rating given.
+// Steps that the drives' rating lasts for; nothing when nothing is written, no rating given, or the
+// config does not fit.
 std::optional<double> steps_of_life(const PlanSubject& subject, const PlannedPlacement& planned) {
+  if (!planned.obstacle.empty()) return std::nullopt;
   const std::uint32_t commit_every = subject.request.config.storage.state.commit_every;
   const std::uint64_t written =
       planned.step.traffic.nvme_write_bytes + planned.placement.commit_bytes / commit_every;
@@ -149,7 +149,7 @@ void print_plan(const PlanOptions& options, const PlanSubject& subject,
   const PlannedPlacement& own = all.front();
   const bool fits = own.obstacle.empty();
   const bool trains = fits && subject.obstacle_here.empty();
-  say("{}\n{}", coloured(STDOUT_FILENO, trains ? Colour::kGood : Colour::kBad, findings.verdict),
+  say("{}\n{}", coloured(said_descriptor(), trains ? Colour::kGood : Colour::kBad, findings.verdict),
       subject.description);
   say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
       options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
@@ -172,9 +172,9 @@ void print_plan(const PlanOptions& options, const PlanSubject& subject,
     say("\nfrom {:.3g} tokens a step and rank on, computation hides everything else to within 5 "
         "%\n",
         *findings.free_tokens);
-  if (const auto steps = fits ? steps_of_life(subject, own) : std::nullopt)
+  if (const auto steps = steps_of_life(subject, own))
     say("the drives' {:.4g} TB last for {:.3g} steps, {:.3g} days of this\n",
-        *subject.rated_bytes * 1e-12, *steps, *steps * own.step.step_s / 86400);
+        subject.sharing_ranks * *subject.rated_bytes * 1e-12, *steps, *steps * own.step.step_s / 86400);
   if (options.stages) say("{}", planned_stages(subject.request));
   if (options.as_deepspeed) print_deepspeed(options, subject, own);
   if (fits && options.ranks > 1) print_links(own);

@@ -193,7 +193,7 @@ int run_tune(const TuneOptions& options) {
   const bool is_better =
       outcome.contenders.empty() ? !outcome.search.best.empty() : outcome.winner != 0;
   say("{}\n{}",
-      is_better ? coloured(STDOUT_FILENO, Colour::kGood, tune_verdict(outcome))
+      is_better ? coloured(said_descriptor(), Colour::kGood, tune_verdict(outcome))
                 : tune_verdict(outcome),
       tune_table(outcome));
   if (!config.engine.storage.state.name.empty())

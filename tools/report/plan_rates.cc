@@ -104,8 +104,8 @@ void take_drives(const PlanRateOptions& options, PlanRates& plan) {
 }
 
 std::string source_of_storage(bool is_stated, const PlanRateOptions& options) {
-  if (is_stated || options.drives.empty()) return source_of(is_stated, options.io_file);
-  return "data sheet of " + options.drives;
+  const bool is_of_sheet = !is_stated && options.io_file.empty() && !options.drives.empty();
+  return is_of_sheet ? "data sheet of " + options.drives : source_of(is_stated, options.io_file);
 }
 
 void share(std::uint32_t ranks, Rates& rates) {

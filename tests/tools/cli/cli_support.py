@@ -143,12 +143,12 @@ class CliCase(unittest.TestCase):
         names = re.findall(r"^  ([a-z]+)\s", listed, re.MULTILINE)
         return [below for name in names for below in self.commands_below(*command, name)] or [command]
 
-    def on_terminal(self, columns, *arguments, expect=0, **environment):
-        """The text that a terminal of that width shows of a command."""
+    def on_terminal(self, columns, *arguments, expect=0, stdout=None, stderr=None, **environment):
+        """The text that a terminal of that width shows of a command, which may write one of its streams elsewhere."""
         main, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        process = subprocess.Popen(self.command(*arguments), cwd=self.folder, stdout=terminal, stderr=terminal,
-                                   env={**self.environment(), "TERM": "xterm", **environment})
+        process = subprocess.Popen(self.command(*arguments), cwd=self.folder, stdout=stdout or terminal,
+                                   stderr=stderr or terminal, env={**self.environment(), "TERM": "xterm", **environment})
         os.close(terminal)
         seen = b""
         while True:

@@ -1,5 +1,7 @@
 """sluice plan for machines that are not at hand: hosts, drives, links, and systems of which others have published runs."""
 
+import json
+
 from cli_support import ON_NVME, CliCase
 from ranks_support import RanksTest
 
@@ -51,7 +53,8 @@ class Machine(CliCase):
         drives = PUBLISHED["1e12 on a DGX-2"][4]
         half = [*drives[:-1], "14TB"]
         obstacle = self.published("1e12 on a DGX-2", machine=half, expect=5)["obstacle"]
-        self.assertRegex(obstacle, r"storage needs \d+ GiB for each rank, but the drives have 815 GiB; take more or larger drives")
+        self.assertRegex(obstacle, r"storage needs \d+ GiB for each rank, but this rank's share of the drives, which 16 ranks have in "
+                                   r"common, is 815 GiB; take more or larger drives")
         self.assertIn("does not fit: storage needs", self.done.stdout)
 
     def test_a_host_is_shared_by_its_ranks(self):
@@ -71,7 +74,31 @@ class Machine(CliCase):
         self.assertEqual(named, stated)
         for wrong in ("990pro:0", "990pro:", "990pro:x", "990pro:1025"):
             self.assertIn("from 1 to 1024", self.run_sluice("plan", *shape, "--drive", wrong, expect=2).stderr)
+        shared = self.plan(*shape, "--ranks", 4, "--nodes", 2, "--drive", "990pro:2", values=ON_NVME)
+        self.assertIn("the drives' 2400 TB last for", self.done.stdout)
+        life = 2 * named["steps_of_drive_life"]  # half of the bytes are each node's
+        self.assertAlmostEqual(shared["steps_of_drive_life"], life, delta=0.02 * life)
+        tight = self.plan(*shape, "--drive", "990pro:2", "--drive-space", "1GB", values=ON_NVME, expect=5)
+        self.assertIn("but the drives have 954 MiB", tight["placements"][0]["obstacle"])
+        self.assertIsNone(tight["steps_of_drive_life"])
         self.assertIn("990pro, sn850x", self.run_sluice("plan", *shape, "--drive", "floppy", expect=2).stderr)
+
+    def test_a_calibration_takes_precedence_over_a_data_sheet(self):
+        with open(self.path("io.json"), "w", encoding="utf-8") as file:
+            json.dump({"best": {"read": {"bytes_per_second": 2e9}, "write": {"bytes_per_second": 1e9}}, "interference": 0.5}, file)
+        self.plan("--parameters", 2**28, "--layers", 32, "--drive", "990pro", "--io", "io.json")
+        self.assertRegex(self.done.stdout, r"reads +2\.00 GB/s  calibration\n")
+        self.assertRegex(self.done.stdout, r"writes +1\.00 GB/s  calibration, full duplex\n")
+        self.plan("--parameters", 2**28, "--layers", 32, "--drive", "990pro", "--io", "io.json", "--read-rate", "3GB")
+        self.assertRegex(self.done.stdout, r"reads +3\.00 GB/s  stated\n")
+
+    def test_a_group_that_is_a_node(self):
+        shape = ["--parameters", 2**28, "--layers", 32, "--gpu", "h100", "--ranks", 8, "--host-memory", "8GiB"]
+        named, number = (self.own(*shape, "--nodes", 2, values={"sharding.group": group}) for group in ("node", 4))
+        self.assertEqual(named, number)
+        self.assertNotEqual(named, self.own(*shape, "--nodes", 2))
+        done = self.run_sluice("plan", *shape, "--set", "sharding.group=node", expect=2)
+        self.assertIn("say with --nodes how many nodes there are", done.stderr)
 
     def test_links_take_at_least_their_time(self):
         shape = ["--parameters", 2**28, "--layers", 32, "--gpu", "h100", "--ranks", 4, "--host-memory", "8GiB", "--tokens", 1]

@@ -113,3 +113,15 @@ class OnATerminal(CliCase):
             self.assertNotIn("\x1b", self.on_terminal(80, "doctor", "--path", "storage", **{variable: value}))
         self.assertIn(marked, self.on_terminal(80, "doctor", "--path", "storage", NO_COLOR=""))
         self.assertNotIn("\x1b", self.run_sluice("doctor", "--path", "storage").stdout)
+
+    def test_colours_where_the_text_goes(self):
+        """Beside data on standard output, text goes to standard error."""
+        for command, mark in ((("doctor", "--path", "storage"), "\x1b[32mok  \x1b[0m"),
+                              (("plan", "--parameters", "1M", "--layers", 4, "--gpu", "h100"), "\x1b[32mfits")):
+            self.assertIn(mark, self.on_terminal(80, *command, "--json", "-", stdout=subprocess.DEVNULL))
+            with open(self.path("text"), "wb") as file:
+                self.on_terminal(80, *command, "--json", "-", stderr=file)
+            with open(self.path("text"), "rb") as file:
+                text = file.read()
+            self.assertIn(mark[5:9].encode(), text)
+            self.assertNotIn(b"\x1b", text)
