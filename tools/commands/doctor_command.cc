@@ -271,8 +271,8 @@ int run_doctor(const DoctorOptions& options) {
     constexpr std::array kNames{"ok  ", "warn", "FAIL"};
     constexpr std::array kColours{Colour::kGood, Colour::kWarning, Colour::kBad};
     const auto health = static_cast<std::size_t>(finding.health);
-    say("{}  {}: {}\n", coloured(said_descriptor(), kColours[health], kNames[health]), finding.subject,
-        finding.text);
+    say("{}  {}: {}\n", coloured(said_descriptor(), kColours[health], kNames[health]),
+        finding.subject, finding.text);
     if (!finding.remedy.empty()) say("      -> {}\n", finding.remedy);
     has_failed |= finding.health == Health::kFail;
   }

@@ -149,7 +149,8 @@ void print_plan(const PlanOptions& options, const PlanSubject& subject,
   const PlannedPlacement& own = all.front();
   const bool fits = own.obstacle.empty();
   const bool trains = fits && subject.obstacle_here.empty();
-  say("{}\n{}", coloured(said_descriptor(), trains ? Colour::kGood : Colour::kBad, findings.verdict),
+  say("{}\n{}",
+      coloured(said_descriptor(), trains ? Colour::kGood : Colour::kBad, findings.verdict),
       subject.description);
   say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
       options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
@@ -174,7 +175,8 @@ void print_plan(const PlanOptions& options, const PlanSubject& subject,
         *findings.free_tokens);
   if (const auto steps = steps_of_life(subject, own))
     say("the drives' {:.4g} TB last for {:.3g} steps, {:.3g} days of this\n",
-        subject.sharing_ranks * *subject.rated_bytes * 1e-12, *steps, *steps * own.step.step_s / 86400);
+        subject.sharing_ranks * *subject.rated_bytes * 1e-12, *steps,
+        *steps * own.step.step_s / 86400);
   if (options.stages) say("{}", planned_stages(subject.request));
   if (options.as_deepspeed) print_deepspeed(options, subject, own);
   if (fits && options.ranks > 1) print_links(own);
