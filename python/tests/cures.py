@@ -3,7 +3,8 @@
 
 Runs the tests of each trap of cures.json against a copy of the package, which have to pass, takes the cure out of the copy,
 and expects each of them to fail. Prints one line per trap. Exits with 1 if a test has passed without its cure, has not passed
-with it, or has not run, and with 2 for a trap that the table does not have. SLUICE_LIBRARY names libsluice.so.
+with it, or has not run, and with 2 for a trap that the table does not have. The library is that of the installed package, or
+the one that SLUICE_LIBRARY names.
 `test_cures.py` sees to it that the cures and the tests of the table exist.
 """
 
@@ -14,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+from sluice_offload import library
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "sluice_offload"
@@ -31,7 +34,7 @@ def faults(row):
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder) / "sluice_offload"
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "SLUICE_LIBRARY": library.path()}
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
 
         def status(test):

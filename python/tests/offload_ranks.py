@@ -181,7 +181,7 @@ def case_initialize(folder):
     if RANK == 0:
         (folder / "engine" / "latest.new").mkdir()
         (folder / "not a folder").write_text("")
-    for error, call in ((IsADirectoryError, lambda: engine.save_checkpoint(folder / "engine", tag="again")),
+    for error, call in ((sluice.StorageError, lambda: engine.save_checkpoint(folder / "engine", tag="again")),
                         (FileExistsError, lambda: sluice.save_safetensors(engine.module, folder / "not a folder"))):
         try:
             call()
