@@ -24,7 +24,9 @@ class Release(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.tree = pathlib.Path(folder.name) / "clone"
-        self.git("clone", "--quiet", "--shared", "--no-tags", ROOT, self.tree, cwd=ROOT)
+        cloned = run("git", "-c", "safe.directory=*", "clone", "--quiet", "--no-tags", "--depth", "1", f"file://{ROOT}", self.tree, cwd=ROOT)
+        if cloned.returncode != 0:  # an unpacked archive, or another user's checkout
+            self.skipTest(f"this tree cannot be cloned: {cloned.stderr.strip()}")
         # The clone gets this tree's script, committed or not.
         for name in ("tools/release.sh", "packaging/vcpkg/portfile.cmake", "packaging/vcpkg/vcpkg.json", "packaging/conan/conanfile.py"):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
