@@ -9,6 +9,8 @@
 #include <array>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <optional>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -27,7 +29,8 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
-#include "tools/commands/write_cache.h"
+#include "tools/commands/pci_links.h"
+#include "tools/commands/storage_drives.h"
 
 namespace sluice {
 namespace {
@@ -129,21 +132,20 @@ Finding look_at_path(const std::string& path) {
 // Durable stores count on flushes.
 Finding look_at_write_caches(const std::string& path, const std::string& sysfs) {
   Finding finding{.subject = "write cache " + path, .text = "", .remedy = ""};
-  for (const DriveCache& cache : drive_caches(path, sysfs)) {
+  for (const StorageDrive& drive : storage_drives(path, sysfs)) {
     if (!finding.text.empty()) finding.text += "; ";
-    finding.text += cache.drive + ": ";
-    if (cache.mode == "write back") {
+    finding.text += drive.name + ": ";
+    if (drive.write_cache == "write back") {
       finding.text += "volatile (write back), and flushed by each commit of a durable store";
-    } else if (cache.mode == "write through") {
+    } else if (drive.write_cache == "write through") {
       finding.health = Health::kWarn;
       finding.text +=
           "the kernel takes it for a drive without a volatile cache (write through) and sends it "
-          "no "
-          "flushes; if it has one, a power cut loses commits";
+          "no flushes; if it has one, a power cut loses commits";
       finding.remedy = fmt::format(
           "safe with power-loss protection; without it: echo 'write back' > "
           "/sys/block/{}/queue/write_cache",
-          cache.drive);
+          drive.name);
     } else {
       finding.text += "unknown";
     }
@@ -175,10 +177,77 @@ Finding look_at_cores() {
                                       found.numa_nodes, found.numa_nodes == 1 ? "" : "s"),
                   .remedy = ""};
   if (!found.processor.empty()) finding.text = found.processor + ": " + finding.text;
-  if (found.numa_nodes > 1) {
-    finding.health = Health::kWarn;
-    finding.remedy = "keep a run on the node of its drives: numactl --cpunodebind=0 --membind=0";
+  return finding;
+}
+
+// "16.0 GT/s x4"
+std::string text_of(const PciLink& link) {
+  if (link.lanes == 0 || link.gigatransfers == 0) return link.name + " (link not reported)";
+  return fmt::format("{} ({:.1f} GT/s x{})", link.name, link.gigatransfers, link.lanes);
+}
+
+void add_problem(Finding& finding, const std::string& problem, const std::string& remedy) {
+  finding.health = Health::kWarn;
+  finding.text += "; " + problem;
+  if (finding.remedy.find(remedy) == std::string::npos)
+    finding.remedy += (finding.remedy.empty() ? "" : "; ") + remedy;
+}
+
+// A GPU lowers its speed while it has nothing to do, but keeps its lanes.
+void look_at_width(const PciLink& link, Finding& finding) {
+  if (link.lanes != 0 && link.lanes < link.lanes_max) {
+    add_problem(finding,
+                fmt::format("{} has {} of its {} lanes", link.name, link.lanes, link.lanes_max),
+                "seat it anew, or move it to a slot with all lanes");
   }
+  if (!link.is_gpu && link.gigatransfers != 0 && link.gigatransfers < link.gigatransfers_max) {
+    add_problem(finding,
+                fmt::format("{} runs at {:.1f} of its {:.1f} GT/s", link.name, link.gigatransfers,
+                            link.gigatransfers_max),
+                "look for a slot or a BIOS setting of its generation");
+  }
+}
+
+void look_at_nodes(const std::vector<PciLink>& links, const std::vector<int>& usable,
+                   Finding& finding) {
+  std::vector<int> with_gpus;
+  for (const PciLink& link : links)
+    if (link.is_gpu && link.node) with_gpus.push_back(*link.node);
+  for (const PciLink& link : links) {
+    if (!link.node) continue;
+    if (std::ranges::find(usable, *link.node) == usable.end()) {
+      add_problem(finding,
+                  fmt::format("this process may not compute on node {}, where {} is", *link.node,
+                              link.name),
+                  fmt::format("numactl --cpunodebind={} --membind={}", *link.node, *link.node));
+    } else if (!link.is_gpu && !with_gpus.empty() &&
+               std::ranges::find(with_gpus, *link.node) == with_gpus.end()) {
+      add_problem(finding,
+                  fmt::format("{} is on node {}, the GPUs are on node {}: its bytes cross sockets",
+                              link.name, *link.node, fmt::join(with_gpus, ", ")),
+                  "name a folder on a drive of the GPU's node in storage.paths");
+    }
+  }
+}
+
+// Says which node each GPU and drive hangs on. Nodes are named where there are several.
+Finding look_at_links(const DoctorOptions& options) {
+  Finding finding{.subject = "links", .text = "", .remedy = ""};
+  const std::vector<PciLink> links = pci_links(options.paths, options.sysfs);
+  if (links.empty()) {
+    finding.text = "the kernel names no GPU and no drive on PCIe";
+    return finding;
+  }
+  const std::vector<int> usable = usable_nodes(options.sysfs);
+  std::map<std::optional<int>, std::vector<std::string>> of_node;
+  for (const PciLink& link : links) of_node[link.node].push_back(text_of(link));
+  for (const auto& [node, names] : of_node) {
+    if (!finding.text.empty()) finding.text += "; ";
+    if (node) finding.text += fmt::format("node {}: ", *node);
+    finding.text += fmt::format("{}", fmt::join(names, ", "));
+  }
+  for (const PciLink& link : links) look_at_width(link, finding);
+  if (!usable.empty()) look_at_nodes(links, usable, finding);
   return finding;
 }
 
@@ -255,8 +324,8 @@ std::vector<Finding> examine(const DoctorOptions& options) {
     findings.push_back(look_at_write_caches(path, options.sysfs));
   }
   for (Finding& finding :
-       std::array{look_at_memory(), look_at_cores(), look_at_huge_pages(), look_at_cuda(),
-                  look_at_cuda_variables(), look_at_mpi(options.mpi_library)})
+       std::array{look_at_memory(), look_at_cores(), look_at_links(options), look_at_huge_pages(),
+                  look_at_cuda(), look_at_cuda_variables(), look_at_mpi(options.mpi_library)})
     findings.push_back(std::move(finding));
   return findings;
 }

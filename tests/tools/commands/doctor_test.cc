@@ -50,9 +50,9 @@ TEST_F(DoctorMpi, ALauncherIsOfNoUseToABuildWithoutMpi) {
 }
 
 // A kernel's tree for the drive behind a folder.
-class DoctorWriteCache : public testing::Test {
+class DoctorDrives : public testing::Test {
  protected:
-  DoctorWriteCache() {
+  DoctorDrives() {
     struct stat status {};
     ::stat(folder_.path().c_str(), &status);
     number_ = std::to_string(major(status.st_dev)) + ":" + std::to_string(minor(status.st_dev));
@@ -71,16 +71,21 @@ class DoctorWriteCache : public testing::Test {
     std::filesystem::create_directories(sysfs() + "/devices/" + device);
     std::filesystem::create_directory_symlink("../../devices/" + device, link);
   }
-  Finding look() const {
+  Finding look(const std::string& subject) const {
     for (const Finding& finding :
          examine({.paths = {folder_.path()}, .mpi_library = {}, .sysfs = sysfs()})) {
-      if (finding.subject == "write cache " + folder_.path()) return finding;
+      if (finding.subject == subject) return finding;
     }
     return {};
   }
 
   const TempDirectory folder_;
   std::string number_;
+};
+
+class DoctorWriteCache : public DoctorDrives {
+ protected:
+  Finding look() const { return DoctorDrives::look("write cache " + folder_.path()); }
 };
 
 TEST_F(DoctorWriteCache, ADriveAndAPartitionOfOne) {
@@ -118,6 +123,113 @@ TEST_F(DoctorWriteCache, EveryDriveOfARaid) {
             std::string::npos)
       << found.text;
   EXPECT_EQ(found.text.find("md0"), std::string::npos) << found.text;
+}
+
+class DoctorLinks : public DoctorDrives {
+ protected:
+  struct Device {
+    std::string kind = "0x010802";  // an NVMe controller
+    std::string vendor = "0x144d";
+    int node = 0;
+    std::string speed = "16.0 GT/s PCIe";
+    std::string speed_max = "16.0 GT/s PCIe";
+    int lanes = 4;
+    int lanes_max = 4;
+  };
+
+  // Processors 0 to 3 are on node 0, and some that no machine has on node 1.
+  DoctorLinks() {
+    for (const auto& [node, list] : {std::pair{"node0", "0-1023"}, {"node1", "99990-99999"}})
+      write("/devices/system/node/" + std::string(node) + "/cpulist", list);
+  }
+
+  void write(const std::string& path, const std::string& line) const {
+    const std::filesystem::path file = sysfs() + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << line << "\n";
+  }
+  void add(const std::string& address, const Device& device) const {
+    const std::string folder = "/devices/pci0000:00/" + address;
+    write(folder + "/class", device.kind);
+    write(folder + "/vendor", device.vendor);
+    write(folder + "/numa_node", std::to_string(device.node));
+    write(folder + "/current_link_speed", device.speed);
+    write(folder + "/max_link_speed", device.speed_max);
+    write(folder + "/current_link_width", std::to_string(device.lanes));
+    write(folder + "/max_link_width", std::to_string(device.lanes_max));
+    std::filesystem::create_directories(sysfs() + "/bus/pci/devices");
+    std::filesystem::create_directory_symlink("../../../devices/pci0000:00/" + address,
+                                              sysfs() + "/bus/pci/devices/" + address);
+  }
+  void add_gpu(int node, int lanes, const std::string& speed = "2.5 GT/s PCIe") const {
+    add("0000:3b:00.0", {.kind = "0x030200",
+                         .vendor = "0x10de",
+                         .node = node,
+                         .speed = speed,
+                         .speed_max = "32.0 GT/s PCIe",
+                         .lanes = lanes,
+                         .lanes_max = 16});
+  }
+  void add_nvme(const Device& device) const {
+    add("0000:01:00.0", device);
+    std::filesystem::create_directories(
+        sysfs() + "/devices/pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1/queue");
+    be_on("pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1");
+  }
+  Finding look() const { return DoctorDrives::look("links"); }
+};
+
+TEST_F(DoctorLinks, EveryGpuAndDriveHasItsNodeAndLink) {
+  EXPECT_EQ(look().text, "the kernel names no GPU and no drive on PCIe");
+  add_gpu(0, 16);
+  add_nvme({});
+  add("0000:02:00.0", {.kind = "0x030000", .vendor = "0x8086"});  // a display, but no GPU to use
+  const Finding found = look();
+  EXPECT_EQ(found.text, "node 0: GPU 0000:3b:00.0 (2.5 GT/s x16), nvme0n1 (16.0 GT/s x4)");
+  EXPECT_EQ(found.health, Health::kOk) << "an idle GPU is slow on purpose";
+  EXPECT_EQ(found.remedy, "");
+}
+
+TEST_F(DoctorLinks, LanesAndSpeedThatAreMissing) {
+  add_gpu(0, 8);
+  add_nvme({.speed = "8.0 GT/s PCIe", .lanes = 2});
+  const Finding found = look();
+  EXPECT_EQ(found.health, Health::kWarn);
+  EXPECT_NE(found.text.find("GPU 0000:3b:00.0 has 8 of its 16 lanes"), std::string::npos)
+      << found.text;
+  EXPECT_NE(found.text.find("nvme0n1 has 2 of its 4 lanes"), std::string::npos) << found.text;
+  EXPECT_NE(found.text.find("nvme0n1 runs at 8.0 of its 16.0 GT/s"), std::string::npos);
+  EXPECT_EQ(found.remedy,
+            "seat it anew, or move it to a slot with all lanes; look for a slot or a BIOS setting "
+            "of its generation");
+}
+
+TEST_F(DoctorLinks, ADriveOfAnotherSocket) {
+  add_gpu(0, 16);
+  write("/devices/system/node/node1/cpulist", "0-1023");
+  add_nvme({.node = 1});
+  const Finding found = look();
+  EXPECT_EQ(found.health, Health::kWarn);
+  EXPECT_NE(found.text.find("nvme0n1 is on node 1, the GPUs are on node 0"), std::string::npos)
+      << found.text;
+  EXPECT_NE(found.remedy.find("storage.paths"), std::string::npos);
+}
+
+TEST_F(DoctorLinks, AProcessThatIsKeptAwayFromItsGpu) {
+  add_gpu(1, 16);
+  const Finding found = look();
+  EXPECT_EQ(found.health, Health::kWarn);
+  EXPECT_NE(found.text.find("this process may not compute on node 1, where GPU 0000:3b:00.0 is"),
+            std::string::npos)
+      << found.text;
+  EXPECT_EQ(found.remedy, "numactl --cpunodebind=1 --membind=1");
+}
+
+TEST_F(DoctorLinks, AVirtualMachineThatTellsNothing) {
+  add_nvme({.node = -1, .speed = "Unknown", .speed_max = "Unknown", .lanes = 0, .lanes_max = 255});
+  const Finding found = look();
+  EXPECT_EQ(found.text, "nvme0n1 (link not reported)");
+  EXPECT_EQ(found.health, Health::kOk);
 }
 
 }  // namespace

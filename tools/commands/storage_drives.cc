@@ -1,4 +1,4 @@
-#include "tools/commands/write_cache.h"
+#include "tools/commands/storage_drives.h"
 
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 constexpr int kStackedMax = 8;  // a RAID on encrypted volumes on partitions is four
 
 // A device-mapper or RAID device stands on its slaves; a partition's queue is its drive's.
-void add_drives(const fs::path& device, int depth, std::vector<DriveCache>& found) {
+void add_drives(const fs::path& device, int depth, std::vector<StorageDrive>& found) {
   std::error_code error;
   const fs::path real = fs::canonical(device, error);
   if (error || depth > kStackedMax) return;
@@ -29,17 +29,17 @@ void add_drives(const fs::path& device, int depth, std::vector<DriveCache>& foun
   }
   if (has_slaves) return;
   const fs::path drive = fs::exists(real / "queue", error) ? real : real.parent_path();
-  DriveCache cache{.drive = drive.filename(), .mode = ""};
+  StorageDrive entry{.name = drive.filename(), .device = drive, .write_cache = ""};
   std::ifstream file(drive / "queue" / "write_cache");
-  std::getline(file, cache.mode);
-  const auto is_same = [&](const DriveCache& other) { return other.drive == cache.drive; };
-  if (std::ranges::none_of(found, is_same)) found.push_back(std::move(cache));
+  std::getline(file, entry.write_cache);
+  const auto is_same = [&](const StorageDrive& other) { return other.name == entry.name; };
+  if (std::ranges::none_of(found, is_same)) found.push_back(std::move(entry));
 }
 
 }  // namespace
 
-std::vector<DriveCache> drive_caches(const std::string& folder, const std::string& sysfs) {
-  std::vector<DriveCache> found;
+std::vector<StorageDrive> storage_drives(const std::string& folder, const std::string& sysfs) {
+  std::vector<StorageDrive> found;
   struct stat status {};
   if (::stat(folder.c_str(), &status) != 0) return found;
   add_drives(fmt::format("{}/dev/block/{}:{}", sysfs, major(status.st_dev), minor(status.st_dev)),

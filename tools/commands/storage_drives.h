@@ -1,4 +1,4 @@
-// The write caches of the drives behind a folder, as the kernel reports them. The caches decide
+// The drives behind a folder, as the kernel reports them, and their write caches. The caches decide
 // whether written data survives a power cut before a flush, and whether the kernel flushes at all.
 //
 // Thread rule: any thread.
@@ -9,13 +9,14 @@
 
 namespace sluice {
 
-struct DriveCache {
-  std::string drive;  // "nvme0n1"
-  std::string mode;   // "write back", "write through"; empty = not reported
+struct StorageDrive {
+  std::string name;         // "nvme0n1"
+  std::string device;       // its folder in the kernel's tree
+  std::string write_cache;  // "write back", "write through"; empty = not reported
 };
 
 // Returns the drives of the file system of `folder`. RAID and similar arrays have several drives;
 // tmpfs and network mounts have none. `sysfs` is the root of the kernel's tree, "/sys".
-std::vector<DriveCache> drive_caches(const std::string& folder, const std::string& sysfs);
+std::vector<StorageDrive> storage_drives(const std::string& folder, const std::string& sysfs);
 
 }  // namespace sluice

@@ -1,0 +1,32 @@
+// The PCIe links of GPUs and drives, and the NUMA nodes that they hang on, as the kernel reports
+// them. A device with fewer lanes than it has, or on another socket than the GPU, slows down a run
+// without any error.
+//
+// Thread rule: any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+struct PciLink {
+  std::string name;     // "GPU 0000:3b:00.0", "nvme0n1"
+  std::string address;  // "0000:3b:00.0"
+  bool is_gpu = false;
+  std::optional<int> node;       // the NUMA node; none = not reported
+  double gigatransfers = 0;      // per second and lane now; 0 = not reported
+  double gigatransfers_max = 0;  // of the device
+  unsigned lanes = 0;            // now; 0 = not reported
+  unsigned lanes_max = 0;        // of the device
+};
+
+// Returns NVIDIA's GPUs and the PCI devices of the drives behind `folders`, each once. `sysfs` is
+// the root of the kernel's tree, "/sys".
+std::vector<PciLink> pci_links(const std::vector<std::string>& folders, const std::string& sysfs);
+
+// Returns the NUMA nodes whose processors this process may use, ascending; empty = not reported.
+std::vector<int> usable_nodes(const std::string& sysfs);
+
+}  // namespace sluice
