@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <utility>
 
@@ -12,22 +10,24 @@
 
 #include <sluice/dtype.h>
 #include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/optimizer_math.h"
+#include "base/text_file.h"
 #include "engine/checkpoint/same_state.h"
 #include "engine/checkpoint/universal_source.h"
 
 namespace sluice {
 namespace {
 
+constexpr std::uint64_t kManifestBytesMax = 1_GiB;  // far more than any has
+
 std::string text_of_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file)
-    throw Error(ErrorCode::kInput,
-                fmt::format("checkpoint: \"{}\" cannot be read; a checkpoint is a folder with this "
-                            "file in it, such as \"latest\" below the root of all",
-                            path));
-  return text;
+  std::string why;
+  if (auto text = read_text_file(path, kManifestBytesMax, why)) return *std::move(text);
+  throw Error(ErrorCode::kInput,
+              fmt::format("checkpoint: \"{}\" cannot be read: {}; a checkpoint is a folder with "
+                          "this file in it, such as \"latest\" below the root of all",
+                          path, why));
 }
 
 std::uint64_t element_count(const StateDescription::Tensor& tensor) {

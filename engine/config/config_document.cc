@@ -1,20 +1,15 @@
 #include <sluice/config_document.h>
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <iterator>
 #include <map>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <sluice/config_document.h>
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/unique_fd.h"
+#include "base/text_file.h"
 #include "engine/config/config_schema_check.h"
 
 namespace sluice {
@@ -235,24 +230,9 @@ ConfigDocument ConfigDocument::from_file(const std::string& path) {
 }
 
 std::string ConfigDocument::text_of_file(const std::string& path) {
-  const auto error = [&path](const std::string& why) {
-    return Error(ErrorCode::kInput,
-                 fmt::format("cannot read the config file \"{}\": {}", path, why));
-  };
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) throw error(errno_text(errno));
-  std::string text;
-  while (text.size() <= kConfigBytesMax) {
-    const std::size_t end = text.size();
-    text.resize(end + (16 << 10));
-    const ssize_t got = ::read(file.get(), text.data() + end, text.size() - end);
-    if (got < 0 && errno != EINTR)
-      throw error(errno == EISDIR ? "it is a folder; name a file in it" : errno_text(errno));
-    text.resize(end + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-    if (got == 0) return text;
-  }
-  throw error(
-      fmt::format("it has more than {}, so it is not a config", format_bytes(kConfigBytesMax)));
+  std::string why;
+  if (auto text = read_text_file(path, kConfigBytesMax, why)) return *std::move(text);
+  throw Error(ErrorCode::kInput, fmt::format("cannot read the config file \"{}\": {}", path, why));
 }
 
 ConfigDocument::ConfigDocument(ConfigDocument&&) noexcept = default;

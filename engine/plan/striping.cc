@@ -2,8 +2,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <numeric>
 #include <string>
 
@@ -11,11 +9,15 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
+#include "base/text_file.h"
 
 namespace sluice {
 namespace {
 
 using nlohmann::json;
+
+constexpr std::uint64_t kWeightsFileBytesMax = 16_MiB;  // far more than any has
 
 [[noreturn]] void refuse(const Config::Storage& storage, const std::string& why) {
   std::string command = "sluice bench io";
@@ -33,10 +35,10 @@ std::string canonical(const std::string& path) {
 }
 
 json read_calibration(const Config::Storage& storage) {
-  std::ifstream file(storage.calibration);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.good() && !file.eof()) refuse(storage, "cannot be read");
-  json calibration = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  std::string why;
+  const auto text = read_text_file(storage.calibration, kWeightsFileBytesMax, why);
+  if (!text) refuse(storage, "cannot be read: " + why);
+  json calibration = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!calibration.is_object() || calibration.value("format", json()) != "sluice-io-calibration-1")
     refuse(storage, "is not a calibration of this version");
   return calibration;

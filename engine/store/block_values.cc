@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <span>
@@ -78,12 +79,15 @@ void clear_codes(const Layout& layout, const BlockView& view) {
     std::memset(moments.exp_avg_codes.codes, zero_code(CodeBook::kSigned), elements);
 }
 
-// A value that is not finite would be noticed a step later, and blamed on the learning rate.
+// A value that is not finite would be noticed a step later, and blamed on the learning rate. In a
+// frozen tensor, which no update reaches, infinity is a value like others: masks have it.
 void check_values(const Layout& layout, const TensorPlace& tensor, std::uint64_t first_element,
                   std::span<const float> values) {
   const MasterLayout masters = layout.format().master;
+  const bool is_frozen = layout.unit(tensor.unit).is_frozen;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (is_finite_master(masters, values[i])) continue;
+    if (is_frozen && std::isinf(values[i])) continue;
     throw Error(ErrorCode::kNonFinite,
                 fmt::format("the value given for \"{}\" (unit \"{}\") at element {} is "
                             "{}, which {} cannot hold as a finite number; check the source of the "
@@ -194,8 +198,7 @@ void set_values(const Layout& layout, const BlockView& view, StateSource& source
         values = std::span(spare).first(std::min<std::uint64_t>(spare.size(), end - at));
       }
       source.read(tensor, StateKind::kMaster, at - tensor.offset_elements, values);
-      if (!layout.unit(block.unit).is_frozen)
-        check_values(layout, tensor, at - tensor.offset_elements, values);
+      if (!tensor.is_opaque) check_values(layout, tensor, at - tensor.offset_elements, values);
       set_masters(layout, view, at - block.offset_elements, values, tensor.is_opaque);
       at += values.size();
     }

@@ -83,7 +83,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     settings = read_config(config)
     if optimizer is not None:
         take_over(settings, optimizer, model)
-    world = find_world()
+    world = find_world(float(settings.get("sharding", {}).get("timeout", 120)))
     settings = complete_config(settings, found, 1 if world is None else world.local_size)
     make_activations = _activation_store(settings, world is None or world.size == 1)
     if lr is None:

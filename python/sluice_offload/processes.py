@@ -5,10 +5,12 @@ MASTER_ADDR and MASTER_PORT, brings each rank's address to the others. Either is
 the engine talk to each other by connections of their own.
 """
 
+import contextlib
+import datetime
 import json
 import os
 import socket
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch.distributed as dist
 
@@ -83,9 +85,10 @@ def count_processes() -> int:
     return next((int(size) for size in sizes if size.isdigit() and int(size) > 1), 1)
 
 
-def find_world() -> Optional[World]:
+def find_world(timeout_s: float) -> Optional[World]:
     """The ranks that train together, or None for one process. Raises ArgumentError for several processes that cannot find
-    each other: each would train a model of its own, without a word."""
+    each other: each would train a model of its own, without a word. Raises RanksError where one does not come within
+    `timeout_s`; torch.distributed, where it is initialized, has its own timeout."""
     if dist.is_available() and dist.is_initialized():
         return _world_of_torch() if dist.get_world_size() > 1 else None
     for size_name, rank_name in _LAUNCHERS:
@@ -97,7 +100,7 @@ def find_world() -> Optional[World]:
                                     f"each other: {', '.join(missing)}. Start with torchrun; or set MASTER_ADDR and MASTER_PORT "
                                     "to an address and a free port of the first process's host; or call "
                                     "torch.distributed.init_process_group() before offload()")
-            return _world_of_store(int(os.environ[rank_name]), int(size))
+            return _world_of_store(int(os.environ[rank_name]), int(size), timeout_s)
     return None
 
 
@@ -109,24 +112,39 @@ def _world_of_torch() -> World:
     return World(dist.get_rank(), dist.get_world_size(), exchange)
 
 
-def _world_of_store(rank: int, size: int) -> World:
+def _world_of_store(rank: int, size: int, timeout_s: float) -> World:
     global _meetings
-    found, _, _ = next(iter(dist.rendezvous("env://", rank=rank, world_size=size)))
+    timeout = datetime.timedelta(seconds=timeout_s)
+
+    @contextlib.contextmanager
+    def named(wait: str) -> "Iterator[None]":
+        try:
+            yield
+        except dist.DistError as error:
+            place = ":".join(os.environ.get(name, "?") for name in _MEETING)
+            raise RanksError(f"rank {rank} of {size} has waited up to {timeout_s:g} s for {wait} at {place}: "
+                             f"{str(error).splitlines()[0]}; a process may have failed, or not have been started; if it is only "
+                             "late, raise sharding.timeout") from error
+
+    with named("the store of the processes"):
+        found, _, _ = next(iter(dist.rendezvous("env://", rank=rank, world_size=size, timeout=timeout)))
     # torchrun keeps its store when it starts the processes again; what the dead ones have written must not be read.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"sluice/{attempt}/{_meetings}", found)
+    store.set_timeout(timeout)
     _meetings += 1
     count = 0
 
     def exchange(own: Any) -> "list[Any]":
         nonlocal count
         count += 1
-        store.set(f"{count}/{rank}", json.dumps(own))  # pickle would run what a stranger writes there
-        every = [json.loads(store.get(f"{count}/{other}")) for other in range(size)]
-        # The store may live in rank 0, which may end after this.
-        if rank != 0:
-            store.set(f"{count}/{rank}/has read", "1")
-        else:
-            store.wait([f"{count}/{other}/has read" for other in range(1, size)])
+        with named("the words of the other processes"):
+            store.set(f"{count}/{rank}", json.dumps(own))  # pickle would run what a stranger writes there
+            every = [json.loads(store.get(f"{count}/{other}")) for other in range(size)]
+            # The store may live in rank 0, which may end after this.
+            if rank != 0:
+                store.set(f"{count}/{rank}/has read", "1")
+            else:
+                store.wait([f"{count}/{other}/has read" for other in range(1, size)])
         return every
     return World(rank, size, exchange)

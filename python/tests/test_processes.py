@@ -1,11 +1,13 @@
 """How processes meet in a store that outlives them, as torchrun's does."""
 
-import datetime
 import importlib.util
+import socket
 import threading
 
 import pytest
 import torch.distributed as dist
+
+import sluice_offload as sluice
 
 
 def start_process():
@@ -25,7 +27,7 @@ def test_processes_that_are_started_again_do_not_read_what_dead_ones_wrote(monke
         heard = {}
 
         def run(rank):
-            world = start_process()._world_of_store(rank, 2)
+            world = start_process()._world_of_store(rank, 2, 60)
             heard[rank] = world.exchange(f"rank {rank} of attempt {attempt}")
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
@@ -40,6 +42,16 @@ def test_processes_that_are_started_again_do_not_read_what_dead_ones_wrote(monke
     run_both(1)
     # Rank 0 of a third attempt is there before rank 1, and has to wait for it, whatever lies in the store.
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    store.set_timeout(datetime.timedelta(milliseconds=300))
-    with pytest.raises(dist.DistStoreError):
-        start_process()._world_of_store(0, 2)
+    with pytest.raises(sluice.RanksError, match=r"rank 0 of 2 has waited up to 0.3 s for the words of the other processes .*raise sharding.timeout"):
+        start_process()._world_of_store(0, 2, 0.3)
+
+
+def test_a_process_that_does_not_come_is_an_error_after_the_timeout(monkeypatch):
+    with socket.socket() as closed:  # without a listener
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(closed.getsockname()[1]))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(sluice.RanksError, match=r"rank 1 of 2 has waited up to 0.3 s for the store of the processes at 127.0.0.1:\d+"):
+            start_process().find_world(0.3)

@@ -172,6 +172,28 @@ TEST_F(EngineError, FrozenUnitsMayHoldInfinity) {
   EXPECT_EQ(values, std::vector<float>(4, -INFINITY));
 }
 
+// Nothing wants a value that is no number, or one that its type would make infinite.
+TEST_F(EngineError, ValuesOfFrozenUnitsThatAreNoNumbersAreNamed) {
+  model_.units.front().is_frozen = true;
+  for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+    config_.precision = {.parameters = dtype, .gradients = DType::kFp32};
+    const float large = dtype == DType::kFp16 ? 7e4f : dtype == DType::kBf16 ? 3.4e38f : NAN;
+    for (const float value : {large, -large, std::nanf("")}) {
+      Engine engine(config_, model_, *device_);
+      const std::string message = complaint(ErrorCode::kNonFinite, [&] {
+        engine.initialize(
+            [&](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+              toy_values()(tensor, first, values);
+              if (tensor.id == TensorId{0} && first == 0) values[3] = value;
+            });
+      });
+      EXPECT_NE(message.find("\"" + model_.units.front().name + "\") at element 3 is"),
+                std::string::npos)
+          << message;
+    }
+  }
+}
+
 TEST_F(EngineError, NumbersThatFp32CannotHoldAreRefused) {
   for (const double epsilon : {0.0, 1e-46, 1e-39}) {
     Config config = config_;

@@ -1,13 +1,14 @@
 #include "tools/report/plan_rates.h"
 
-#include <cerrno>
-#include <fstream>
+#include <optional>
+#include <string>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/text_file.h"
 #include "tools/report/machine_presets.h"
 
 namespace sluice {
@@ -25,14 +26,16 @@ constexpr double kLatencyS = 100e-6;
 constexpr double kAssumedFlushS = 5e-3;  // a volatile cache of a drive of today, nearly empty
 // The interference from which on a drive is nearer to half duplex than to full.
 constexpr double kHalfDuplexFrom = 0.75;
+constexpr std::uint64_t kRatesFileBytesMax = 16_MiB;  // far more than any has
 
 nlohmann::json read_json(const std::string& path) {
-  std::ifstream file(path);
-  if (!file)
+  std::string why;
+  const auto text = read_text_file(path, kRatesFileBytesMax, why);
+  if (!text)
     throw Error(ErrorCode::kInput,
-                fmt::format("cannot read the calibration \"{}\": {}", path, errno_text(errno)));
+                fmt::format("cannot read the calibration \"{}\": {}", path, why));
   try {
-    return nlohmann::json::parse(file);
+    return nlohmann::json::parse(*text);
   } catch (const nlohmann::json::exception& error) {
     throw Error(ErrorCode::kInput, fmt::format("\"{}\" is no JSON: {}", path, error.what()));
   }

@@ -1,6 +1,7 @@
 #include "tools/tune/calibration.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -8,7 +9,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <tuple>
 
@@ -17,6 +17,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/text_file.h"
 #include "base/topology.h"
 #include "cpu_optim/cpu_optimizer.h"
 #include "tools/bench/bench_adam.h"
@@ -27,6 +28,7 @@
 namespace sluice {
 namespace {
 
+constexpr std::uint64_t kMachineFileBytesMax = 16_MiB;  // far more than any has
 constexpr const char* kCalibrationFormat = "sluice-machine-calibration-1";
 constexpr std::array kTunePatterns{IoPattern::kRead, IoPattern::kWrite, IoPattern::kMixed};
 // Large enough that a drive's cache does not hold it for long, small enough to be measured quickly.
@@ -191,9 +193,14 @@ std::string calibration_file(const std::string& hardware) {
 
 std::optional<MachineCalibration> load_calibration(const std::string& path,
                                                    const std::string& hardware, std::string& why) {
-  std::ifstream file(path);
-  if (!file) return std::nullopt;
-  const auto root = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (::access(path.c_str(), F_OK) != 0) return std::nullopt;
+  std::string unreadable;
+  const auto text = read_text_file(path, kMachineFileBytesMax, unreadable);
+  if (!text) {
+    why = fmt::format("\"{}\" cannot be read: {}", path, unreadable);
+    return std::nullopt;
+  }
+  const auto root = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
   MachineCalibration machine;
   try {
     if (root.at("format") != kCalibrationFormat) throw Error(ErrorCode::kInput, "");

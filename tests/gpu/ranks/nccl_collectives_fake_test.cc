@@ -15,6 +15,7 @@
 #include "tests/contract/collectives_contract.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 #include "tests/gpu/ranks/fake_nccl.h"
+#include "tests/support/expect_error.h"
 
 namespace sluice {
 
@@ -90,6 +91,18 @@ TEST(NcclFailure, RankThatDoesNotComeIsNoticedWithOperationAndSubject) {
   });
   EXPECT_EQ(named, 2);
   EXPECT_EQ(heard, 2);
+}
+
+// The start of a communicator, of its parts and of its end are one wait.
+TEST(NcclFailure, RankThatDoesNotJoinIsAnErrorOfTheOthers) {
+  const auto device = make_cuda_device({.memory_bytes = 64_MiB});
+  const NcclId id = make_nccl_id(FAKE_NCCL);
+  const std::string message = test::expect_error(ErrorCode::kRanks, [&] {
+    (void)make_nccl_collectives(*device, {.timeout_s = 0.3, .library = FAKE_NCCL}, id, 0, 2);
+  });
+  EXPECT_NE(message.find("ncclCommInitRankConfig has waited for other ranks for more than 0.3 s"),
+            std::string::npos)
+      << message;
 }
 
 // Failures of two ranks whose barrier is behind a computation that takes longer than the timeout.

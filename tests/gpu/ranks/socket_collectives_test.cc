@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -191,6 +192,74 @@ TEST(SocketPort, RankWhoseProcessEndsIsNamedAtOnce) {
   EXPECT_EQ(await(ports, 0, ports[0]->start_receive(&data, 1, 1, 3)),
             "rank 0 has lost its connection with rank 1; it has failed, or was killed");
   ::waitpid(child, nullptr, 0);
+}
+
+// Small messages move on the threads that wait for them, large ones on a thread of their own.
+TEST(SocketFailure, RankThatDoesNotComeIsNamedOnEveryOther) {
+  for (const std::uint64_t shard_bytes : {std::uint64_t{64}, std::uint64_t{4_MiB}}) {
+    std::atomic<int> finished = 0;
+    run_threads(3, {.timeout_s = 0.3, .sum = sum_in_order, .path = RankPath::kMessages},
+                [&](Collectives& ranks, Device& device) {
+                  if (ranks.rank() == 1) {
+                    while (finished < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                    return;
+                  }
+                  const Stream stream(device, "test");
+                  const DeviceBuffer data(device, 3 * shard_bytes, "a test");
+                  ranks.all_gather({.target = data.data(),
+                                    .source = data.data() + ranks.rank() * shard_bytes,
+                                    .shard_bytes = shard_bytes,
+                                    .subject = "h.3"},
+                                   stream.id());
+                  const std::string message =
+                      expect_error(ErrorCode::kRanks, [&] { device.synchronize(stream.id()); });
+                  EXPECT_TRUE(message.starts_with(
+                      "rank 1 has not answered rank " + std::to_string(ranks.rank()) +
+                      " in all_gather of \"h.3\" within 0.3 s; a rank may have been killed"))
+                      << message;
+                  ++finished;
+                });
+  }
+}
+
+// A host that drops what it is sent: the system would go on calling for two minutes.
+TEST(SocketMeeting, ACallThatIsNotAnsweredIsGivenUp) {
+  Doors meeting(2);
+  const UniqueFd deaf(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const general = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(deaf.get(), general, length), 0);
+  ASSERT_EQ(::listen(deaf.get(), 0), 0);
+  ASSERT_EQ(::getsockname(deaf.get(), general, &length), 0);
+  // These calls are not taken, so that the system drops the next one.
+  std::vector<UniqueFd> callers;
+  for (int i = 0; i < 4; ++i) {
+    callers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    (void)::connect(callers.back().get(), general, length);
+  }
+  std::string& endpoint = meeting.endpoints[0];
+  const std::string port = " " + std::to_string(meeting.doors[0]->endpoint().port) + " ";
+  ASSERT_NE(endpoint.find(port), std::string::npos) << endpoint;
+  endpoint.replace(endpoint.find(port), port.size(),
+                   " " + std::to_string(ntohs(address.sin_port)) + " ");
+  std::atomic<bool> is_over = false;
+  std::atomic<bool> was_helped = false;
+  std::thread helper([&] {  // a call that goes on is refused, once that door is shut
+    for (int i = 0; i < 400 && !is_over; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    was_helped = !is_over;
+    if (was_helped) (void)::shutdown(deaf.get(), SHUT_RDWR);
+  });
+  const std::string message = expect_error(
+      ErrorCode::kRanks, [&] { (void)connect_ranks(*meeting.doors[1], meeting.endpoints, 0.5); });
+  is_over = true;
+  helper.join();
+  EXPECT_FALSE(was_helped) << "it still calls after 20 s";
+  EXPECT_NE(message.find("has waited 0.5 s for a connection with rank 0"), std::string::npos)
+      << message;
 }
 
 TEST(SocketMeeting, RankThatDoesNotComeIsNamed) {

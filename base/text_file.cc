@@ -1,0 +1,45 @@
+#include "base/text_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "base/unique_fd.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kReadBytes = 64_KiB;
+
+}  // namespace
+
+std::optional<std::string> read_text_file(const std::string& path, std::uint64_t bytes_max,
+                                          std::string& why) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) {
+    why = errno_text(errno);
+    return std::nullopt;
+  }
+  std::string text;
+  while (text.size() <= bytes_max) {
+    const std::size_t end = text.size();
+    text.resize(end + kReadBytes);
+    const ssize_t got = ::read(file.get(), text.data() + end, kReadBytes);
+    if (got < 0 && errno != EINTR) {
+      why = errno == EISDIR ? "it is a folder; name a file in it" : errno_text(errno);
+      return std::nullopt;
+    }
+    text.resize(end + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    if (got == 0) return text;
+  }
+  why = fmt::format("it has more than {}", format_bytes(bytes_max));
+  return std::nullopt;
+}
+
+}  // namespace sluice
