@@ -12,6 +12,7 @@ from .errors import (ArgumentError, ConfigError, ForkedError, NonFiniteError, Ou
 from .files import (from_pretrained, load_safetensors, meta_parameters, named_values, open_safetensors, save_pretrained,
                     save_safetensors)
 from .initialize import OffloadEngine, initialize
+from .logs import log_steps
 from .offload import gathered, offload
 from .optimizer import OffloadOptimizer
 from .state import SafetensorsValues
@@ -20,5 +21,5 @@ from .units import find_units
 __version__ = "0.1.0"
 __all__ = ["ArgumentError", "ConfigError", "ForkedError", "NonFiniteError", "OffloadEngine", "OffloadOptimizer",
            "OutOfMemoryError", "RanksError", "SafetensorsValues", "SluiceError", "StorageError", "find_units", "from_pretrained",
-           "gathered", "initialize", "load_safetensors", "meta_parameters", "named_values", "offload", "open_safetensors", "optim",
-           "save_pretrained", "save_safetensors"]
+           "gathered", "initialize", "load_safetensors", "log_steps", "meta_parameters", "named_values", "offload", "open_safetensors",
+           "optim", "save_pretrained", "save_safetensors"]

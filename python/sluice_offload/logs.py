@@ -1,0 +1,36 @@
+"""Figures of each step for loggers, such as Weights & Biases, MLflow and TensorBoard."""
+
+import math
+import time
+from typing import Any, Callable
+
+from torch.utils.hooks import RemovableHandle
+
+from .optimizer import OffloadOptimizer
+
+NANOSECOND = 1e-9
+
+
+def log_steps(optimizer: OffloadOptimizer, log: "Callable[..., Any]") -> RemovableHandle:
+    """Calls `log(figures, step=number)` behind every step of an offloaded model: `log_steps(optimizer, wandb.log)` is a hook for
+    Weights & Biases. `figures` maps names, as `sluice train --tensorboard` has them, to numbers: learning rate, gradient norm,
+    the time since the step before, stalls, bytes from and to storage. A number that does not exist is left out: the norm of a
+    skipped step, the first step's time. Each process calls its own `log`. The handle's remove() ends it."""
+    last = {"report": optimizer.report, "at": None}
+
+    def tell(*_: Any) -> None:
+        report = optimizer.report
+        if report is None or report is last["report"]:
+            return  # there were no gradients
+        now = time.monotonic()
+        figures = {"train/learning_rate": optimizer.rates()[0], "train/skipped": float(report.is_skipped != 0),
+                   "train/loss_scale": report.loss_scale, "speed/stall_s": report.stall_ns * NANOSECOND,
+                   "traffic/nvme_read_bytes": report.nvme_read_bytes, "traffic/nvme_write_bytes": report.nvme_write_bytes}
+        if math.isfinite(report.gradient_norm):
+            figures["train/gradient_norm"] = report.gradient_norm
+        if last["at"] is not None:
+            figures["speed/step_s"] = now - last["at"]
+        last.update(report=report, at=now)
+        log(figures, step=report.step)
+
+    return optimizer.register_step_post_hook(tell)

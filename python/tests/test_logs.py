@@ -1,0 +1,60 @@
+"""log_steps(): the figures of each step, given to a logger as Weights & Biases takes them."""
+
+import math
+
+import torch
+
+import sluice_offload as sluice
+from conftest import Block, batch, tiny, train
+
+
+class Run:
+    """Takes what wandb.log takes, and refuses what it refuses: steps that go back."""
+
+    def __init__(self):
+        self.rows = []
+
+    def log(self, data, step=None, commit=None):
+        assert commit is None
+        assert not self.rows or step > self.rows[-1][0]
+        for name, value in data.items():
+            assert isinstance(name, str) and isinstance(value, (int, float)) and math.isfinite(value)
+        self.rows.append((step, data))
+
+
+def test_every_step_is_logged_once_with_its_own_figures(config):
+    run, model = Run(), tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    handle = sluice.log_steps(optimizer, run.log)
+    expected = []
+    for step in range(4):
+        if step == 2:
+            optimizer.param_groups[0]["lr"] = 5e-4
+        train(model, optimizer, 1, first=step)
+        optimizer.step()  # without gradients there is no step, and nothing to log
+        report = optimizer.report
+        expected.append((report.step, {"train/learning_rate": 1e-3 if step < 2 else 5e-4, "train/skipped": 0.0, "train/loss_scale": 1.0,
+                                       "speed/stall_s": report.stall_ns * 1e-9, "train/gradient_norm": report.gradient_norm,
+                                       "traffic/nvme_read_bytes": report.nvme_read_bytes, "traffic/nvme_write_bytes": report.nvme_write_bytes}))
+    times = [figures.pop("speed/step_s", None) for _, figures in run.rows]
+    assert times[0] is None and all(time > 0 for time in times[1:])
+    assert run.rows == expected
+    assert [step for step, _ in run.rows] == [1, 2, 3, 4] and run.rows[0][1]["traffic/nvme_read_bytes"] > 0
+    handle.remove()
+    train(model, optimizer, 1, first=4)
+    assert len(run.rows) == 4
+    optimizer.close()
+
+
+def test_a_skipped_step_has_no_norm(config):
+    config["optimizer"]["non_finite"] = "skip"
+    run, model = Run(), tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    sluice.log_steps(optimizer, run.log)
+    tokens, labels = batch(0)
+    (model(tokens, labels) * torch.tensor(math.inf)).backward()
+    optimizer.step()
+    (step, figures), = run.rows
+    assert (step, figures["train/skipped"]) == (optimizer.report.step, 1.0)
+    assert "train/gradient_norm" not in figures
+    optimizer.close()
