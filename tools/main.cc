@@ -114,8 +114,18 @@ void add_top(CLI::App& app, sluice::TopOptions& options) {
   CLI::App* top = app.add_subcommand("top", "What running jobs are doing, every second");
   top->add_flag("--once", options.once, "Once, and end");
   CLI::Option* json = top->add_flag("--json", options.as_json, "Once, as JSON");
-  top->add_flag("--prometheus", options.as_prometheus, "Once, as text for Prometheus")
-      ->excludes(json);
+  CLI::Option* prometheus =
+      top->add_flag("--prometheus", options.as_prometheus, "Once, as text for Prometheus")
+          ->excludes(json);
+  CLI::Option* web = top->add_flag("--web", options.on_web,
+                                   "As a page for a browser on this machine, until Ctrl-C")
+                         ->excludes(json)
+                         ->excludes(prometheus)
+                         ->excludes("--once");
+  top->add_option("--port", options.port, "The page's port; 0 = any free one")
+      ->check(sluice::between(0, 65535))
+      ->capture_default_str()
+      ->needs(web);
 }
 
 // Runs the subcommand that was parsed.

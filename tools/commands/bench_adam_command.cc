@@ -16,6 +16,7 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/bench_plots.h"
 
 namespace sluice {
 namespace {
@@ -97,6 +98,7 @@ int run_bench_adam(const BenchAdamOptions& options) {
   check(options);
   OutputFiles outputs;
   OutputFile& json = outputs.add("--json", options.json_file);
+  OutputFile& plot = outputs.add("--plot", options.plot_file);
   outputs.check();  // now, so that no measurement is lost to a typing mistake
   catch_interrupts();
   defer_interrupts(
@@ -132,6 +134,7 @@ int run_bench_adam(const BenchAdamOptions& options) {
     }
   }
   if (json.is_wanted()) write_json(json, options, results, interrupted());
+  if (plot.is_wanted() && !results.empty()) write_whole(plot, adam_plot(results));
   return interrupted() ? kExitInterrupted : kExitOk;
 }
 

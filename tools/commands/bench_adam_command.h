@@ -16,6 +16,7 @@ struct BenchAdamOptions {
   OptimizerState moments = OptimizerState::kFp32;
   unsigned threads = 0;  // 0 = 1, 2, 4 ... up to the granted cores
   std::string json_file;
+  std::string plot_file;
   bool quiet = false;
 };
 

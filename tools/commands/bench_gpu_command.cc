@@ -19,6 +19,7 @@
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/commands/bench_plots.h"
 #include "tools/gpt/model/cuda_ops.h"
 
 namespace sluice {
@@ -179,6 +180,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
   for (const std::string& name : names) (void)shape_of(name);
   OutputFiles outputs;
   OutputFile& json = outputs.add("--json", options.json_file);
+  OutputFile& plot = outputs.add("--plot", options.plot_file);
   outputs.check();
   const auto begin = std::chrono::steady_clock::now();
   Json root;
@@ -228,6 +230,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
   }
   std::filesystem::remove(token_file);
   if (json.is_wanted()) write_whole(json, root.dump(1) + "\n");
+  if (plot.is_wanted()) write_whole(plot, gpu_plot(root));
   return kExitOk;
 }
 

@@ -14,6 +14,7 @@ struct BenchGpuOptions {
   std::uint32_t steps = 3;
   double seconds = 300;  // no measurement begins later than this
   std::string json_file;
+  std::string plot_file;
 };
 
 // Prints a table. A measurement that needs a larger machine is named and left out. Returns the exit

@@ -15,6 +15,7 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/bench_plots.h"
 
 namespace sluice {
 namespace {
@@ -80,6 +81,7 @@ int bench_io(const BenchIoOptions& options) {
     refuse(fmt::format("--size {} is smaller than a request", options.size));
   OutputFiles outputs;
   OutputFile& json = outputs.add("--json", options.json_file);
+  OutputFile& plot = outputs.add("--plot", options.plot_file);
   outputs.check();
   std::optional<Progress> progress(std::in_place,
                                    fmt::format("writing {} to each path once", options.size));
@@ -112,6 +114,7 @@ int bench_io(const BenchIoOptions& options) {
   if (const auto factor = interference_of(calibration.series))
     say("reading and writing at once takes {:.2f} of the sum of both\n", *factor);
   if (json.is_wanted()) write_whole(json, calibration_json(calibration).dump(2) + "\n");
+  if (plot.is_wanted()) write_whole(plot, io_plot(calibration.series, options.paths));
   return kExitOk;
 }
 

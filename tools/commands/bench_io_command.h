@@ -17,6 +17,7 @@ struct BenchIoOptions {
   std::uint32_t rounds = 3;
   std::string backend = "auto";
   std::string json_file;
+  std::string plot_file;
 };
 
 // Prints a table and writes the calibration. With several paths, the rates are those of all drives

@@ -41,6 +41,7 @@ void add_bench_adam(CLI::App& bench, BenchAdamOptions& options) {
                       CLI::ignore_case)
                       .description("{fp32,bf16,8bit}"));
   add_output(adam, "--json", options.json_file, "Write every figure");
+  add_output(adam, "--plot", options.plot_file, "Draw the figures, as SVG");
   adam->add_flag("--quiet", options.quiet, "Print nothing but errors");
 }
 
@@ -57,6 +58,7 @@ void add_bench_gpu(CLI::App& bench, BenchGpuOptions& options) {
       ->check(between(1e-3, 1e6))
       ->capture_default_str();
   add_output(gpu, "--json", options.json_file, "Write the figures");
+  add_output(gpu, "--plot", options.plot_file, "Draw the figures, as SVG");
 }
 
 void add_bench_io(CLI::App& bench, BenchIoOptions& options) {
@@ -67,6 +69,7 @@ void add_bench_io(CLI::App& bench, BenchIoOptions& options) {
       ->required()
       ->allow_extra_args(false);
   add_output(io, "--json", options.json_file, "Write a calibration file");
+  add_output(io, "--plot", options.plot_file, "Draw the figures, as SVG");
   io->add_option("--size", options.size, "Size of the scratch file on each path")
       ->check(is_size())
       ->type_name("SIZE")
@@ -135,6 +138,7 @@ void add_bench_step(CLI::App& bench, BenchStepOptions& options) {
       ->check(between(0, 60000))
       ->capture_default_str();
   add_output(step, "--json", options.json_file, "Write every figure");
+  add_output(step, "--plot", options.plot_file, "Draw the figures, as SVG");
 }
 
 }  // namespace

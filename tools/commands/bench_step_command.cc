@@ -15,6 +15,7 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/bench_plots.h"
 #include "tools/trace/trace_session.h"
 
 namespace sluice {
@@ -170,6 +171,7 @@ int bench_step(const BenchStepOptions& options) {
   check(options);
   OutputFiles outputs;
   OutputFile& json = outputs.add("--json", options.json_file);
+  OutputFile& plot = outputs.add("--plot", options.plot_file);
   OutputFile& trace_file = outputs.add("--trace", options.trace_file, OutputMode::kPrivate);
   outputs.check();
   catch_interrupts();
@@ -203,6 +205,7 @@ int bench_step(const BenchStepOptions& options) {
   const TraceEnd end = trace.finish();
   say("{}", end.summary);
   if (json.is_wanted()) write_json(json, options, results);
+  if (plot.is_wanted() && !results.empty()) write_whole(plot, step_plot(results));
   if (end.failure) throw Error(*end.failure);
   return interrupted() ? kExitInterrupted : kExitOk;
 }

@@ -24,6 +24,7 @@ struct BenchStepOptions {
   std::uint32_t commit_every = 0;      // steps per commit of a durable store; 0 = scratch files
   double flush_ms = 5;                 // the time for which a flush occupies the drive
   std::string json_file;
+  std::string plot_file;
 };
 
 // Prints a table for each regime. Returns the exit code.

@@ -13,6 +13,7 @@
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
 #include "tools/commands/plan_model.h"
+#include "tools/commands/plan_plot.h"
 #include "tools/commands/plan_report.h"
 #include "tools/commands/plan_subject.h"
 #include "tools/deepspeed/config_source.h"
@@ -193,6 +194,7 @@ int run_plan(const PlanOptions& options) {
   outputs.add_input("--adam", options.rates.adam_file);
   OutputFile& json = outputs.add("--json", options.json_file);
   OutputFile& tensors = outputs.add("--tensors", options.tensors_file);
+  OutputFile& plot = outputs.add("--plot", options.plot_file);
   outputs.check();
   if (tensors.is_wanted()) write_whole(tensors, subject.tensors);
   std::optional<Progress> progress(std::in_place, "planning every place for the state");
@@ -206,9 +208,15 @@ int run_plan(const PlanOptions& options) {
   if (const auto factor = compute_factor_that_hides(subject.request, own))
     findings.free_tokens = *factor * subject.tokens;
   findings.verdict = plan_verdict(all, subject);
+  std::string picture;
+  if (plot.is_wanted()) {
+    progress->set("planning under other budgets of host memory");
+    picture = plan_plot(subject, own.obstacle);
+  }
   progress.reset();
   print_plan(options, subject, all, findings);
   if (json.is_wanted()) write_plan(options, subject, all, findings, json);
+  if (plot.is_wanted()) write_whole(plot, picture);
   return fits && subject.obstacle_here.empty() ? kExitOk : kExitResource;
 }
 

@@ -35,6 +35,7 @@ struct PlanOptions {
   // ranks share; otherwise those of a rank.
   std::optional<std::uint32_t> nodes;
   std::string json_file;
+  std::string plot_file;
   std::string tensors_file;
 };
 

@@ -99,6 +99,8 @@ void add_plan(CLI::App& app, PlanOptions& options) {
       ->check(between(1, 1e15));
   add_rates(plan, options);
   add_output(plan, "--json", options.json_file, "Write the plan");
+  add_output(plan, "--plot", options.plot_file,
+             "Draw the step and its resources over budgets of host memory, as SVG");
 }
 
 }  // namespace sluice

@@ -17,6 +17,7 @@
 #include "tools/cli/interrupt.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/top_web.h"
 #include "tools/report/status_page.h"
 #include "tools/report/status_text.h"
 
@@ -79,6 +80,10 @@ int run_top(const TopOptions& options) {
     throw Error(ErrorCode::kConfig,
                 "XDG_RUNTIME_DIR is not set, so runs have no status pages; set it to a folder of "
                 "your own, for the runs and for `sluice top`");
+  if (options.on_web) {
+    show_on_web(folder, options.port);
+    return kExitOk;
+  }
   const bool is_once = options.once || options.as_json || options.as_prometheus;
   if (!is_once && is_terminal(STDOUT_FILENO)) {
     watch(folder);

@@ -9,6 +9,7 @@
 #include "tools/cli/print.h"
 #include "tools/report/plan_rates.h"
 #include "tools/trace/trace_diff.h"
+#include "tools/trace/trace_diff_page.h"
 #include "tools/trace/trace_export.h"
 #include "tools/trace/trace_html.h"
 #include "tools/trace/trace_json.h"
@@ -86,11 +87,13 @@ int run_trace_diff(const TraceDiffOptions& options) {
   OutputFiles outputs;
   add_inputs(outputs, {options.before, options.after});
   OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
+  OutputFile& page = outputs.add("--html", options.page_file, OutputMode::kPrivate);
   outputs.check();
   const TraceFile before = read_trace(options.before), after = read_trace(options.after);
   const TraceDiff diff = diff_of(TraceAnalysis(before), TraceAnalysis(after));
   say("{}", text_of(diff));
   if (json.is_wanted()) write_whole(json, diff_json(diff, options.percent));
+  if (page.is_wanted()) write_whole(page, diff_page(diff, options.before, options.after));
   if (!diff.is_regression(options.percent)) return kExitOk;
   say("regression: the step is longer by more than {:g} %\n", options.percent);
   return kExitRegression;

@@ -34,6 +34,7 @@ struct TraceDiffOptions {
   std::string after;
   double percent = 5;  // a step that is longer by more is a regression (exit code 3)
   std::string json_file;
+  std::string page_file;
 };
 
 struct TraceWhatIfOptions {

@@ -43,6 +43,7 @@ void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
       ->check(between(0, 1e6))
       ->capture_default_str();
   add_json(diff, commands.diff.json_file);
+  add_output(diff, "--html", commands.diff.page_file, "Write a page with bars and tables");
   CLI::App* whatif = trace.add_subcommand("whatif", "Predict a step under other settings");
   add_input(whatif, "FILE", commands.whatif.file, "Trace file")->required();
   whatif

@@ -88,6 +88,34 @@ ordered_json steps_json(const TraceAnalysis& rank, std::uint64_t origin_ns) {
   return steps;
 }
 
+// The times from an evaluation's first unit to its last, joined where no step begins between them.
+// Their computation has no records.
+ordered_json evaluations_json(const TraceAnalysis& rank, std::uint64_t origin_ns) {
+  constexpr std::uint8_t kInference = 2;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> spans;
+  for (const TraceRecord& record : rank.trace().records) {
+    if (record.kind == TraceKind::kAcquire && record.detail == kInference &&
+        record.begin_ns >= origin_ns)
+      spans.emplace_back(record.begin_ns, record.end_ns);
+  }
+  std::ranges::sort(spans);
+  const auto steps_before = [&](std::uint64_t time_ns) {
+    return std::ranges::upper_bound(rank.steps(), time_ns, {}, &StepShare::begin_ns) -
+           rank.steps().begin();
+  };
+  ordered_json list = ordered_json::array();
+  std::ptrdiff_t last_steps = -1;
+  for (const auto& [begin_ns, end_ns] : spans) {
+    const std::ptrdiff_t steps = steps_before(begin_ns);
+    const double begin_us = page_us(begin_ns - origin_ns), end_us = page_us(end_ns - origin_ns);
+    if (steps != last_steps) list.push_back({{"begin", begin_us}, {"length", 0.0}});
+    last_steps = steps;
+    ordered_json& last = list.back();
+    last["length"] = std::max(last["length"].get<double>(), end_us - last["begin"].get<double>());
+  }
+  return list;
+}
+
 // By cause, reason and unit, longest first; those of the optimizer pass, which are hidden as long
 // as nothing waits for it, after those of computation.
 ordered_json waits_json(const TraceAnalysis& rank, const TracedEngine& engine,
@@ -236,6 +264,7 @@ ordered_json rank_json(const TraceAnalysis& rank, const PackedRank& packed, cons
       {"joined_us", apart_us},
       {"units", units_json(engine)},
       {"steps", steps_json(rank, origin_ns)},
+      {"evaluations", evaluations_json(rank, origin_ns)},
       {"lanes", lanes},
       {"resident", pack_spans(packed.resident)},
       {"held", pack_spans(packed.held)},

@@ -35,14 +35,15 @@ COMMANDS = {
 # Each output: (command, option). `grows`: it has its own name while the command runs.
 GROWS = {("train", "--trace"), ("train", "--csv"), ("train", "--json-lines")}
 OUTPUTS = GROWS | {
-    ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("plan", "--tensors"), ("bench io", "--json"), ("bench adam", "--json"),
+    ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("plan", "--tensors"), ("plan", "--plot"), ("bench io", "--json"), ("bench io", "--plot"), ("bench adam", "--json"),
+    ("bench adam", "--plot"), ("bench step", "--plot"), ("trace diff", "--html"),
     ("bench step", "--json"), ("bench step", "--trace"), ("doctor", "--json"),
     ("trace summary", "--json"), ("trace diff", "--json"), ("tokenize", "--output"), ("trace html", "--output"), ("trace export", "--chrome"),
     ("trace export", "--perfetto"), ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json"),
     ("state list", "--json"), ("state inspect", "--json"), ("state verify", "--json"), ("state export", "--json")}
 # The first needs a GPU before it comes to its output. The second makes its store but once; see Stores below. The third predicts
 # nothing where the steps of a trace differ much, as they may here; see trace_json_cases.py.
-NOT_TRIED = {("bench gpu", "--json"), ("state import", "--json"), ("trace whatif", "--json")}
+NOT_TRIED = {("bench gpu", "--json"), ("bench gpu", "--plot"), ("state import", "--json"), ("trace whatif", "--json")}
 # Files that commands with outputs read beside those of COMMANDS: (command, option), and what they need.
 INPUTS = {("train", "--tokenizer"): ("tokenizer.json", "--set", "model.vocabulary=300"), ("plan", "--model"): ("gpt2.json",),
           ("trace html", "--io"): ("io.json",),

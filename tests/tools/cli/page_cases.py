@@ -13,6 +13,9 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Runs before the page's own script.
 WATCH = """<script>window.faults = []; window.addEventListener('error', event => faults.push(event.message));</script>"""
 
+# A window of any width: the browser's own has at least 500 pixels.
+FRAME = """<body><iframe src="used.html" style="width: WIDTHpx; height: 2000px" onload="document.documentElement.dataset.result = this.contentDocument.documentElement.dataset.result"></iframe></body>"""
+
 # The actions of a user; the result stands in an attribute of the document.
 USE = """<script>
 const colors = id => { const box = document.getElementById(id); const pixels = box.getContext('2d').getImageData(0, 0, box.width, box.height).data;
@@ -38,7 +41,38 @@ shownWaits('.group')[0]?.click(); result.firstShut = unitRows();
 result.waits = rank.waits;
 result.split = [...document.querySelectorAll('#split div')].map(part => parseFloat(part.style.width));
 result.steps = rank.steps;
+result.width = window.innerWidth;
 result.wider = document.documentElement.scrollWidth > window.innerWidth;
+// The keyboard: a canvas that has the focus moves and zooms; a button opens a cause and keeps the focus.
+const press = (id, key) => document.getElementById(id).dispatchEvent(new KeyboardEvent('keydown', { key, cancelable: true, bubbles: true }));
+press('timeline', 'Home'); result.whole = [from, to, rank.length_us];
+press('timeline', '+'); result.keyZoom = (to - from) / rank.length_us;
+const before = from; press('map', 'ArrowRight'); result.keyMove = (from - before) / (to - from);
+press('timeline', 'Home');
+result.focusable = [...document.querySelectorAll('#timeline, #map, #band, #search, #rank, #bar button, th button, #waits .group button, #steps td button')].every(element => element.tabIndex === 0);
+result.headings = document.querySelectorAll('th').length === document.querySelectorAll('th button').length;
+const opener = document.querySelector('#waits .group button');
+if (opener) { const was = opener.getAttribute('aria-expanded'); opener.focus(); opener.click(); result.expanded = [was, document.activeElement.getAttribute('aria-expanded')]; }
+// Text alternatives.
+result.labels = {}; for (const element of document.querySelectorAll('canvas, [role=img], input, select')) result.labels[element.id || element.className] = element.getAttribute('aria-label') || '';
+result.evaluations = rank.evaluations;
+result.config = document.getElementById('config').textContent;
+result.subjects = [...new Set(rank.lanes[0].spans.subject.map(subject => data.subjects[subject]))];
+// Contrast: WCAG's ratio of every text to what it stands on, in both themes; of colours to what they lie on.
+const luminance = color => { const [r, g, b] = color.map(value => { value /= 255; return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const ratio = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((m, n) => n - m); return (x + 0.05) / (y + 0.05); };
+const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+const rgba = color => { paint.clearRect(0, 0, 1, 1); paint.fillStyle = color; paint.fillRect(0, 0, 1, 1); return [...paint.getImageData(0, 0, 1, 1).data]; };
+const behind = element => { for (; element; element = element.parentElement) { const found = rgba(getComputedStyle(element).backgroundColor); if (found[3] === 255) return found.slice(0, 3); } return [255, 255, 255]; };
+result.contrast = {};
+for (const theme of ['one', 'other']) {
+  document.getElementById('theme').click();
+  const texts = [...document.querySelectorAll('body *')].filter(element => element.id !== 'tip' && element.getClientRects().length && [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim()));
+  result.contrast[theme] = { texts: texts.length, least: Math.min(...texts.map(element => ratio(rgba(getComputedStyle(element).color).slice(0, 3), behind(element)))),
+    spans: Math.min(...Object.keys(PALETTE).filter(name => name !== 'text' && name !== 'held').map(name => ratio(rgba(shade(name)).slice(0, 3), rgba(shade('text')).slice(0, 3)))),
+    graphics: Math.min(...Object.keys(PALETTE).filter(name => name !== 'text').map(name => ratio(rgba(shade(name)).slice(0, 3), rgba(css('--panel')).slice(0, 3)))),
+    places: Math.min(...Object.keys(GROUNDS).flatMap(tier => ['device', 'held'].map(name => ratio(rgba(shade(name)).slice(0, 3), rgba(ground(tier)).slice(0, 3))))) };
+}
 result.faults = window.faults;
 document.documentElement.dataset.result = JSON.stringify(result);
 </script>"""
@@ -51,14 +85,16 @@ class Page(CliCase):
         if self.browser is None:
             self.skipTest("no Chromium here (Debian's package is chromium)")
 
-    def used(self, name):
+    def used(self, name, width=1500):
         with open(self.path(name), encoding="utf-8") as file:
             page = file.read()
         with open(self.path("used.html"), "w", encoding="utf-8") as file:
             file.write(page.replace("<head>", "<head>" + WATCH, 1).replace("</body>", USE + "</body>", 1))
+        with open(self.path("frame.html"), "w", encoding="utf-8") as file:
+            file.write(FRAME.replace("WIDTH", str(width)))
         done = subprocess.run([self.browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                               f"--user-data-dir={self.path('profile')}", "--window-size=1500,2000", "--dump-dom",
-                               "file://" + self.path("used.html")], capture_output=True, text=True, timeout=120, check=True)
+                               f"--user-data-dir={self.path('profile')}", "--window-size=1500,2000", "--allow-file-access-from-files", "--virtual-time-budget=10000", "--dump-dom",
+                               "file://" + self.path("frame.html")], capture_output=True, text=True, timeout=120, check=True)
         return json.loads(html.unescape(re.search(r'data-result="([^"]*)"', done.stdout)[1]))
 
     def test_a_browser_shows_it_and_works_with_it(self):
@@ -89,6 +125,47 @@ class Page(CliCase):
         for key, share in zip(("compute", "io", "optimizer", "other"), result["split"]):
             self.assertAlmostEqual(share, 100 * sum(step[key] for step in steps) / sum(step["length"] for step in steps), delta=0.01)
         self.assertFalse(result["wider"])
+        self.check_keyboard(result)
+        self.check_words(result)
+        for theme, found in result["contrast"].items():
+            self.assertGreater(found["texts"], 50)
+            self.assertGreaterEqual(found["least"], 4.5, theme)
+            self.assertGreaterEqual(found["spans"], 4.5, theme)
+            self.assertGreaterEqual(found["graphics"], 3, theme)
+            self.assertGreaterEqual(found["places"], 3, theme)
+
+    def check_keyboard(self, result):
+        begin, end, length = result["whole"]
+        self.assertEqual((begin, end), (0, length))
+        self.assertAlmostEqual(result["keyZoom"], 0.8, places=6)
+        self.assertAlmostEqual(result["keyMove"], 0.2, places=6)
+        self.assertTrue(result["focusable"])
+        self.assertTrue(result["headings"])
+        self.assertEqual(set(result["expanded"]), {"true", "false"})
+
+    def check_words(self, result):
+        """Every picture in words; evaluation by its name; settings as a config file has them."""
+        labels = result["labels"]
+        self.assertEqual(set(labels), {"timeline", "map", "band", "hist", "split", "search", "rank", "meter"})
+        self.assertNotIn("", labels.values())
+        self.assertRegex(labels["timeline"], r"compute \d+, waits \d+")
+        self.assertRegex(labels["map"], r"Places of \d+ units")
+        self.assertRegex(labels["band"], r"reads up to [\d.]+ GB/s")
+        self.assertEqual(set(result["subjects"]) - {""}, {"forward", "backward"})
+        evaluation, = result["evaluations"]
+        last = result["steps"][-1]
+        self.assertGreaterEqual(evaluation["begin"], last["begin"] + last["length"])
+        settings = json.loads(result["config"])["config"]
+        self.assertEqual(settings["placement"]["parameters"], "nvme")
+        self.assertEqual(settings["optimizer"]["overlap"], "auto")
+
+    def test_it_fits_every_width(self):
+        self.run_sluice("train", self.write_config(ON_NVME), "--quiet", "--steps", 3, "--trace", "run.trace")
+        self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
+        for width in (420, 1024, 3840):
+            result = self.used("page.html", width)
+            self.assertEqual(result["faults"], [])
+            self.assertEqual((result["wider"], result["width"]), (False, width))
 
     def test_an_empty_page_fails_nothing(self):
         self.run_sluice("train", self.write_config(), "--quiet", "--steps", 1, "--trace", "run.trace")

@@ -1,12 +1,17 @@
 """sluice top: status pages of real runs, compared with their own reports and traces; processes that were killed; the
-config key that turns it off."""
+config key that turns it off; the page for browsers."""
 
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
 
 from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
 from ranks_support import RanksTest
@@ -180,6 +185,111 @@ sys.exit(os.waitstatus_to_exitcode(status))
         done = subprocess.run(["python3", "-c", script, self.binary], env=self.environment(), capture_output=True, timeout=RUN_TIMEOUT_S, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.decode()
+
+
+class TopOnWeb(StatusPages, CliCase):
+    LABEL = "command"
+
+    def serve(self, *arguments):
+        """(the process, the page's address)"""
+        process = subprocess.Popen(self.command("top", "--web", *arguments), cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        said = re.fullmatch(r"open (http://127\.0\.0\.1:\d+/\?token=[0-9a-f]{32})\n", process.stdout.readline())
+        self.assertTrue(said)
+        return process, said.group(1)
+
+    def fetch(self, address, **options):
+        """(status, text)"""
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, **options), timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def test_it_shows_what_top_says(self):
+        run = self.start(ON_NVME)
+        self.ask_behind(1)
+        process, address = self.serve()
+        parts = urllib.parse.urlsplit(address)
+        runs = parts._replace(path="/runs").geturl()
+        status, text = self.fetch(runs)
+        self.assertEqual(status, 200)
+        told, = json.loads(text)["runs"]
+        self.assertEqual(told["pid"], run.pid)
+        self.assertEqual(set(told), set(self.ask()["runs"][0]))
+        status, page = self.fetch(address)
+        self.assertEqual((status, page[:15]), (200, "<!DOCTYPE html>"))
+        # A killed process is shown as long as the page is, although its own page is removed once it was read.
+        run.kill()
+        run.wait(RUN_TIMEOUT_S)
+        for _ in range(2):
+            told = json.loads(self.fetch(runs)[1])
+            self.assertEqual([ended["pid"] for ended in told["ended"]], [run.pid])
+            self.assertEqual(told["runs"], [])
+        self.assertEqual(self.pages(), [])
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(RUN_TIMEOUT_S), 0)
+
+    def test_only_who_has_the_token_reads_it(self):
+        other, _ = self.serve()
+        del other
+        _, address = self.serve()
+        bare, token = address.split("?token=")
+        wrong = token[:-1] + ("0" if token[-1] != "0" else "1")
+        for query in ("", "?token=", "?token=" + wrong, "?token=" + token[:-1], "?token=" + token + "0", "?other=1&token=" + token):
+            for path in ("", "runs"):
+                status, text = self.fetch(bare + path + query)
+                self.assertEqual(status, 403, query)
+                self.assertIn("the token is wrong or missing: open the address", text)
+                self.assertNotIn(token, text)
+        self.assertEqual(self.fetch(bare + "other?token=" + token)[0], 404)
+        self.assertEqual(self.fetch(address, method="POST", data=b"x")[0], 405)
+        self.assertEqual(self.fetch(address, headers={"X-Long": "x" * 20000})[0], 431)
+
+    def test_a_silent_client_delays_no_other(self):
+        _, address = self.serve()
+        port = urllib.parse.urlsplit(address).port
+        silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(40)]
+        for client in silent:
+            self.addCleanup(client.close)
+        silent[0].sendall(b"GET /runs?tok")
+        self.assertEqual(self.fetch(address)[0], 200)
+        # The server lets it go after some seconds.
+        self.assertEqual(silent[0].recv(1), b"")
+
+    def test_a_port_in_use_is_named(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            told = self.run_sluice("top", "--web", "--port", port, expect=2).stderr
+        self.assertIn(f"cannot take port {port} of 127.0.0.1: Address already in use; pass another --port", told)
+        process, address = self.serve("--port", port)
+        self.assertEqual(urllib.parse.urlsplit(address).port, port)
+        process.kill()
+        self.assertIn("--port", self.run_sluice("top", "--web", "--port", 70000, expect=2).stderr)
+        self.assertIn("--web", self.run_sluice("top", "--port", port, expect=2).stderr)
+        self.assertIn("excludes", self.run_sluice("top", "--web", "--json", expect=2).stderr)
+
+    def test_a_browser_shows_it(self):
+        browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+        if browser is None:
+            self.skipTest("no Chromium here (Debian's package is chromium)")
+        run = self.start(ON_NVME, "--peak-flops", "5G")
+        self.ask_behind(1)
+        _, address = self.serve()
+        done = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={self.path('profile')}",
+                               "--virtual-time-budget=4000", "--dump-dom", address], capture_output=True, text=True, timeout=120, check=True)
+        self.assertIn("One process runs.", done.stdout)
+        self.assertIn(f"Process {run.pid}", done.stdout)
+        for word in ("tokens/s", "MFU", "storage, reads", 'aria-label="The last step: computation'):
+            self.assertIn(word, done.stdout)
+        self.assertGreater(int(re.search(r'data-answers="(\d+)"', done.stdout)[1]), 1)
 
 
 class TopOfRanks(StatusPages, RanksTest):

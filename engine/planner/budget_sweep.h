@@ -1,0 +1,29 @@
+// The step of a plan under smaller and larger budgets of host memory, which shows from where on
+// more memory stops helping. Pure; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/planner/planner.h"
+
+namespace sluice {
+
+struct BudgetStep {
+  std::uint64_t host_bytes = 0;  // the budget
+  OverlapPolicy policy{};
+  StepCost step;
+};
+
+// Plans and simulates the config's own placement under about `points` budgets. They grow by equal
+// factors, from the least that fits to the least under which the placement changes no more. The
+// config's own budget is among them, if it fits. Empty if no budget fits.
+// Requires: points >= 2.
+std::vector<BudgetStep> steps_by_host_memory(const PlanRequest& request, std::size_t points);
+
+// The first of `steps` whose step is within one percent of the quickest.
+// Requires: steps is not empty.
+const BudgetStep& enough_memory(const std::vector<BudgetStep>& steps);
+
+}  // namespace sluice

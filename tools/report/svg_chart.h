@@ -1,0 +1,55 @@
+// Figures as SVG files: bars and lines, with a legend, values as text, and a description for
+// screen readers. The same figures give the same file, byte for byte. Pure; any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+struct ChartBar {
+  double value = 0;
+  double low = 0;  // the spread, drawn as a line; none if both are 0
+  double high = 0;
+};
+
+// Rows of bars that lie beside each other, one per series.
+struct BarChart {
+  struct Row {
+    std::string label = {};
+    std::vector<std::optional<ChartBar>> bars = {};  // one per series; nothing = not measured
+  };
+  std::string title = {};
+  std::string unit = {};
+  std::vector<std::string> series = {};
+  std::vector<Row> rows = {};
+};
+
+// Lines over one axis that grows by factors. Each point's text is shown where the pointer is.
+struct LineChart {
+  struct Line {
+    std::string name = {};
+    std::vector<double> values = {};  // one per place
+    bool is_main = false;             // drawn thick and black
+  };
+  // A vertical line at a place.
+  struct Mark {
+    double at = 0;
+    std::string text = {};
+  };
+  std::string title = {};
+  std::string x_name = {};
+  std::string y_name = {};
+  std::vector<double> places = {};  // positive, ascending
+  std::vector<std::string> place_texts = {};
+  std::vector<Line> lines = {};
+  std::vector<Mark> marks = {};
+};
+
+// Requires: as many bars in each row as there are series, and at least one row.
+std::string svg_of(const BarChart& chart);
+// Requires: as many values in each line as there are places, and at least one place.
+std::string svg_of(const LineChart& chart);
+
+}  // namespace sluice
