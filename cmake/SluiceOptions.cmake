@@ -81,8 +81,9 @@ if(SLUICE_WERROR)
   list(APPEND SLUICE_CUDA_WARNINGS --Werror=all-warnings)
 endif()
 if(SLUICE_SANITIZE STREQUAL "address")
-  # Left out is what costs much to compile and says little here: AddressSanitizer sees a null or short object itself.
-  set(SLUICE_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize=null,vptr,object-size -fno-sanitize-recover=all
+  # Left out is what costs much to compile and says little here: AddressSanitizer sees a null or short object itself, and
+  # the access behind a pointer that has wrapped around. Alignment is checked where bytes become numbers (sluice_add_library).
+  set(SLUICE_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize=null,vptr,object-size,pointer-overflow,alignment -fno-sanitize-recover=all
       -fno-omit-frame-pointer)
 elseif(SLUICE_SANITIZE STREQUAL "thread")
   set(SLUICE_SANITIZE_FLAGS -fsanitize=thread -fno-omit-frame-pointer)
@@ -116,6 +117,9 @@ function(sluice_add_library name)
   target_compile_options(sluice_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${SLUICE_WARNINGS}>)
   target_link_libraries(sluice_${name} PUBLIC sluice_flags)
   set_property(GLOBAL APPEND PROPERTY SLUICE_LIBRARIES sluice_${name})
+  if(SLUICE_SANITIZE STREQUAL "address" AND NOT name STREQUAL "engine")
+    target_compile_options(sluice_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=alignment>)
+  endif()
   if(SLUICE_SANITIZE)
     sluice_precompile(sluice_${name} sluice_base)
   endif()

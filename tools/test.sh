@@ -60,6 +60,31 @@ build() {
   cmake --build "build/$1" --parallel "$jobs"
 }
 
+# build_beside PRESET: the same in the background, at the lowest priority, beside tests, which often wait. await_build ends it.
+build_beside() {
+  say "building the preset \"$1\" beside the tests: build/$1.build.log"
+  set -m  # a process group of its own, for end_build
+  (
+    renice -n 19 "$BASHPID" >/dev/null
+    build "$1"
+  ) >"build/$1.build.log" 2>&1 &
+  beside=$!
+  set +m
+  trap end_build EXIT
+}
+
+await_build() {
+  say "waiting for the preset \"$1\""
+  wait "$beside" || {
+    tail -n 200 "build/$1.build.log" >&2
+    return 1
+  }
+  trap - EXIT
+  sed -n '/^-- /p' "build/$1.build.log"
+}
+
+end_build() { kill -TERM -- "-$beside" 2>/dev/null || true; }
+
 # Sees what builds of several sources at a time do not: an #include that is missing.
 build_alone() {
   cmake --preset dev >build/dev.configure.log 2>&1 || {
@@ -156,9 +181,10 @@ if capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/
 fi
 
 build release "${cuda[@]}"
+build_beside asan
 SLUICE_TEST_CASES_SCALE=$scale run release --label-exclude slow
 test_torch
-build asan
+await_build asan
 # GCC's leak checker crashes on the thread-local storage of libraries that are opened at run time, such as oneDNN, unless it
 # leaves their calls alone.
 ASAN_OPTIONS=intercept_tls_get_addr=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} run asan --label-regex '^(cpu|io)$'

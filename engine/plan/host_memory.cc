@@ -73,14 +73,6 @@ std::string settle_shortage(const std::optional<std::string>& shortage, RoomChec
               *shortage + "\n  memory.check \"warn\" goes on without that memory");
 }
 
-std::uint64_t default_device_bytes(std::uint64_t memory_bytes) {
-  return memory_bytes / 4;
-}
-
-std::uint64_t default_host_bytes(std::uint64_t memory_bytes) {
-  return memory_bytes / 2;
-}
-
 Config::Memory with_budgets(Config::Memory memory, const HostMemory& host) {
   const std::uint64_t machine_bytes = topology().memory_bytes / host.ranks;
   const std::uint64_t share_bytes = less(host.room_bytes(), host.beside_bytes);

@@ -43,6 +43,8 @@ std::string settle_shortage(const std::optional<std::string>& shortage, RoomChec
 // for the host, and a quarter for the device if the host is the device.
 std::uint64_t default_device_bytes(std::uint64_t memory_bytes);
 std::uint64_t default_host_bytes(std::uint64_t memory_bytes);
+// The memory whose default_host_bytes() are `budget_bytes`.
+std::uint64_t memory_of_default_host(std::uint64_t budget_bytes);
 
 // Fills in the budgets missing in `memory` with the defaults for one rank's part of the machine. If
 // the device is the host, the device gets at most half of the room beside the application, and the

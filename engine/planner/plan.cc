@@ -13,7 +13,7 @@ RunMachine this_machine(const Config& config) {
   const Config::Memory budgets = with_budgets({.device_bytes = config.memory.device_bytes},
                                               process_memory(/*device_is_host=*/true));
   return {.device_bytes = *budgets.device_bytes,
-          .host_memory_bytes = 2 * *budgets.host_bytes,
+          .host_memory_bytes = memory_of_default_host(*budgets.host_bytes),
           .free_bytes = free_bytes};
 }
 

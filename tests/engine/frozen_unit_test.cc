@@ -14,16 +14,16 @@
 namespace sluice::test {
 namespace {
 
-struct Case {
+struct FrozenCase {
   std::string name;
   void (*change)(Config& config);
 };
 
-void PrintTo(const Case& value, std::ostream* out) {
+void PrintTo(const FrozenCase& value, std::ostream* out) {
   *out << value.name;
 }
 
-const Case kPlaces[] = {
+const FrozenCase kPlaces[] = {
     {"in_memory",
      [](Config& c) {
        c.placement = {TierChoice::kDevice, TierChoice::kHost};
@@ -40,7 +40,7 @@ const Case kPlaces[] = {
 };
 
 class FrozenUnit
-    : public testing::TestWithParam<std::tuple<Case, OverlapPolicy, DType, std::uint32_t>> {};
+    : public testing::TestWithParam<std::tuple<FrozenCase, OverlapPolicy, DType, std::uint32_t>> {};
 
 TEST_P(FrozenUnit, KeepsItsParametersAndTheRestTrains) {
   const auto& [place, policy, dtype, micro_batches] = GetParam();

@@ -16,7 +16,7 @@ constexpr std::uint64_t kColumns = 512;
 
 // Masters, one tile after another, after three steps with clipping. A gradient depends on the
 // parameter and on its place in the whole tensor.
-std::vector<std::byte> train(std::uint64_t tiles) {
+std::vector<std::byte> train_tiles(std::uint64_t tiles) {
   const TempDirectory directory;
   Config config = toy_config(directory.path());
   config.placement = {TierChoice::kNvme, TierChoice::kNvme};
@@ -62,9 +62,9 @@ std::vector<std::byte> train(std::uint64_t tiles) {
 }
 
 TEST(TileUnits, GiveTheBitsOfTheWholeTensor) {
-  const std::vector<std::byte> whole = train(1);
-  EXPECT_TRUE(train(2) == whole);
-  EXPECT_TRUE(train(6) == whole);
+  const std::vector<std::byte> whole = train_tiles(1);
+  EXPECT_TRUE(train_tiles(2) == whole);
+  EXPECT_TRUE(train_tiles(6) == whole);
 }
 
 }  // namespace

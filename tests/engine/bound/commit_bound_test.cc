@@ -35,13 +35,14 @@ class CommitBound : public testing::Test {
   test::BoundModel model_{{2, 3, 1}};
 };
 
-constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
-                                       OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
+constexpr OverlapPolicy kCommittingPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                                 OverlapPolicy::kEager,
+                                                 OverlapPolicy::kSpeculative};
 
 // The drive does nothing else, so a step takes what its share of a commit takes.
 TEST_F(CommitBound, StateInMemoryIsWrittenByEachCommitAndFlushedThreeTimes) {
   model_.set_tiers(Tier::kHost, Tier::kHost);
-  for (const OverlapPolicy policy : kPolicies) {
+  for (const OverlapPolicy policy : kCommittingPolicies) {
     SCOPED_TRACE(name_of(policy));
     EXPECT_LT(cost(policy, 0).step_s, 1e-5);
     for (const std::uint32_t every : {1u, 2u, 5u}) {
@@ -57,7 +58,7 @@ TEST_F(CommitBound, StateInMemoryIsWrittenByEachCommitAndFlushedThreeTimes) {
 // Half of it: only the records are written for commits.
 TEST_F(CommitBound, OnlyWhatIsInMemoryIsWrittenOnceMore) {
   model_.set_tiers(Tier::kNvme, Tier::kHost);
-  for (const OverlapPolicy policy : kPolicies) {
+  for (const OverlapPolicy policy : kCommittingPolicies) {
     const StepCost bare = cost(policy, 0);
     const StepCost step = cost(policy, 2);
     EXPECT_EQ(step.traffic.nvme_write_bytes - bare.traffic.nvme_write_bytes,
@@ -67,7 +68,7 @@ TEST_F(CommitBound, OnlyWhatIsInMemoryIsWrittenOnceMore) {
 }
 
 TEST_F(CommitBound, StateOnStorageCostsItsFlushesAtMost) {
-  for (const OverlapPolicy policy : kPolicies) {
+  for (const OverlapPolicy policy : kCommittingPolicies) {
     SCOPED_TRACE(name_of(policy));
     const double bare_s = cost(policy, 0).step_s;
     EXPECT_NEAR(cost(policy, 3, 1, 0).step_s, bare_s, 1e-9);
@@ -92,7 +93,7 @@ TEST_F(CommitBound, StateOnTheDeviceLeavesItFirst) {
   model_.set_tiers(Tier::kDevice, Tier::kDevice);
   std::ranges::fill(model_.placement.gradient_tier, Tier::kDevice);
   model_.rates.down_bytes_per_second = kRate;
-  for (const OverlapPolicy policy : kPolicies) {
+  for (const OverlapPolicy policy : kCommittingPolicies) {
     SCOPED_TRACE(name_of(policy));
     const StepCost step = cost(policy, 2);
     EXPECT_NEAR(step.busy(Resource::kCopyDown), kStateS, 1e-8);

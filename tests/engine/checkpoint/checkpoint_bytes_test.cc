@@ -32,7 +32,7 @@ Bytes random_bytes(std::size_t count, std::uint64_t seed) {
   return bytes;
 }
 
-Bytes content_of(const std::string& path) {
+Bytes bytes_of_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const auto bytes = std::as_bytes(std::span(text));
@@ -89,7 +89,7 @@ TEST(CheckpointBytes, PiecesThatAreWrittenAtOnceAreAllThere) {
     if (most == 2'000'000u && direct) {
       EXPECT_LE(cached_pages(path, expected.size()), 2 * pieces.size());
     }
-    EXPECT_TRUE(content_of(path) == expected);
+    EXPECT_TRUE(bytes_of_file(path) == expected);
   }
 }
 
@@ -105,7 +105,7 @@ class DirectReads : public testing::Test {
     const Bytes data = random_bytes(1'000'003, 9);
     file.write(reinterpret_cast<const char*>(data.data()), static_cast<long>(data.size()));
     file.close();
-    all_ = content_of(path_);
+    all_ = bytes_of_file(path_);
   }
 
   TempDirectory directory_;

@@ -14,7 +14,7 @@ ModelSpec two_units() {
   return model;
 }
 
-std::string complaint(const ModelSpec& model) {
+std::string complaint_about(const ModelSpec& model) {
   try {
     (void)validated(model);
   } catch (const Error& error) {
@@ -32,45 +32,46 @@ TEST(ModelSpec, FillsInOrders) {
 }
 
 TEST(ModelSpec, RefusesWhatCannotTrain) {
-  EXPECT_EQ(complaint({}), "model: it has no units");
+  EXPECT_EQ(complaint_about({}), "model: it has no units");
   ModelSpec model = two_units();
   model.units[1].name = "a";
-  EXPECT_EQ(complaint(model), "model: the name \"a\" is used twice");
+  EXPECT_EQ(complaint_about(model), "model: the name \"a\" is used twice");
   model = two_units();
   model.units[1].tensors[0].name = "a.w";
-  EXPECT_EQ(complaint(model), "model: tensor \"a.w\" of unit \"b\" has a name that is used twice");
+  EXPECT_EQ(complaint_about(model),
+            "model: tensor \"a.w\" of unit \"b\" has a name that is used twice");
   model = two_units();
   model.units[0].tensors[0].shape = {2, 0};
-  EXPECT_EQ(complaint(model),
+  EXPECT_EQ(complaint_about(model),
             "model: tensor \"a.w\" has shape [2, 0]; every extent must be at least 1");
   model = two_units();
   model.units[0].tensors.clear();
-  EXPECT_EQ(complaint(model), "model: unit \"a\" has no tensors");
+  EXPECT_EQ(complaint_about(model), "model: unit \"a\" has no tensors");
   model = two_units();
   model.forward_order = {UnitId{2}};
-  EXPECT_EQ(complaint(model), "model: forward_order names unit 2, but there are only 2");
+  EXPECT_EQ(complaint_about(model), "model: forward_order names unit 2, but there are only 2");
   model = two_units();
   model.backward_order = {UnitId{1}};
-  EXPECT_EQ(complaint(model),
+  EXPECT_EQ(complaint_about(model),
             "model: unit \"a\" is not in backward_order, so its gradient would never come");
   model = two_units();
   model.forward_order = {UnitId{0}, UnitId{1}};
   model.backward_order = {};
   model.units[1].is_announced = true;
   EXPECT_EQ(
-      complaint(model),
+      complaint_about(model),
       "model: forward_order names unit \"b\", which is announced; leave it out of the order, or "
       "do not set UnitSpec::is_announced");
   model.forward_order = {};
-  EXPECT_EQ(complaint(model), "");
+  EXPECT_EQ(complaint_about(model), "");
   EXPECT_EQ(validated(model).forward_order, std::vector{UnitId{0}});
   EXPECT_EQ(validated(model).backward_order, std::vector{UnitId{0}});
   model.units[0].is_announced = true;
-  EXPECT_EQ(complaint(model),
+  EXPECT_EQ(complaint_about(model),
             "model: every unit is announced; at least one has to stand in forward_order");
   model = two_units();
   model.concurrent_leases = 0;
-  EXPECT_EQ(complaint(model),
+  EXPECT_EQ(complaint_about(model),
             "model: concurrent_leases is 0; computation needs at least one lease");
 }
 

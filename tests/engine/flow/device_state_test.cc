@@ -26,8 +26,8 @@
 namespace sluice::test {
 namespace {
 
-constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
-                                       OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
+constexpr OverlapPolicy kClippingPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                               OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
 
 class DeviceState : public testing::Test {
  protected:
@@ -92,7 +92,7 @@ TEST_F(DeviceState, AutoGivesTheDeviceTheFirstUnitsStateAsFarAsItsBudgetGoes) {
   config_.placement.optimizer = TierChoice::kAuto;
   std::ptrdiff_t most = 0;
   for (std::uint64_t bytes = 400_KiB; bytes <= enough + 200_KiB; bytes += 200_KiB) {
-    for (const OverlapPolicy policy : kPolicies) {
+    for (const OverlapPolicy policy : kClippingPolicies) {
       config_.memory.device_bytes = bytes;
       config_.memory.host_bytes = bytes % 400_KiB == 0 ? 64_MiB : 900_KiB;
       config_.optimizer.overlap = policy;
@@ -273,7 +273,7 @@ TEST_F(DeviceState, AnAbandonedStepChangesNothing) {
 // A weight that overflows leaves the state between two steps, and every later call says so.
 TEST_F(DeviceState, AnEngineWhoseWeightsHaveOverflownRefusesToGoOn) {
   config_.placement.optimizer = TierChoice::kDevice;
-  for (const OverlapPolicy policy : kPolicies) {
+  for (const OverlapPolicy policy : kClippingPolicies) {
     config_.optimizer.overlap = policy;
     config_.optimizer.clip_norm = 0;
     const auto device = make_host_device({.memory_bytes = 64_MiB});

@@ -26,8 +26,8 @@
 namespace sluice::test {
 namespace {
 
-constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
-                                       OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
+constexpr OverlapPolicy kOverlapPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                              OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
 
 class OverlapPolicyTest : public testing::TestWithParam<OverlapPolicy> {
  protected:
@@ -258,7 +258,7 @@ TEST_P(OverlapPolicyTest, UnitsOnTheDeviceWaitForTheirUpdate) {
                             toy_oracle(config_, {.steps = 3})));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OverlapPolicyTest, testing::ValuesIn(kPolicies),
+INSTANTIATE_TEST_SUITE_P(All, OverlapPolicyTest, testing::ValuesIn(kOverlapPolicies),
                          [](const auto& value) { return std::string(name_of(value.param)); });
 INSTANTIATE_TEST_SUITE_P(AllButEager, OverlapPolicyThatWaits,
                          testing::Values(OverlapPolicy::kSerial, OverlapPolicy::kDeferred,

@@ -15,9 +15,6 @@
 namespace sluice::test {
 namespace {
 
-using World = MisuseWorld;
-constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
-
 // Makes an engine after one change of model or config.
 std::function<void(World&)> engine_of(const std::function<void(World&)>& change) {
   return [change](World& w) {
@@ -31,28 +28,31 @@ std::function<void(World&)> engine_of(const std::function<void(World&)>& change)
 }
 
 const Misuse kDescriptions[] = {
-    {"AModelWithoutUnits", kArgument, {"no units"}, engine_of([](World& w) {
+    {"AModelWithoutUnits", ErrorCode::kInvalidArgument, {"no units"}, engine_of([](World& w) {
        w.model.units.clear();
      })},
-    {"AUnitWithoutTensors", kArgument, {"\"h.0\"", "no tensors"}, engine_of([](World& w) {
-       w.model.units[1].tensors.clear();
-     })},
-    {"TwoTensorsOfOneName", kArgument, {"\"wte\"", "twice"}, engine_of([](World& w) {
-       w.model.units[0].tensors[1].name = "wte";
-     })},
-    {"AnExtentOfZero", kArgument, {"\"wte\"", "0"}, engine_of([](World& w) {
+    {"AUnitWithoutTensors",
+     ErrorCode::kInvalidArgument,
+     {"\"h.0\"", "no tensors"},
+     engine_of([](World& w) { w.model.units[1].tensors.clear(); })},
+    {"TwoTensorsOfOneName",
+     ErrorCode::kInvalidArgument,
+     {"\"wte\"", "twice"},
+     engine_of([](World& w) { w.model.units[0].tensors[1].name = "wte"; })},
+    {"AnExtentOfZero", ErrorCode::kInvalidArgument, {"\"wte\"", "0"}, engine_of([](World& w) {
        w.model.units[0].tensors[0].shape = {97, 0};
      })},
-    {"AnOrderOfAnUnknownUnit", kArgument, {"forward_order", "77"}, engine_of([](World& w) {
-       w.model.forward_order[2] = UnitId{77};
-     })},
+    {"AnOrderOfAnUnknownUnit",
+     ErrorCode::kInvalidArgument,
+     {"forward_order", "77"},
+     engine_of([](World& w) { w.model.forward_order[2] = UnitId{77}; })},
     {"ATrainedUnitThatBackwardLeavesOut",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"backward_order", "\"h.3\""},
      engine_of([](World& w) {
        w.model.backward_order = {UnitId{0}, UnitId{5}, UnitId{3}, UnitId{1}};
      })},
-    {"NothingToTrain", kArgument, {"frozen"}, engine_of([](World& w) {
+    {"NothingToTrain", ErrorCode::kInvalidArgument, {"frozen"}, engine_of([](World& w) {
        for (UnitSpec& unit : w.model.units) unit.is_frozen = true;
      })},
     {"ANumberOfTheConfigThatCannotBe",
@@ -67,7 +67,7 @@ const Misuse kDescriptions[] = {
      {"memory.host", "the smallest that works"},
      engine_of([](World& w) { w.config.memory.host_bytes = 20_KiB; })},
     {"APlanOfNoModel",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"no units"},
      [](World& w) { (void)plan(w.config, ModelSpec(), this_machine(w.config)); }},
 };
@@ -75,14 +75,14 @@ SLUICE_MISUSES(Descriptions, kDescriptions);
 
 const Misuse kDevices[] = {
     {"AStreamThatWasDestroyed",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"stream", "\"host\"", "destroyed"},
      [](World& w) {
        const StreamId gone = Stream(*w.device, "other").id();
        w.device->launch(gone, [] {});
      }},
     {"AnEventOfAnotherDevice",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"event", "\"host\"", "another device"},
      [](World& w) {
        const auto other = make_host_device({.memory_bytes = 1_MiB});
@@ -91,22 +91,22 @@ const Misuse kDevices[] = {
        w.device->record(events.back().id(), w.stream.id());
      }},
     {"AnEmptyStream",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"stream 0", "\"host\"", "empty"},
      [](World& w) { w.device->synchronize(Stream().id()); }},
     {"WorkWithoutAFunction",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"launch", "empty function"},
      [](World& w) { w.device->launch(w.stream.id(), {}); }},
     {"ACopyFromNowhere",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"copy", "null"},
      [](World& w) {
        const DeviceBuffer buffer(*w.device, 4096, "test");
        w.device->copy(buffer.data(), nullptr, 4096, w.stream.id());
      }},
     {"ACopyOntoItself",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"copy", "overlap", "4096 bytes"},
      [](World& w) {
        const DeviceBuffer buffer(*w.device, 8192, "test");
@@ -121,7 +121,7 @@ SLUICE_MISUSES(Devices, kDevices);
 
 const Misuse kRanks[] = {
     {"CollectivesOfAnotherDevice",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"\"local\"", "rank 1 of 2", "another device"},
      [](World& w) {
        const auto device = make_host_device({.memory_bytes = 64_MiB});
@@ -142,7 +142,7 @@ void keep_activations(World& w) {
 // Rows whose steps the engine follows with its own activations, so the world does not train.
 const Misuse kActivations[] = {
     {"AnActivationOutOfOrder",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"save", "activation 3", "is next"},
      [](World& w) {
        Step step = w.begin();
@@ -152,7 +152,7 @@ const Misuse kActivations[] = {
      keep_activations,
      true},
     {"AnActivationThatWasReleased",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"data", "released", "load"},
      [](World& w) {
        Step step = w.begin();
@@ -164,7 +164,7 @@ const Misuse kActivations[] = {
      keep_activations,
      true},
     {"AnActivationKeptPastItsStep",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"data", "step"},
      [](World& w) {
        std::optional<Step> step(w.begin());
@@ -176,7 +176,7 @@ const Misuse kActivations[] = {
      keep_activations,
      true},
     {"AnActivationKeptPastItsEngine",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"data", "engine"},
      [](World& w) {
        std::optional<Step> step(w.begin());
@@ -187,7 +187,7 @@ const Misuse kActivations[] = {
      },
      keep_activations},
     {"AnActivationOnAnotherDevice",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"save", "another device"},
      [](World& w) {
        const auto device = make_host_device({.memory_bytes = 1_MiB});
@@ -248,7 +248,7 @@ const Misuse kFiles[] = {
        SafetensorsReader(w.directory.file("w.safetensors")).read("w", 7, values);
      }},
     {"ATypeThatTheFormatDoesNotWrite",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"\"w\"", "\"I64\""},
      [](World& w) {
        const SafetensorsTensor tensor{.name = "w", .dtype = "I64", .shape = {8}};
@@ -263,11 +263,11 @@ DetachedOptimizer detached(World& w) {
 
 const Misuse kDetached[] = {
     {"ADetachedTensorThatDoesNotExist",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"wait", "tensor 3", "there are 1"},
      [](World& w) { detached(w).wait(3); }},
     {"AnUpdateWithoutAGradient",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"begin", "\"w\"", "gradient"},
      [](World& w) {
        std::vector<float> values(100);
@@ -275,7 +275,7 @@ const Misuse kDetached[] = {
        detached(w).begin({&update, 1});
      }},
     {"AnUpdateOfStepZero",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"begin", "\"w\"", "step"},
      [](World& w) {
        std::vector<float> values(100);
@@ -287,21 +287,21 @@ const Misuse kDetached[] = {
        detached(w).begin({&update, 1});
      }},
     {"ADetachedReadPastTheEnd",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"read", "[99, +2)", "\"w\"", "100"},
      [](World& w) {
        std::vector<float> values(2);
        detached(w).read(0, StateKind::kExpAvg, 99, values);
      }},
     {"AMasterThatIsTheParameter",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"read", "\"w\"", "fp32"},
      [](World& w) {
        std::vector<float> values(2);
        detached(w).read(0, StateKind::kMaster, 0, values);
      }},
     {"ADetachedOptimizerOfNothing",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"no tensors"},
      [](World& w) { const DetachedOptimizer optimizer(w.config, {}); }},
 };

@@ -12,12 +12,9 @@
 namespace sluice::test {
 namespace {
 
-using World = MisuseWorld;
-constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
-
 const Misuse kSteps[] = {
     {"FinishedTwice",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"finish", "step is over", "begin_step()"},
      [](World& w) {
        Step step = w.begin();
@@ -28,7 +25,7 @@ const Misuse kSteps[] = {
      {},
      true},
     {"FinishedWithALease",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"finish", "1 leases are held"},
      [](World& w) {
        Step step = w.begin();
@@ -36,7 +33,7 @@ const Misuse kSteps[] = {
        (void)step.finish();
      }},
     {"FinishedBeforeBackward",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"finish", "backward", "expects"},
      [](World& w) {
        Step step = w.begin();
@@ -44,7 +41,7 @@ const Misuse kSteps[] = {
        (void)step.finish();
      }},
     {"AStepThatWasMovedFrom",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"number", "moved", "begin_step()"},
      [](World& w) {
        Step step = w.begin();
@@ -52,7 +49,7 @@ const Misuse kSteps[] = {
        (void)step.number();  // NOLINT(bugprone-use-after-move)
      }},
     {"AStepKeptPastItsEngine",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "step is over", "engine", "destroyed"},
      [](World& w) {
        Step step = w.begin();
@@ -60,7 +57,7 @@ const Misuse kSteps[] = {
        (void)w.forward(step);
      }},
     {"AnInferenceKeptPastItsEngine",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "inference is over", "destroyed"},
      [](World& w) {
        Inference inference = w.engine->begin_inference();
@@ -68,7 +65,7 @@ const Misuse kSteps[] = {
        (void)inference.acquire(UnitId{0}, w.stream);
      }},
     {"AnInferenceThatWasMovedFrom",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "moved", "begin_inference()"},
      [](World& w) {
        Inference inference = w.engine->begin_inference();
@@ -76,42 +73,42 @@ const Misuse kSteps[] = {
        (void)inference.acquire(UnitId{0}, w.stream);  // NOLINT(bugprone-use-after-move)
      }},
     {"TwoStepsAtOnce",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"begin_step", "still active"},
      [](World& w) {
        const Step step = w.begin();
        (void)w.begin();
      }},
     {"AStepDuringAnInference",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"begin_step", "still active"},
      [](World& w) {
        const Inference inference = w.engine->begin_inference();
        (void)w.begin();
      }},
     {"APassOfInferenceInAStep",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "\"embedding\"", "\"inference\""},
      [](World& w) {
        Step step = w.begin();
        (void)step.acquire(UnitId{0}, Pass::kInference, w.stream);
      }},
     {"ARateThatIsNotFinite",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"begin_step", "learning_rate", "nan"},
      [](World& w) { (void)w.engine->begin_step({.learning_rate = std::nan("")}); }},
     {"AStepWithoutMicroBatches",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"begin_step", "micro_batches is 0"},
      [](World& w) { (void)w.engine->begin_step({.learning_rate = 1, .micro_batches = 0}); }},
     {"RatesOfGroupsThatAreNotThere",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"group_learning_rates has 2", "has 0"},
      [](World& w) {
        (void)w.engine->begin_step({.learning_rate = 1, .group_learning_rates = {1, 2}});
      }},
     {"ADivisorOfZero",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"finish", "gradient_divisor is 0"},
      [](World& w) {
        Step step = w.begin();
@@ -119,7 +116,7 @@ const Misuse kSteps[] = {
        (void)step.finish({.gradient_divisor = 0});
      }},
     {"AUseAfterItsEagerUpdate",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "\"h.3\"", "\"eager\"", "\"deferred\""},
      [](World& w) {
        Step step = w.begin();
@@ -133,7 +130,7 @@ const Misuse kSteps[] = {
      },
      true},
     {"AnActivationThatTheEngineDoesNotKeep",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"save", "Config::activations"},
      [](World& w) {
        Step step = w.begin();
@@ -157,43 +154,43 @@ void elsewhere(const std::function<void()>& body) {
 
 const Misuse kEngines[] = {
     {"AStepBeforeTheValues",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"begin_step", "initialize()"},
      [](World& w) {
        Engine other(w.config, w.model, *w.device);
        (void)other.begin_step({.learning_rate = 1});
      }},
     {"ValuesTwice",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"initialize", "already"},
      [](World& w) { w.engine->initialize(toy_values()); }},
     {"NoFunctionOfValues",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"initialize", "empty"},
      [](World& w) { Engine(w.config, w.model, *w.device).initialize({}); }},
     {"ARestoreAfterTheValues",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"restore", "already"},
      [](World& w) {
        MemorySource source(*w.engine);
        w.engine->restore(source);
      }},
     {"AReadDuringAStep",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"read_state", "active"},
      [](World& w) {
        const Step step = w.begin();
        w.read(0, StateKind::kMaster, 0, 4);
      }},
     {"ASaveDuringAStep",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"save", "active"},
      [](World& w) {
        const Step step = w.begin();
        (void)w.engine->save(w.directory.file("saved"), {});
      }},
     {"ACloseWithALease",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"close", "active", "finish or destroy"},
      [](World& w) {
        Step step = w.begin();
@@ -201,7 +198,7 @@ const Misuse kEngines[] = {
        w.engine->close();
      }},
     {"AStepAfterClose",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"begin_step", "closed"},
      [](World& w) {
        w.engine->close();
@@ -210,7 +207,7 @@ const Misuse kEngines[] = {
      {},
      true},
     {"ACommitWithoutAStore",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"commit_now", "storage.state.name"},
      [](World& w) { w.engine->commit_now(); }},
     {"TwoEnginesOnOneStore",
@@ -219,7 +216,7 @@ const Misuse kEngines[] = {
      [](World& w) { const Engine other(w.config, w.model, *w.device); },
      [](World& w) { w.config.storage.state.name = "run"; }},
     {"ValuesForAStoreThatHasThem",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"initialize", "\"run\"", "step 0", "open_or_create"},
      [](World& w) {
        w.engine.reset();
@@ -227,7 +224,7 @@ const Misuse kEngines[] = {
      },
      [](World& w) { w.config.storage.state.name = "run"; }},
     {"ACallDuringAnothersCall",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"drain", "inside initialize", "another thread"},
      [](World& w) {
        Engine other(w.config, w.model, *w.device);
@@ -244,7 +241,7 @@ const Misuse kEngines[] = {
        if (thrown) std::rethrow_exception(thrown);
      }},
     {"ACallFromAFunctionThatTheEngineCalls",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"read_state", "inside initialize"},
      [](World& w) {
        Engine other(w.config, w.model, *w.device);

@@ -33,69 +33,67 @@ TEST_P(MisuseTest, EndsInAnErrorAndHarmsNothing) {
 
 namespace {
 
-using World = MisuseWorld;
-constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
 constexpr std::uint64_t kElements = 97 * 130;  // of tensor 0, "wte"
 
 const Misuse kIds[] = {
     {"AUnitBeyondTheModel",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "unit 99", "the model has 6"},
      [](World& w) {
        Step step = w.begin();
        (void)w.forward(step, 99);
      }},
     {"ATensorBeyondTheModel",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"read_state", "tensor 17", "the model has 15"},
      [](World& w) { w.read(17, StateKind::kMaster, 0, 4); }},
     {"ATensorBeyondTheUnit",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"parameter", "tensor 2", "\"embedding\"", "has 2"},
      [](World& w) {
        Step step = w.begin();
        (void)w.forward(step).parameter(2);
      }},
     {"AGradientBeyondTheUnit",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"gradient", "tensor 3", "\"h.3\"", "has 3"},
      [](World& w) {
        Step step = w.begin();
        (void)w.backward(step, 4).gradient(3);
      }},
     {"AUnitByAnUnknownName",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"unit", "6 units", "\"head\""},
      [](World& w) { (void)w.engine->unit("head"); }},
     {"ATensorByAnUnknownName",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"tensor", "15 tensors", "\"head\""},
      [](World& w) { (void)w.engine->tensor("head"); }},
     {"ATensorOfAnotherUnitByName",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"\"embedding\"", "\"h.0.fc\"", "wte, wpe"},
      [](World& w) {
        Step step = w.begin();
        (void)w.forward(step).tensor("h.0.fc");
      }},
     {"AStateOfNoKind",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"StateKind", "9"},
      [](World& w) { w.read(0, StateKind{9}, 0, 4); }},
     {"AReadPastTheEnd",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"\"wte\"", "12609", "12610"},
      [](World& w) { w.read(0, StateKind::kMaster, kElements - 1, 8); }},
     {"AReadWhoseEndOverflows",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"\"wte\"", "18446744073709551615", "12610"},
      [](World& w) { w.read(0, StateKind::kMaster, ~std::uint64_t{0}, 8); }},
     {"AReadOfPartOfAnElement",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"\"wte\"", "7 B", "4 B"},
      [](World& w) { w.read(0, StateKind::kMaster, 0, 7); }},
     {"AMomentOfAFrozenTensor",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"\"h.1.fc\"", "frozen"},
      [](World& w) { w.read(6, StateKind::kExpAvg, 0, 4); }},
 };
@@ -103,35 +101,35 @@ SLUICE_MISUSES(Ids, kIds);
 
 const Misuse kLeases[] = {
     {"AnotherElementType",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"parameter", "fp32", "precision.parameters is bf16"},
      [](World& w) {
        Step step = w.begin();
        (void)w.forward(step).parameter<float>(0);
      }},
     {"AnotherTypeOfGradient",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"gradient", "fp16", "precision.gradients is bf16"},
      [](World& w) {
        Step step = w.begin();
        (void)w.backward(step, 4).gradient<Fp16>(0);
      }},
     {"AGradientInForward",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"gradient", "\"embedding\"", "Pass::kBackward"},
      [](World& w) {
        Step step = w.begin();
        (void)w.forward(step).gradient(0);
      }},
     {"AGradientOfAFrozenUnit",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"gradient", "\"h.1\"", "frozen"},
      [](World& w) {
        Step step = w.begin();
        (void)w.backward(step, 2).gradient(0);
      }},
     {"ALeaseThatWasReleased",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"parameter", "\"embedding\"", "released", "again"},
      [](World& w) {
        Step step = w.begin();
@@ -140,7 +138,7 @@ const Misuse kLeases[] = {
        (void)lease.parameter(0);
      }},
     {"ALeaseThatWasMovedFrom",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"gradient", "moved"},
      [](World& w) {
        Step step = w.begin();
@@ -149,7 +147,7 @@ const Misuse kLeases[] = {
        (void)lease.gradient(0);  // NOLINT(bugprone-use-after-move)
      }},
     {"ALeaseThatIsOverwrittenByItself",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"parameter", "\"embedding\"", "released"},
      [](World& w) {
        Step step = w.begin();
@@ -160,7 +158,7 @@ const Misuse kLeases[] = {
        (void)lease.parameter(0);
      }},
     {"ALeaseKeptPastItsStep",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"parameter", "\"embedding\"", "step", "next step"},
      [](World& w) {
        std::optional<Step> step(w.begin());
@@ -169,7 +167,7 @@ const Misuse kLeases[] = {
        (void)lease.parameter(0);
      }},
     {"ALeaseKeptIntoTheNextStep",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"gradient", "\"embedding\"", "step"},
      [](World& w) {
        std::optional<Step> step(w.begin());
@@ -179,7 +177,7 @@ const Misuse kLeases[] = {
        (void)lease.gradient(0);
      }},
     {"ALeaseKeptPastItsEngine",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"tensor", "unit 0", "engine", "destroyed"},
      [](World& w) {
        std::optional<Step> step(w.begin());
@@ -188,7 +186,7 @@ const Misuse kLeases[] = {
        (void)lease.tensor("wte");
      }},
     {"ALeaseKeptPastItsInference",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"parameter", "\"embedding\""},
      [](World& w) {
        std::optional<Inference> inference(w.engine->begin_inference());
@@ -197,7 +195,7 @@ const Misuse kLeases[] = {
        (void)lease.parameter<Bf16>(0);
      }},
     {"ALeaseKeptPastItsStream",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "stream", "is empty"},
      [](World& w) {
        Step step = w.begin();
@@ -208,7 +206,7 @@ const Misuse kLeases[] = {
        (void)step.acquire(UnitId{1}, Pass::kForward, Stream());
      }},
     {"MoreLeasesThanDeclared",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "still held", "concurrent_leases is 1"},
      [](World& w) {
        Step step = w.begin();
@@ -216,7 +214,7 @@ const Misuse kLeases[] = {
        (void)w.forward(step, 1);
      }},
     {"AStreamOfAnotherDevice",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "another device", "\"host\""},
      [](World& w) {
        const auto device = make_host_device({.memory_bytes = 1_MiB});
@@ -225,7 +223,7 @@ const Misuse kLeases[] = {
        (void)step.acquire(UnitId{0}, Pass::kForward, stream);
      }},
     {"AStreamThatWasMovedFrom",
-     kArgument,
+     ErrorCode::kInvalidArgument,
      {"acquire", "stream", "is empty"},
      [](World& w) {
        Stream stream(*w.device, "other");

@@ -72,13 +72,15 @@ struct MisuseWorld {
   std::unique_ptr<Engine> engine;
 };
 
+using World = MisuseWorld;
+
 struct Misuse {
   std::string name;
   ErrorCode code;
   std::vector<std::string> words;
-  std::function<void(MisuseWorld&)> call;
-  std::function<void(MisuseWorld&)> prepare = {};  // before the engine is made
-  bool ends_engine = false;                        // the call has trained, or closed the engine
+  std::function<void(World&)> call;
+  std::function<void(World&)> prepare = {};  // before the engine is made
+  bool ends_engine = false;                  // the call has trained, or closed the engine
 };
 inline std::ostream& operator<<(std::ostream& out, const Misuse& row) {
   return out << row.name;

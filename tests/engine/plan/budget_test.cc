@@ -17,7 +17,7 @@
 namespace sluice::test {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kLarge = std::uint64_t{1} << 40;
 
 // Why the budgets do not work, nothing when they do: places and every step's window.
@@ -75,7 +75,7 @@ void expect_the_smallest(RandomRun& run, const Budgets& refused, const std::stri
   for (std::uint64_t Budgets::*const budget : {&Budgets::device_bytes, &Budgets::host_bytes}) {
     if (named.*budget == refused.*budget) continue;
     Budgets less = named;
-    less.*budget -= std::min(less.*budget, kPage);
+    less.*budget -= std::min(less.*budget, kPageBytes);
     EXPECT_NE(obstacle(run, less), "") << "a page less than " << message;
   }
   for (int i = 0; i < 20; ++i) {

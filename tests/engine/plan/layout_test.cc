@@ -5,7 +5,7 @@
 namespace sluice {
 namespace {
 
-ModelSpec model() {
+ModelSpec units_a_and_b() {
   ModelSpec spec;
   spec.units.push_back(
       {"a", {{.name = "a.w", .shape = {100, 100}}, {.name = "a.b", .shape = {100}}}});
@@ -21,7 +21,7 @@ constexpr StateFormat kFp16{
     .parameter = DType::kFp16, .gradient = DType::kFp16, .master = MasterLayout::kFp16};
 
 TEST(Layout, TensorsStartAtMultiplesOf256Elements) {
-  const Layout layout(model(), kSplit, 4096);
+  const Layout layout(units_a_and_b(), kSplit, 4096);
   ASSERT_EQ(layout.tensors().size(), 3u);
   EXPECT_EQ(layout.tensors()[0].offset_elements, 0u);
   EXPECT_EQ(layout.tensors()[1].offset_elements, 10240u);  // 10,000 rounded up
@@ -32,7 +32,7 @@ TEST(Layout, TensorsStartAtMultiplesOf256Elements) {
 }
 
 TEST(Layout, BlocksTileEachUnitExactly) {
-  const Layout layout(model(), kSplit, 4096);
+  const Layout layout(units_a_and_b(), kSplit, 4096);
   ASSERT_EQ(layout.blocks().size(), 4u);
   EXPECT_EQ(layout.blocks()[2].offset_elements, 8192u);
   EXPECT_EQ(layout.blocks()[2].element_count, 10496u - 8192u);
@@ -50,7 +50,7 @@ TEST(Layout, BlocksTileEachUnitExactly) {
 TEST(Layout, EightBitMomentsTakeTheirCodesAndTheirScales) {
   StateFormat format = kSplit;
   format.moments = OptimizerState::k8bit;
-  const Layout layout(model(), format, 4096);
+  const Layout layout(units_a_and_b(), format, 4096);
   EXPECT_EQ(layout.record_bytes(BlockId{0}), 4096u * (2 + 1 + 1) + 2 * 16 * 4);
   EXPECT_EQ(layout.record_bytes(BlockId{3}), 256u * 4 + 2 * 4);
   EXPECT_EQ(layout.state_bytes(), (10496u + 256u) * 6 + (41u + 1u) * 8);
@@ -73,7 +73,7 @@ TEST(Layout, EightBitMomentsTakeTheirCodesAndTheirScales) {
 TEST(Layout, Bf16MomentsTakeTwoBytesEach) {
   StateFormat format = kSplit;
   format.moments = OptimizerState::kBf16;
-  const Layout layout(model(), format, 4096);
+  const Layout layout(units_a_and_b(), format, 4096);
   EXPECT_EQ(layout.record_bytes(BlockId{0}), 4096u * (2 + 2 + 2));
   EXPECT_EQ(layout.state_bytes(), 8u * (10496u + 256u));
   std::vector<std::byte> record(layout.record_bytes(BlockId{0}));
@@ -104,21 +104,21 @@ TEST(Layout, EightBitMomentsTakeAtMost6_2BytesAParameterAtRest) {
 
 TEST(Layout, TwelveBytesOfStateAnElementInBothPrecisions) {
   for (const StateFormat& format : {kSplit, kFp32}) {
-    const Layout layout(model(), format, 4096);
+    const Layout layout(units_a_and_b(), format, 4096);
     EXPECT_EQ(layout.state_bytes(), 12u * (10496u + 256u));
   }
-  const Layout split(model(), kSplit, 4096);
+  const Layout split(units_a_and_b(), kSplit, 4096);
   EXPECT_EQ(split.parameter_bytes(BlockId{0}), 2u * 4096u);
   EXPECT_EQ(split.record_bytes(BlockId{0}), 10u * 4096u);
   EXPECT_EQ(split.parameter_bytes(BlockId{3}), 512u);
   EXPECT_EQ(split.parameter_slot_bytes(BlockId{3}), 4096u);
   EXPECT_EQ(split.record_slot_bytes(BlockId{3}), 4096u);
-  const Layout fp32(model(), kFp32, 4096);
+  const Layout fp32(units_a_and_b(), kFp32, 4096);
   EXPECT_EQ(fp32.record_bytes(BlockId{0}), 8u * 4096u);
 }
 
 TEST(Layout, Fp16KeepsItsMasterInTheRecord) {
-  const Layout layout(model(), kFp16, 4096);
+  const Layout layout(units_a_and_b(), kFp16, 4096);
   EXPECT_EQ(layout.state_bytes(), 14u * (10496u + 256u));
   EXPECT_EQ(layout.parameter_bytes(BlockId{0}), 2u * 4096u);
   EXPECT_EQ(layout.record_bytes(BlockId{0}), 12u * 4096u);

@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-ModelSpec model() {
+ModelSpec weights_and_biases() {
   ModelSpec spec;
   spec.units.push_back({"a",
                         {{.name = "a.weight", .shape = {300}},
@@ -31,13 +31,13 @@ Config::Optimizer optimizer(std::vector<Config::Optimizer::Group> groups) {
 
 // The coefficients of tensor `index` under a learning rate of 1 in step 1.
 AdamCoefficients coefficients(const Config::Optimizer& options, std::size_t index) {
-  const ParameterGroups groups(options, model());
+  const ParameterGroups groups(options, weights_and_biases());
   const StepCoefficients step = groups.coefficients(1.0, {}, 1, 1.0f);
   return std::get<AdamCoefficients>(step.of_set.at(groups.set_of_tensors()[index]));
 }
 
 TEST(ParameterGroups, WithoutGroupsTheTensorsDecide) {
-  const ParameterGroups groups(optimizer({}), model());
+  const ParameterGroups groups(optimizer({}), weights_and_biases());
   EXPECT_EQ(std::vector(groups.set_of_tensors().begin(), groups.set_of_tensors().end()),
             (std::vector<std::uint32_t>{0, 1, 0, 1}));
   EXPECT_EQ(groups.coefficients(1.0, {}, 1, 1.0f).of_set.size(), 2u);
@@ -62,10 +62,10 @@ TEST(ParameterGroups, TheFirstGroupThatNamesATensorCounts) {
 TEST(ParameterGroups, TensorsOfAGroupWithEqualDecayShareASet) {
   const ParameterGroups groups(optimizer({{.tensors = {"a.*"}, .weight_decay = 0.5},
                                           {.tensors = {"b.bias"}, .learning_rate_factor = 1}}),
-                               model());
+                               weights_and_biases());
   EXPECT_EQ(std::vector(groups.set_of_tensors().begin(), groups.set_of_tensors().end()),
             (std::vector<std::uint32_t>{0, 0, 1, 2}));
-  const Layout layout(model(), {}, 4096, groups.set_of_tensors());
+  const Layout layout(weights_and_biases(), {}, 4096, groups.set_of_tensors());
   EXPECT_EQ(layout.tensors()[2].hyperparameter_set, 1u);
   EXPECT_EQ(layout.tensors()[3].hyperparameter_set, 2u);
 }
@@ -73,7 +73,7 @@ TEST(ParameterGroups, TensorsOfAGroupWithEqualDecayShareASet) {
 TEST(ParameterGroups, TheRateOfAGroupTakesThePlaceOfItsFactor) {
   const ParameterGroups groups(optimizer({{.tensors = {"a.*"}, .learning_rate_factor = 0.25},
                                           {.tensors = {"b.bias"}, .learning_rate_factor = 0.25}}),
-                               model());
+                               weights_and_biases());
   const std::vector<double> rates{2.0, 4.0};
   const StepCoefficients step = groups.coefficients(1.0, rates, 1, 1.0f);
   const auto step_size = [&](std::size_t tensor) {
@@ -87,8 +87,9 @@ TEST(ParameterGroups, TheRateOfAGroupTakesThePlaceOfItsFactor) {
 
 TEST(ParameterGroups, PatternsWithoutEffectAreNamed) {
   const auto complaint = [](std::vector<Config::Optimizer::Group> groups) {
-    return test::expect_error(ErrorCode::kConfig,
-                              [&] { ParameterGroups(optimizer(std::move(groups)), model()); });
+    return test::expect_error(ErrorCode::kConfig, [&] {
+      ParameterGroups(optimizer(std::move(groups)), weights_and_biases());
+    });
   };
   EXPECT_EQ(complaint({{.tensors = {"a.*", "c.*"}}}),
             "optimizer.groups[0]: \"c.*\" matches no tensor; the model has a.weight, a.bias, "

@@ -12,7 +12,7 @@ namespace {
 
 // Ten units of 64 Ki elements: 128 KiB of bf16 parameters, 640 KiB of records and 128 KiB of
 // gradients each.
-ModelSpec model() {
+ModelSpec ten_units() {
   ModelSpec spec;
   for (int unit = 0; unit < 10; ++unit) {
     const std::string name = "u" + std::to_string(unit);
@@ -24,12 +24,12 @@ ModelSpec model() {
 const StateFormat kFormat{};
 
 Placement plan(const Config::Placement& choices, const Budgets& budgets) {
-  const ModelSpec spec = model();
+  const ModelSpec spec = ten_units();
   const Layout layout(spec, kFormat, 16384);
   return plan_placement(layout, spec, choices, budgets);
 }
 
-std::string complaint(const Config::Placement& choices, const Budgets& budgets) {
+std::string refusal_of(const Config::Placement& choices, const Budgets& budgets) {
   try {
     (void)plan(choices, budgets);
   } catch (const Error& error) {
@@ -117,16 +117,17 @@ TEST(Placement, TheSmallestBudgetNamedIsTheSmallestThatWorks) {
       {TierChoice::kAuto, TierChoice::kDevice}};
   for (const Config::Placement& choices : all_choices) {
     const std::uint64_t device =
-        smallest_in(complaint(choices, {.device_bytes = 4096, .host_bytes = 64_MiB}));
-    EXPECT_EQ(complaint(choices, {.device_bytes = device, .host_bytes = 64_MiB}), "");
+        smallest_in(refusal_of(choices, {.device_bytes = 4096, .host_bytes = 64_MiB}));
+    EXPECT_EQ(refusal_of(choices, {.device_bytes = device, .host_bytes = 64_MiB}), "");
     EXPECT_EQ(
-        smallest_in(complaint(choices, {.device_bytes = device - 1_KiB, .host_bytes = 64_MiB})),
+        smallest_in(refusal_of(choices, {.device_bytes = device - 1_KiB, .host_bytes = 64_MiB})),
         device);
     const std::uint64_t host =
-        smallest_in(complaint(choices, {.device_bytes = device, .host_bytes = 4096}));
-    EXPECT_EQ(complaint(choices, {.device_bytes = device, .host_bytes = host}), "");
-    EXPECT_EQ(smallest_in(complaint(choices, {.device_bytes = device, .host_bytes = host - 1_KiB})),
-              host);
+        smallest_in(refusal_of(choices, {.device_bytes = device, .host_bytes = 4096}));
+    EXPECT_EQ(refusal_of(choices, {.device_bytes = device, .host_bytes = host}), "");
+    EXPECT_EQ(
+        smallest_in(refusal_of(choices, {.device_bytes = device, .host_bytes = host - 1_KiB})),
+        host);
   }
 }
 

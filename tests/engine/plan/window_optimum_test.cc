@@ -19,7 +19,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kOptimumPage = 4096;
 constexpr std::size_t kUnits = 5;
 constexpr int kAbsent = -1;
 
@@ -41,7 +41,7 @@ struct Case {
     const std::uint64_t count = 6 + random() % 7;
     for (std::uint64_t use = 0; use < count; ++use)
       uses.push_back(static_cast<std::uint32_t>(random() % units));
-    window = static_cast<int>(leased_bytes_max(schedule(), bytes(), leases) / kPage) +
+    window = static_cast<int>(leased_bytes_max(schedule(), bytes(), leases) / kOptimumPage) +
              static_cast<int>(random() % 4);
   }
 
@@ -52,7 +52,7 @@ struct Case {
   }
   std::vector<std::uint64_t> bytes() const {
     std::vector<std::uint64_t> bytes;
-    for (const int count : pages) bytes.push_back(static_cast<std::uint64_t>(count) * kPage);
+    for (const int count : pages) bytes.push_back(static_cast<std::uint64_t>(count) * kOptimumPage);
     return bytes;
   }
   // Whether use `use` finds the unit held.
@@ -64,8 +64,8 @@ struct Case {
 };
 
 int planned_fetches(const Case& of) {
-  const WindowPlan plan = plan_window(of.schedule(), of.bytes(),
-                                      static_cast<std::uint64_t>(of.window) * kPage, of.leases);
+  const WindowPlan plan = plan_window(
+      of.schedule(), of.bytes(), static_cast<std::uint64_t>(of.window) * kOptimumPage, of.leases);
   return static_cast<int>(
       std::ranges::count_if(plan.uses, [](const WindowUse& use) { return use.fetch; }));
 }

@@ -13,7 +13,7 @@
 namespace sluice::test {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kSearchPage = 4096;
 
 Schedule random_schedule(std::mt19937_64& random, std::uint32_t units) {
   Schedule schedule;
@@ -33,12 +33,12 @@ void expect_the_plain_plan(std::uint64_t seed) {
   const std::uint64_t largest = 1 + random() % 5;
   std::vector<std::uint64_t> bytes;
   for (std::uint32_t unit = 0; unit < units; ++unit)
-    bytes.push_back(random() % 10 == 0 ? 0 : 1 + random() % (largest * kPage));
+    bytes.push_back(random() % 10 == 0 ? 0 : 1 + random() % (largest * kSearchPage));
   const Schedule schedule = random_schedule(random, units);
   if (schedule.empty()) return;
   const auto leases = static_cast<std::uint32_t>(1 + random() % 3);
   const std::uint64_t window =
-      least_window_bytes(schedule, bytes, leases) + random() % (units * largest * kPage);
+      least_window_bytes(schedule, bytes, leases) + random() % (units * largest * kSearchPage);
   const auto expected = PlainWindowPlan(schedule, bytes, window, leases).uses();
   if (!expected) return;  // a plan with a retreat
   const WindowPlan plan = plan_window(schedule, bytes, window, leases);
@@ -72,12 +72,12 @@ TEST(WindowSearch, LooksAtAFewPlacesPerUse) {
     for (const std::uint64_t largest : {std::uint64_t{1}, std::uint64_t{3}}) {
       std::vector<std::uint64_t> bytes;
       for (std::uint32_t unit = 0; unit < units; ++unit)
-        bytes.push_back((1 + unit % largest) * kPage);
+        bytes.push_back((1 + unit % largest) * kSearchPage);
       for (const std::uint64_t window_pages : {std::uint64_t{largest + 1}, std::uint64_t{200},
                                                std::uint64_t{units / 2}, units * largest}) {
         for (const std::uint32_t leases : {1u, 2u}) {
           if (leases == 2 && window_pages < 2 * largest) continue;
-          const WindowPlan plan = plan_window(schedule, bytes, window_pages * kPage, leases);
+          const WindowPlan plan = plan_window(schedule, bytes, window_pages * kSearchPage, leases);
           EXPECT_LE(plan.places_judged, 40 * schedule.size())
               << units << " units of up to " << largest << " pages in a window of " << window_pages;
         }

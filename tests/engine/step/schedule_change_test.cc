@@ -111,11 +111,11 @@ void PrintTo(const PolicyCase& value, std::ostream* out) {
   *out << value.name;
 }
 
-const PolicyCase kPolicies[] = {{"serial", OverlapPolicy::kSerial, 1},
-                                {"deferred", OverlapPolicy::kDeferred, 1},
-                                {"eager", OverlapPolicy::kEager, 0},
-                                {"speculative", OverlapPolicy::kSpeculative, 1e9},
-                                {"auto_with_nothing_to_take_back", OverlapPolicy::kAuto, 0}};
+const PolicyCase kPolicyCases[] = {{"serial", OverlapPolicy::kSerial, 1},
+                                   {"deferred", OverlapPolicy::kDeferred, 1},
+                                   {"eager", OverlapPolicy::kEager, 0},
+                                   {"speculative", OverlapPolicy::kSpeculative, 1e9},
+                                   {"auto_with_nothing_to_take_back", OverlapPolicy::kAuto, 0}};
 
 class ScheduleChange
     : public testing::TestWithParam<std::tuple<Change, PolicyCase, std::uint32_t>> {
@@ -165,8 +165,8 @@ TEST_P(ScheduleChange, CostsAWaitAndNoBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ScheduleChange,
-                         testing::Combine(testing::ValuesIn(kChanges), testing::ValuesIn(kPolicies),
-                                          testing::Values(1u, 3u)),
+                         testing::Combine(testing::ValuesIn(kChanges),
+                                          testing::ValuesIn(kPolicyCases), testing::Values(1u, 3u)),
                          [](const auto& value) {
                            return std::get<0>(value.param).name + "_" +
                                   std::get<1>(value.param).name + "_" +

@@ -27,7 +27,7 @@
 namespace sluice::test {
 namespace {
 
-const ToyOptions kToy{.steps = 2};
+const ToyOptions kTwoSteps{.steps = 2};
 
 // Everything on storage under a small budget, in blocks of 8 and 40 KiB.
 Config storage_config(const std::string& path) {
@@ -61,7 +61,7 @@ class StorageFault : public testing::Test {
           return wrapped;
         });
     try {
-      const ToyResult result = run_toy(engine, model_, *device, config, kToy);
+      const ToyResult result = run_toy(engine, model_, *device, config, kTwoSteps);
       outcome.is_exact = same_training(result, expected_);
       for (const StepReport& report : result.reports) outcome.notes += report.notes.size();
     } catch (const Error& error) {
@@ -77,17 +77,17 @@ class StorageFault : public testing::Test {
   TempDirectory directory_;
   Config config_ = storage_config(directory_.path());
   ModelSpec model_ = toy_model();
-  ToyResult expected_ = toy_oracle(config_, kToy);
+  ToyResult expected_ = toy_oracle(config_, kTwoSteps);
 };
 
-struct KernelFault {
+struct MadeFault {
   Fault fault;
   int error;
   bool heals_once;    // one such answer is made up for
   bool heals_always;  // and so is every one of them
 };
 
-constexpr KernelFault kKernelFaults[] = {
+constexpr MadeFault kMadeFaults[] = {
     {Fault::kErrno, EIO, false, false},      {Fault::kErrno, ENOSPC, false, false},
     {Fault::kErrno, EAGAIN, true, false},    {Fault::kErrno, EINTR, true, false},
     {Fault::kErrno, ECANCELED, true, false}, {Fault::kHalf, 0, true, false},
@@ -101,11 +101,11 @@ TEST_F(StorageFault, KernelFaultsEndExactOrTyped) {
   const Campaign campaign = test::campaign(60);
   std::uint64_t failures = 0;
   for (const std::uint64_t seed : seeds_of(campaign)) {
-    const KernelFault& fault = kKernelFaults[seed % std::size(kKernelFaults)];
+    const MadeFault& fault = kMadeFaults[seed % std::size(kMadeFaults)];
     const bool is_slow = fault.fault == Fault::kDelayed || fault.fault == Fault::kReordered;
     // A stride that is prime to everything here reaches every request in the end.
     const std::uint64_t at = seed * 7919 % clean.requests;
-    const bool sticky = seed / std::size(kKernelFaults) % 2 == 1 && !(is_slow && seed % 3 != 0);
+    const bool sticky = seed / std::size(kMadeFaults) % 2 == 1 && !(is_slow && seed % 3 != 0);
     SCOPED_TRACE(fmt::format("seed {}: fault {} errno {} at request {}{}", seed,
                              static_cast<int>(fault.fault), fault.error, at,
                              sticky ? ", sticky" : ""));
@@ -194,7 +194,7 @@ TEST_F(StorageFault, ARereadHasTheTimesOfItsOwnAttempt) {
           queue = wrapped.get();
           return wrapped;
         });
-    EXPECT_TRUE(same_training(run_toy(engine, model_, *device, config_, kToy), expected_));
+    EXPECT_TRUE(same_training(run_toy(engine, model_, *device, config_, kTwoSteps), expected_));
     ASSERT_NE(queue->refused_ns(), 0u);
     // Among the reads under way at that time, the repeated one has reached the drive after it.
     std::uint64_t repeated = 0;

@@ -19,7 +19,7 @@
 namespace sluice::test {
 namespace {
 
-std::uint64_t bytes_of(const TraceFile& file, TraceKind kind) {
+std::uint64_t counted_bytes(const TraceFile& file, TraceKind kind) {
   std::uint64_t sum = 0;
   for (const TraceRecord& record : file.records) sum += record.kind == kind ? record.size_bytes : 0;
   return sum;
@@ -56,8 +56,9 @@ TEST_P(TracedPolicy, AddsUpWithTheEngine) {
 
   const TraceFile file = read_trace(path);
   const auto counters = nlohmann::json::parse(file.sections.at("store"));
-  EXPECT_EQ(bytes_of(file, TraceKind::kRead), counters.at("read_bytes").get<std::uint64_t>());
-  EXPECT_EQ(bytes_of(file, TraceKind::kWrite), counters.at("write_bytes").get<std::uint64_t>());
+  EXPECT_EQ(counted_bytes(file, TraceKind::kRead), counters.at("read_bytes").get<std::uint64_t>());
+  EXPECT_EQ(counted_bytes(file, TraceKind::kWrite),
+            counters.at("write_bytes").get<std::uint64_t>());
   const auto engine = nlohmann::json::parse(file.sections.at("engine"));
   EXPECT_GT(resident_bytes_max(file), 0u);
   EXPECT_LE(resident_bytes_max(file), engine.at("memory").at("window_bytes").get<std::uint64_t>());

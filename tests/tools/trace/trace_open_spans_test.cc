@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kEndBytes = 128;  // the section "end"
 
-std::vector<std::byte> bytes_of(const std::string& path) {
+std::vector<std::byte> file_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const auto bytes = std::as_bytes(std::span(text));
@@ -52,7 +52,7 @@ TEST(OpenSpans, LastUntilTheEnd) {
   ended({.begin_ns = 205, .kind = TraceKind::kWrite}, 300);
   (void)trace_stop();
 
-  const std::vector<std::byte> whole = bytes_of(path);
+  const std::vector<std::byte> whole = file_bytes(path);
   EXPECT_EQ(parse_trace("whole", whole).records.size(), 5u);
   EXPECT_EQ(parse_trace("whole", whole).open_step, 0u);
   const auto killed = std::span(whole).first(whole.size() - kEndBytes);
@@ -84,7 +84,7 @@ TEST(OpenSpans, ComputationThatEndedIsNone) {
   trace_record({.begin_ns = 210, .end_ns = 240, .unit = 7, .kind = TraceKind::kCompute});
   trace_record({.begin_ns = 220, .end_ns = 300, .kind = TraceKind::kWrite});
   (void)trace_stop();
-  const std::vector<std::byte> whole = bytes_of(path);
+  const std::vector<std::byte> whole = file_bytes(path);
   const TraceFile file = parse_trace("killed", std::span(whole).first(whole.size() - kEndBytes));
   EXPECT_FALSE(file.is_complete);
   EXPECT_EQ(file.records.size(), 2u);
