@@ -313,10 +313,10 @@ class Engine:
         self._lib.applied_step(self._handle, C.byref(step))
         return step.value
 
-    def predicted_traffic(self) -> "tuple[int, int]":
+    def predicted_traffic(self, micro_batches: int = 1) -> "tuple[int, int]":
         """Bytes that a step like the last one reads from storage and writes there, as planned."""
         traffic = lib.Traffic()
-        self._lib.predicted_traffic(self._handle, 1, C.byref(traffic))
+        self._lib.predicted_traffic(self._handle, micro_batches, C.byref(traffic))
         return traffic.nvme_read_bytes, traffic.nvme_write_bytes
 
     def log_notes(self) -> None:

@@ -5,11 +5,12 @@ backward, and release it after; gradients go to the engine as they come.
     site.forward         acquire, compute, release
     outputs' gradients   the backward of the module begins: acquire
     parameter's gradient copied into the lease's gradient, `p.grad` becomes None
-    inputs' gradients    the backward of the module is over: release
-    end of backward      releases what is left: modules whose inputs have no gradient, such as embeddings
+    end of backward      releases what is left
 
 Rules: the engine asks that before use i the lease of use i - leases has ended, so older leases are ended before each
-acquire; a gradient that comes after that acquires anew. Thread rule: one thread at a time, not always the same.
+acquire; a gradient that comes after that acquires anew. In backward nothing else ends a lease: the gradient that ends one
+module's backward is the one that begins the next one's, so a hook of its own on the inputs would tell nothing. Thread rule:
+one thread at a time, not always the same.
 """
 
 import ctypes as C
@@ -20,7 +21,7 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from .activations import ActivationStore
 from .engine import Engine
@@ -29,23 +30,8 @@ from .library import BACKWARD, FORWARD, INFERENCE
 from .storage import UnitStorage
 from .units import Member, Site, Unit, Units
 
+_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-
-
-class _BackwardIsOver(torch.autograd.Function):
-    """Identity on a module's inputs, whose backward runs when the module's own is over. Gives detached inputs, so that the
-    module may change them in place. Has no setup_context(), for which torch looks at the signature in every call: that took
-    half of a use's time."""
-
-    @staticmethod
-    def forward(ctx: Any, done: Callable[[], None], *inputs: torch.Tensor) -> "tuple[torch.Tensor, ...]":
-        ctx.done = done
-        return tuple([x.detach() for x in inputs])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        ctx.done()
-        return (None,) + gradients
 
 
 class _Hook:
@@ -72,7 +58,7 @@ class _BackwardBegins:
         self._walk, self._site, self._task = walk, site, -1
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        task = torch._C._current_graph_task_id()
+        task = _graph_task()
         if task != self._task:
             self._task = task
             self._walk._lend_backward(self._site)
@@ -112,7 +98,7 @@ class Walk:
         for site in units.sites:
             self._watch(site)
         # After the hooks of the sites, of which the root may be one: the last to be prepended is the first to run.
-        self._handles.append(model.register_forward_pre_hook(_Hook(self._root_begins), with_kwargs=True, prepend=True))
+        self._handles.append(model.register_forward_pre_hook(_Hook(self._root_begins), prepend=True))
         self._handles.append(model.register_forward_hook(_Hook(self._root_ends), always_call=True))
         for unit in units.units:
             if not unit.is_frozen:
@@ -121,9 +107,8 @@ class Walk:
                         self._watch_gradient(unit, member, owner._parameters[attribute])
 
     def _watch(self, site: Site) -> None:
-        begins = _Hook(lambda module, args, kwargs: self._site_begins(site, args, kwargs))
-        ends = _Hook(lambda module, args, output: self._site_ends(site, args, output))
-        self._handles.append(site.module.register_forward_pre_hook(begins, with_kwargs=True, prepend=True))
+        begins, ends = _Hook(partial(self._site_begins, site)), _Hook(partial(self._site_ends, site))
+        self._handles.append(site.module.register_forward_pre_hook(begins, prepend=True))
         self._handles.append(site.module.register_forward_hook(ends, always_call=True))
 
     def _watch_gradient(self, unit: Unit, member: Member, parameter: Any) -> None:
@@ -170,7 +155,7 @@ class Walk:
         """Closes the leases that an exception has left open without a hook hearing of it: one in backward, or an
         interrupt."""
         self.stop_keeping()
-        if self.in_backward and torch._C._current_graph_task_id() == -1:
+        if self.in_backward and _graph_task() == -1:
             self._release_all()
         if self.active == INFERENCE:
             self._end_inference()
@@ -277,8 +262,8 @@ class Walk:
 
     # --- Hooks.
 
-    def _root_begins(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
+    def _root_begins(self, module: nn.Module, args: Any) -> None:
+        if _graph_task() != -1:
             return
         self.depth = 0  # an interrupt may have kept it from getting there
         self._enter()
@@ -291,7 +276,7 @@ class Walk:
                           "use parameters of bf16 without autocast", stacklevel=2)
 
     def _root_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
+        if _graph_task() == -1:
             self.stop_keeping()
             self._leave()
 
@@ -301,46 +286,35 @@ class Walk:
         if keeping is not None:
             keeping.__exit__(None, None, None)
 
-    def _site_begins(self, site: Site, args: Any, kwargs: Any) -> Any:
-        if torch._C._current_graph_task_id() != -1:  # computed again for backward, by a checkpoint
+    def _site_begins(self, site: Site, module: nn.Module, args: Any) -> None:
+        """Leaves the inputs as they are, so that the module may change them in place as far as torch lets it."""
+        if _graph_task() != -1:  # computed again for backward, by a checkpoint
             self._lend_backward(site)
-            return None
+            return
         self._enter()
         assert self.active is not None
         for unit in site.units:
             self._lend(unit, self.active)
-        if self.active == INFERENCE or not torch.is_grad_enabled():
-            return None
-        return self._watch_inputs(site, args, kwargs)
 
-    def _watch_inputs(self, site: Site, args: Any, kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):  # the usual module, without the trees
-            if not args[0].requires_grad:
-                return None
-            return _BackwardIsOver.apply(partial(self._site_is_over, site), args[0]), kwargs
-        leaves, spec = tree_flatten((args, kwargs))
-        # The same tensor twice stays the same one: modules ask whether query and key are.
-        distinct = {id(x): x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad}
-        if not distinct:
-            return None
-        watched = _BackwardIsOver.apply(partial(self._site_is_over, site), *distinct.values())
-        replaced = dict(zip(distinct, watched))
-        return tree_unflatten([replaced.get(id(x), x) for x in leaves], spec)
-
-    def _site_ends(self, site: Site, args: Any, output: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
+    def _site_ends(self, site: Site, module: nn.Module, args: Any, output: Any) -> None:
+        if _graph_task() != -1:
             return
         for unit in site.units:
-            if unit.index in self.held and self.held[unit.index].which != BACKWARD:
+            held = self.held.get(unit.index)
+            if held is not None and held.which != BACKWARD:
                 self._release(unit.index)
-        failed = sys.exc_info()[1] not in (None, self._failure_before)
-        trains = self.active == FORWARD and torch.is_grad_enabled() and not failed
+        failure = sys.exc_info()[1]
+        trains = self.active == FORWARD and torch.is_grad_enabled() and (failure is None or failure is self._failure_before)
         self._leave()
         if trains:
-            self._watch_outputs(site, args, output)
+            self._watch_outputs(site, output)
 
-    def _watch_outputs(self, site: Site, args: Any, output: Any) -> None:
-        leaves = [output] if isinstance(output, torch.Tensor) else tree_flatten(output)[0]
+    def _watch_outputs(self, site: Site, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            if output.requires_grad:
+                output.register_hook(_BackwardBegins(self, site))
+            return
+        leaves = tree_flatten(output)[0]
         watched = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
         if watched:
             begins = _BackwardBegins(self, site)
@@ -352,11 +326,6 @@ class Walk:
                 raise ArgumentError(f"module \"{site.name}\" returns a {type(x).__name__}, in which its tensors cannot be "
                                     "found; return tensors, tuples, lists or dictionaries, or register the class with "
                                     "torch.utils._pytree")
-
-    def _site_is_over(self, site: Site) -> None:
-        for unit in site.units:
-            if unit.index in self.held and self.held[unit.index].which == BACKWARD:
-                self._release(unit.index)
 
     def _take_gradient(self, unit: Unit, member: Member, parameter: torch.Tensor) -> None:
         gradient = parameter.grad

@@ -18,7 +18,7 @@ from torch import nn
 from .deepspeed import read_any_config
 from .described import describe
 from .engine import Config
-from .errors import ArgumentError
+from .errors import ArgumentError, ConfigError
 from .files import replace_file
 from .offload import managed_places, offload
 from .optimizer import OffloadOptimizer
@@ -32,7 +32,7 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
                training_data: Any = None, lr_scheduler: Any = None, collate_fn: Any = None,
                config: "Config | str | os.PathLike[str] | None" = None, *, mpu: Any = None, dist_init_required: Any = None,
                config_params: "Config | str | os.PathLike[str] | None" = None, auto: "Mapping[str, Any] | None" = None,
-               **options: Any) -> "tuple[OffloadEngine, OffloadOptimizer, Any, Any]":
+               sluice: "Mapping[str, Any] | None" = None, **options: Any) -> "tuple[OffloadEngine, OffloadOptimizer, Any, Any]":
     """DeepSpeed's `initialize` over `offload`: returns the engine, its optimizer, a loader of `training_data` and the
     scheduler, the last two None where there are none.
 
@@ -41,6 +41,7 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     model_parameters: all that require a gradient, or param_groups of them, for the config's optimizer.
     lr_scheduler: a scheduler of `optimizer`, or a function of an optimizer; by default the config's.
     auto: what "auto" in a DeepSpeed config stands for, by the names of `sluice config import`'s options: {"batch": 4}.
+    sluice: keys of Sluice's config beside a DeepSpeed config, which has none for them: {"memory": {"device": "2GiB"}}.
     options: `units`, `values`, `buffers`, `storage`, `resume` of offload(). The `buffers` keep their type.
     Raises what offload() raises; the model is as before then.
     """
@@ -54,6 +55,7 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     if given is None:
         raise ArgumentError("initialize(): config= is missing: a dictionary, or the path of a file")
     settings, is_deepspeed = read_any_config(given, auto)
+    _add(settings, sluice or {})
     if is_deepspeed and settings.pop("activations", "keep") != "keep":
         logger.warning("activation_checkpointing: only sets up the checkpoints that the program itself makes, as in DeepSpeed; with "
                        "torch.utils.checkpoint they work without it")
@@ -91,6 +93,16 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
                                              shuffle=sampler is None, sampler=sampler, collate_fn=collate_fn)
     engine.training_dataloader = loader
     return engine, ours, loader, scheduler
+
+
+def _add(settings: "dict[str, Any]", more: "Mapping[str, Any]", section: str = "") -> None:
+    """Adds keys to a config. Raises ConfigError for one that is there with another value."""
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(settings.get(key, {}), dict):
+            _add(settings.setdefault(key, {}), value, f"{section}{key}.")
+        elif settings.setdefault(key, value) != value:
+            raise ConfigError(f"initialize(): sluice= says {section}{key} = {json.dumps(value)}, but the config means "
+                              f"{json.dumps(settings[key])}; change the config instead")
 
 
 def _take_groups(settings: "dict[str, Any]", model: nn.Module, parameters: "Iterable[Any]", is_deepspeed: bool) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import sluice_offload as sluice
+from sluice_offload.optimizer import OffloadOptimizer
 
 torch.set_num_threads(1)
 
@@ -101,3 +102,34 @@ def train(model, optimizer, steps, clip_norm=0.0, first=0, micro_batches=1):
 
 def worst(one, other):
     return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
+
+
+def budgeted(config, model, device, host):
+    """Gives `config` budgets in KiB, of a quarter of parameters, gradients, masters and moments at most."""
+    state_bytes = 16 * sum(p.numel() for p in model.parameters() if p.requires_grad)  # in fp32
+    assert 4 * ((device + host) << 10) <= state_bytes, f"the state has {state_bytes >> 10} KiB"
+    config["memory"] = {"device": f"{device}KiB", "host": f"{host}KiB"}
+    return config
+
+
+def moves_as_planned(optimizer, micro_batches=1):
+    """The last step's bytes are the plan's, none of them is 0, and it went the way that the one before taught."""
+    report = optimizer.report
+    read, written = optimizer._engine.predicted_traffic(micro_batches)
+    assert report.schedule_changes == 0
+    assert report.nvme_read_bytes == read > 0, (report.nvme_read_bytes, read)
+    assert report.nvme_write_bytes == written > 0, (report.nvme_write_bytes, written)
+
+
+def watch_steps(monkeypatch, micro_batches):
+    """Returns a list to which each later step adds whether its bytes were the plan's and not 0."""
+    planned, step = [], OffloadOptimizer.step
+
+    def watched(self, closure=None):
+        result, report = step(self, closure), self.report
+        expected = self._engine.predicted_traffic(micro_batches)
+        planned.append(report.schedule_changes == 0 and min(expected) > 0
+                       and (report.nvme_read_bytes, report.nvme_write_bytes) == expected)
+        return result
+    monkeypatch.setattr(OffloadOptimizer, "step", watched)
+    return planned

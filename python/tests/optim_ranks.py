@@ -2,6 +2,7 @@
 compares with torch's own optimizer, or with whole states, and raises where they differ."""
 
 import copy
+import itertools
 import os
 import sys
 
@@ -33,7 +34,7 @@ class Layer(nn.Module):
 class Net(nn.Module):
     """Shards are uneven (101, 3) and empty (1, on the second of two ranks)."""
 
-    def __init__(self, hidden=(128, 192)):
+    def __init__(self, hidden=(1536, 2048)):
         super().__init__()
         torch.manual_seed(3)
         self.layers = nn.ModuleList(Layer(64, h) for h in hidden)
@@ -55,13 +56,14 @@ def data(step, rank):
 
 
 def config(folder, host="120KiB"):
+    """A quarter of a rank's state at most; train() looks."""
     return {"placement": {"optimizer": "nvme"}, "memory": {"host": host},
             "storage": {"paths": [folder], "block_elements": 4096}}
 
 
 def train(model, optimizer, steps, rank, first=0, clip=0.5):
     """Losses and norms. `rank`: whose data."""
-    seen = []
+    seen, moved = [], []
     for step in range(first, first + steps):
         loss = model(data(step, rank)).square().mean()
         loss.backward()
@@ -69,7 +71,24 @@ def train(model, optimizer, steps, rank, first=0, clip=0.5):
         optimizer.step()
         optimizer.zero_grad()
         seen.append((loss.item(), full(norm).item() if clip else optimizer.gradient_norm))
+        if hasattr(optimizer, "report"):
+            moved.append(counted(optimizer))
+    for one, other in itertools.pairwise(moved):  # from the second step on
+        check_bytes(one, other)
     return seen
+
+
+def counted(optimizer):
+    optimizer._engine.wait_all()
+    return optimizer.report
+
+
+def check_bytes(before, report):
+    """A step writes what is planned, and reads it, but for what the step before has read ahead and this one for the next."""
+    one = report.pass_bytes
+    assert 4 * report.host_bytes <= report.host_bytes + report.nvme_bytes, (report.host_bytes, report.nvme_bytes)
+    assert report.nvme_write_bytes - before.nvme_write_bytes == one > 0
+    assert abs(report.nvme_read_bytes - before.nvme_read_bytes - one) <= 16 * 32 * 1024, (report.nvme_read_bytes, one)
 
 
 def full(tensor):

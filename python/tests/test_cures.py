@@ -1,16 +1,26 @@
 """The table of traps and cures (cures.json) speaks of lines and tests that there are; cures.py takes the cures out."""
 
+import json
 import pathlib
 
 import cures
 import pytest
 
 
-@pytest.mark.parametrize("row", cures.table(), ids=lambda row: f"{row['trap']} {row['file']}")
+def test_every_trap_has_a_row():
+    assert {int(trap) for row in cures.table() for trap in row["trap"].split(",")} == set(range(1, 21))
+
+
+@pytest.mark.parametrize("row", cures.table(), ids=lambda row: row["what"])
 def test_a_cure_and_its_tests_exist(row):
-    text = (cures.PACKAGE / row["file"]).read_text(encoding="utf-8")
-    assert text.count(row["cure"]) == 1
-    assert row["without"] != row["cure"]
+    if "mutant" in row:
+        mutants = json.loads((cures.HERE.parents[1] / "tests/mutation/mutants.json").read_text(encoding="utf-8"))
+        (mutant,) = [mutant for mutant in mutants if mutant["name"] == row["mutant"]]
+        assert not {"reason", "survives"} & set(mutant)
+        return
+    for place in cures.places(row):
+        assert (cures.PACKAGE / place["file"]).read_text(encoding="utf-8").count(place["cure"]) == 1
+        assert place["without"] != place["cure"]
     for test in row["tests"]:
         file, name = test.split("::")
         assert f"def {name}(" in (pathlib.Path(cures.HERE) / file).read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sluice_offload as sluice
-from conftest import Block, Tiny, adamw, batch, tiny, worst
+from conftest import Block, Tiny, adamw, batch, budgeted, moves_as_planned, tiny, worst
 
 RATE, WARMUP = 1e-3, 4
 
@@ -89,6 +89,26 @@ def test_deepspeeds_loop_with_its_config(deepspeed, tmp_path, form):
     with torch.no_grad():
         assert worst([engine(*batch(99)).item()], [reference(*batch(99)).item()]) <= 2e-6
     engine.destroy()
+
+
+def test_deepspeeds_loop_under_small_budgets(deepspeed):
+    """Budgets are a quarter of the state, and the bytes of every step but the first are the plan's."""
+    reference = tiny(width=128, layers=8)
+    model = copy.deepcopy(reference)
+    losses, norms = deepspeeds_training(reference, 10)
+    more = budgeted({"optimizer": {"overlap": "serial"}}, model, 1344, 1344)
+    engine, optimizer, _, _ = sluice.initialize(model=model, config=deepspeed, units=[Block], sluice=more)
+    actual = [[], []]
+    for step in range(10):
+        for seen, values in zip(actual, run(engine, 1, first=step)):
+            seen.extend(values)
+        if step > 0:
+            moves_as_planned(optimizer, micro_batches=2)
+    assert worst(actual[0], losses) <= 2e-6
+    assert worst(actual[1], norms) <= 2e-6
+    engine.destroy()
+    with pytest.raises(sluice.ConfigError, match='sluice= says optimizer.clip_norm = 2.0, but the config means 1'):
+        sluice.initialize(model=tiny(), config=deepspeed, units=[Block], sluice={"optimizer": {"clip_norm": 2.0}})
 
 
 def test_checkpoints_go_on_with_the_same_bits(deepspeed, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 import sluice_offload as sluice
 import sluice_offload.lightning
-from conftest import Block, batch, tiny, worst
+from conftest import Block, batch, budgeted, tiny, watch_steps, worst
 
 
 class Module(pl.LightningModule):
@@ -108,6 +108,18 @@ def test_small_budgets_checkpoints_and_resuming(tmp_path):
     assert not paths[0].exists() and not (tmp_path / "ours" / (paths[0].name + ".sluice")).exists()
     for one in (made, resumed):
         one.strategy.offloaded.close()
+
+
+def test_budgets_of_a_quarter(tmp_path, monkeypatch):
+    """From the second step on, the bytes of every step are the plan's."""
+    planned = watch_steps(monkeypatch, micro_batches=2)
+    reference, _ = fit(tmp_path, tiny(width=128, layers=8), "auto", 6, enable_checkpointing=False, limit_val_batches=0)
+    config = budgeted(small(tmp_path), reference.net, 1344, 1344)
+    strategy = sluice.lightning.SluiceStrategy(config, placement="nvme", units=[Block])
+    module, made = fit(tmp_path, tiny(width=128, layers=8), strategy, 6, enable_checkpointing=False, limit_val_batches=0)
+    assert worst(module.losses, reference.losses) <= 2e-6
+    assert planned == [False, True, True, True, True, True]
+    made.strategy.offloaded.close()
 
 
 def test_modules_on_the_meta_device(tmp_path):

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import sluice_offload as sluice
-from conftest import worst
+from conftest import budgeted, moves_as_planned, worst
 
 transformers.utils.logging.set_verbosity_error()
 
@@ -86,10 +86,9 @@ def test_fifty_steps_are_torchs(tmp_path, name):
     reference = make()
     model, start = copy.deepcopy(reference), copy.deepcopy(reference.state_dict())
     state_bytes = 16 * sum(p.numel() for p in reference.parameters())
-    assert 4 * ((device + host) << 10) <= state_bytes, f"{state_bytes >> 10} KiB"
     settings = {"placement": {"parameters": "nvme", "optimizer": "nvme"}, "storage": {"paths": [str(tmp_path)]},
-                "memory": {"device": f"{device}KiB", "host": f"{host}KiB"},
                 "optimizer": {"clip_norm": 1.0, "clip_epsilon": 1e-6, "overlap": "serial"}}
+    budgeted(settings, reference, device, host)
     theirs = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01)
     ours = sluice.offload(model, settings, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01))
     losses, expected, norms = [], [], []
@@ -106,11 +105,8 @@ def test_fifty_steps_are_torchs(tmp_path, name):
         ours.zero_grad()
         losses.append(loss.item())
         norms.append(abs(ours.gradient_norm - norm) / norm)
-        if step > 1:
-            assert ours.report.schedule_changes == 0, step
-            read, written = ours._engine.predicted_traffic()
-            assert ours.report.nvme_read_bytes == read > 0, step
-            assert ours.report.nvme_write_bytes == written > 0, step
+        if step > 0:
+            moves_as_planned(ours)
     together, single = apart(model, reference.state_dict(), start)
     print(f"{name}: state {state_bytes >> 10} KiB, worst relative loss {worst(losses, expected):.1e}, norm {max(norms):.1e}, "
           f"weights {together:.1e}, tensors beyond 1e-3 of their update: {single or 'none'}; {ours.report.nvme_read_bytes} bytes "

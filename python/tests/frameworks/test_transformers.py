@@ -9,16 +9,16 @@ import transformers
 from accelerate import Accelerator
 
 import sluice_offload as sluice
-from conftest import worst
+from conftest import budgeted, watch_steps, worst
 from sluice_offload.transformers import Trainer
 
 transformers.utils.logging.set_verbosity_error()
 
 
-def gpt2(seed=0):
+def gpt2(seed=0, width=32, layers=3):
     torch.manual_seed(seed)
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=61, n_positions=16, n_embd=32, n_layer=3, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        vocab_size=61, n_positions=16, n_embd=width, n_layer=layers, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
         bos_token_id=0, eos_token_id=0, pad_token_id=0))
 
 
@@ -91,6 +91,32 @@ def test_trainer_logs_saves_and_resumes(tmp_path, settings):
     assert all(torch.equal(value, expected[name]) for name, value in again.model.state_dict().items())
     for trainer in (whole, again):
         trainer._sluice.close()
+
+
+@pytest.mark.parametrize("kind", ["Sluice's", "transformers'"])
+def test_budgets_of_a_quarter(tmp_path, settings, kind, monkeypatch):
+    """From the second step on, the bytes of every step are the plan's, also behind an evaluation."""
+    planned = watch_steps(monkeypatch, micro_batches=2)
+    reference, model = gpt2(width=64, layers=8), gpt2(width=64, layers=8)
+    budgeted(settings, model, 700, 800)
+
+    def trained(kind, model, optimizer=None, **options):
+        if optimizer is not None:
+            options["optimizers"] = (optimizer, transformers.get_linear_schedule_with_warmup(optimizer, 2, 8))
+        made = kind(model=model, train_dataset=rows(40), eval_dataset=rows(4), args=arguments(
+            tmp_path, max_steps=8, eval_steps=4, save_strategy="no"), **options)
+        made.train()
+        return made
+    if kind == "Sluice's":
+        expected, made = trained(transformers.Trainer, reference), trained(Trainer, model, sluice=settings)
+    else:
+        settings["optimizer"] |= {"clip_norm": 1.0, "clip_epsilon": 1e-6}
+        torchs = [torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1) for net in (reference, model)]
+        expected = trained(transformers.Trainer, reference, torchs[0])
+        made = trained(transformers.Trainer, model, sluice.offload(model, settings, optimizer=torchs[1]))
+    for key in ("loss", "eval_loss"):
+        assert worst(logs(made, key), logs(expected, key)) <= 2e-6, key
+    assert planned == [False] + 7 * [True]
 
 
 def test_trainer_takes_the_best_model_back(tmp_path, settings):

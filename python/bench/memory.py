@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""usage: python/bench/memory.py [--path FOLDER] [--parameters BILLIONS] [--device BUDGET] [--host BUDGET] [--steps N]
+
+Trains a model that is built on the meta device with all of its state on storage, and meters this process's resident memory:
+it has to stay below what it was before the model plus the two budgets, the copy of a unit's gradients that torch makes, and
+150 MiB. Says the bytes that each step has read and written beside the plan's, and ends with 1 if they differ or the memory is
+more. By default 1.5 billion parameters in bf16, which have 18 GB of state, under budgets of 2 GiB together. It takes minutes,
+and 30 GB of storage.
+"""
+
+import argparse
+import os
+import resource
+import sys
+import tempfile
+import time
+
+import torch
+from torch import nn
+
+import sluice_offload as sluice
+
+ROOM = 150 << 20  # torch's activations, allocator and threads, Python's objects
+WIDTH, TOKENS = 2048, 16
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def values_of(name):
+    """The same small values in every run, without a file."""
+    generator = torch.Generator().manual_seed(hash_of(name))
+    shape = SHAPES[name]
+    return torch.ones(shape) if "norm.weight" in name else torch.randn(shape, generator=generator) * 0.01
+
+
+def hash_of(name):
+    return sum(ord(letter) * 31 ** i for i, letter in enumerate(name)) % (1 << 31)
+
+
+SHAPES = {}
+
+
+def resident():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path")
+    parser.add_argument("--parameters", type=float, default=1.5, help="in billions")
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--device", default="512MiB")
+    parser.add_argument("--host", default="1536MiB")
+    parser.add_argument("--steps", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    width = given.width
+    of_a_block = 8 * width * width + 7 * width
+    count = max(2, -(-int(given.parameters * 1e9) // of_a_block))
+    x = torch.randn(TOKENS, width).to(torch.bfloat16)
+    with sluice.meta_parameters():
+        model = nn.Sequential(*(Block(width) for _ in range(count)))
+    SHAPES.update({name: p.shape for name, p in model.named_parameters()})
+    parameters = sum(p.numel() for p in model.parameters())
+    state = 12 * parameters
+    print(f"torch {torch.__version__}, {parameters:,} parameters in {count} units, {state / 1e9:.2f} GB of state, budgets {given.device} and "
+          f"{given.host}", flush=True)
+    with tempfile.TemporaryDirectory(dir=given.path) as path:
+        config = {"placement": {"parameters": "nvme", "optimizer": "nvme"}, "precision": {"parameters": "bf16"},
+                  "memory": {"device": given.device, "host": given.host}, "storage": {"paths": [path]},
+                  "optimizer": {"learning_rate": 1e-4, "clip_norm": 1.0, "overlap": "serial"}}
+        before = resident()
+        optimizer = sluice.offload(model, config, units=[Block], values=values_of)
+        print(f"resident before {before >> 20} MiB, behind filling {resident() >> 20} MiB, at most {peak() >> 20} MiB", flush=True)
+        is_right = True
+        for step in range(given.steps):
+            begin = time.monotonic()
+            loss = model(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            report = optimizer.report
+            planned = optimizer._engine.predicted_traffic()
+            moved = (report.nvme_read_bytes, report.nvme_write_bytes)
+            print(f"step {step + 1}: loss {loss.item():.6f}, norm {report.gradient_norm:.6f}, read {moved[0]:,}, written {moved[1]:,} B, "
+                  f"planned {planned[0]:,}, {planned[1]:,} B; resident at most {peak() >> 20} MiB; {time.monotonic() - begin:.0f} s", flush=True)
+            is_right &= step == 0 or (moved == planned and min(moved) > 0)
+        budgets = sum(int(text[:-3]) << {"MiB": 20, "GiB": 30}[text[-3:]] for text in (given.device, given.host))
+        allowed = before + budgets + 2 * 2 * of_a_block + ROOM
+        fits = peak() <= allowed
+        print(f"peak {peak() >> 20} MiB, allowed {allowed >> 20} MiB ({before >> 20} before, {budgets >> 20} of budgets, gradients of a unit, "
+              f"{ROOM >> 20} for torch): {'kept' if fits else 'NOT KEPT'}; the state is {state / budgets:.1f} times the budgets; bytes "
+              f"{'are the plan' + chr(39) + 's' if is_right else 'are NOT the plan' + chr(39) + 's'}")
+        optimizer.close()
+    return 0 if fits and is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
