@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <sluice/units.h>
@@ -93,6 +94,31 @@ TEST_F(WhatIfTest, StepsThatTookNoTimeAreRefused) {
   const std::string message =
       expect_error(ErrorCode::kInput, [&] { (void)what_if(TraceAnalysis(file), {}); });
   EXPECT_NE(message.find("took no time"), std::string::npos) << message;
+}
+
+// One rank's trace knows of the others how long it waited for them: here a tenth of each step.
+TEST_F(WhatIfTest, TheTraceOfOneRankSaysWhatItLeavesOut) {
+  TraceFile file = with_steps_of(replayed_s_);
+  EXPECT_EQ(what_if(TraceAnalysis(file), {}).left_out, std::vector<std::string>());
+  file.rank = 1;
+  file.ranks = 3;
+  std::erase_if(file.records,
+                [](const TraceRecord& record) { return record.kind == TraceKind::kWait; });
+  std::vector<TraceRecord> waits;
+  for (const TraceRecord& record : file.records) {
+    if (record.kind != TraceKind::kStep) continue;
+    waits.push_back(record);
+    waits.back().kind = TraceKind::kWait;
+    waits.back().reason = TraceReason::kCollective;
+    waits.back().end_ns = record.begin_ns + (record.end_ns - record.begin_ns) / 10;
+  }
+  file.records.insert(file.records.end(), waits.begin(), waits.end());
+  const std::string said = text_of(what_if(TraceAnalysis(file), {"nvme=2x"}));
+  const std::string expected = fmt::format(
+      "left out: rank 1 of 3 alone, with its share of the state: gathers, reductions and waiting "
+      "for other ranks ({:.3f} ms a step) stay as they were",
+      100 * replayed_s_);
+  EXPECT_NE(said.find(expected), std::string::npos) << said << "\nexpected: " << expected;
 }
 
 // A commit writes the state that is at home in memory.
