@@ -238,17 +238,18 @@ sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 // while a step is active.
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
                           const char* application);
-// The same, but training goes on while the checkpoint is written. It holds the state of the last
-// step. Needs "memory": {"save_buffers": N}. A save that is under way is finished first.
+// Begins to write the same checkpoint as sluice_save(), while training goes on. The checkpoint
+// holds the state of the last step. Needs "memory": {"save_buffers": N}. A save that is under way
+// is finished first.
 sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
                                 const char* application);
-// Whether the checkpoint of sluice_begin_save() has appeared since these two functions last said
-// so. If it has, sluice_saved_path() has its path. sluice_finish_save() first waits for the save
-// under way; no step may be active. Polling finishes nothing: the checkpoint appears in a later
-// sluice_begin_step(), sluice_finish_save(), sluice_begin_save(), sluice_save(),
+// Whether a checkpoint of sluice_begin_save() has appeared that neither of these two functions has
+// reported yet. If it has, sluice_saved_path() has its path. sluice_finish_save() first waits for
+// the save under way; no step may be active. Polling finishes nothing: the checkpoint appears in a
+// later sluice_begin_step(), sluice_finish_save(), sluice_begin_save(), sluice_save(),
 // sluice_replace_values() or sluice_close(), and a program that ends without the last or
-// sluice_finish_save() loses it. A save that has failed is reported once, by one of these, by
-// sluice_begin_save() or by sluice_begin_step(). Nothing of it is left.
+// sluice_finish_save() loses it. The failure of a save is reported once, by one of these functions,
+// sluice_begin_save() or sluice_begin_step(). Nothing of it is left.
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 // Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(). Training then

@@ -21,35 +21,6 @@ void require_beta(const char* name, double value) {
   require(value >= 0 && value < 1, name, value, "in [0, 1)");
 }
 
-DType parameter_of(MasterLayout layout) {
-  switch (layout) {
-    case MasterLayout::kFp32: return DType::kFp32;
-    case MasterLayout::kSplitBf16: return DType::kBf16;
-    case MasterLayout::kFp16: break;
-  }
-  return DType::kFp16;
-}
-
-// Returns the array that starts at `bytes`, if it is wanted.
-void* checked(const char* name, std::span<const std::byte> bytes, bool is_wanted,
-              std::uint64_t element_count, std::uint64_t element_bytes) {
-  if (!is_wanted) {
-    if (!bytes.empty())
-      refuse(
-          fmt::format("optimizer: {} holds {} bytes, but nothing reads it with this optimizer "
-                      "and layout; leave it empty",
-                      name, bytes.size()));
-    return nullptr;
-  }
-  if (bytes.size() / element_bytes != element_count || bytes.size() % element_bytes != 0)
-    refuse(fmt::format("optimizer: {} holds {} bytes, but {} elements take {} each", name,
-                       bytes.size(), element_count, element_bytes));
-  if (reinterpret_cast<std::uintptr_t>(bytes.data()) % element_bytes != 0)
-    refuse(fmt::format("optimizer: {} is not aligned to its elements of {} bytes", name,
-                       element_bytes));
-  return const_cast<std::byte*>(bytes.data());
-}
-
 }  // namespace
 
 std::string_view name_of(OptimizerKind kind) {
@@ -119,32 +90,6 @@ UpdateCoefficients coefficients_of(const OptimizerOptions& options, double learn
                               learning_rate, gradient_scale);
   }
   return adam_coefficients(adam, learning_rate, step, gradient_scale);
-}
-
-UpdateArrays make_update_arrays(OptimizerKind kind, MasterLayout layout, DType parameter,
-                                DType gradient, std::uint64_t element_count,
-                                const UpdateBuffers& buffers) {
-  if (parameter != parameter_of(layout))
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("optimizer: {} parameters do not fit this master layout, whose "
-                            "parameters are {}",
-                            name_of(parameter), name_of(parameter_of(layout))));
-  const auto floats = [&](const char* name, std::span<float> values, bool is_wanted) {
-    return static_cast<float*>(
-        checked(name, std::as_bytes(values), is_wanted, element_count, sizeof(float)));
-  };
-  UpdateArrays arrays{
-      .master_layout = layout, .gradient_dtype = gradient, .element_count = element_count};
-  arrays.parameter =
-      checked("parameter", buffers.parameter, true, element_count, size_of(parameter));
-  arrays.low = static_cast<std::int16_t*>(checked("low", std::as_bytes(buffers.low),
-                                                  layout == MasterLayout::kSplitBf16, element_count,
-                                                  sizeof(std::int16_t)));
-  arrays.master = floats("master", buffers.master, layout == MasterLayout::kFp16);
-  arrays.exp_avg = floats("exp_avg", buffers.exp_avg, keeps_exp_avg(kind));
-  arrays.exp_avg_sq = floats("exp_avg_sq", buffers.exp_avg_sq, keeps_exp_avg_sq(kind));
-  arrays.gradient = checked("gradient", buffers.gradient, true, element_count, size_of(gradient));
-  return arrays;
 }
 
 }  // namespace sluice

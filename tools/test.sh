@@ -202,5 +202,8 @@ if [[ $slow == yes ]]; then
   install_afresh
   say "breaking one line at a time"
   tools/mutate.py --jobs "$jobs"
+  say "looking at the objects of that build, each of one source"
+  tests/symbols_test.py build/mutation/build/mutants
+  tests/dead_functions_test.py build/mutation/build/mutants
 fi
 say "all tests passed"

@@ -11,7 +11,8 @@
 // The next step begins when the norm of the previous step is known. Under `serial`, it begins when
 // all blocks of the previous step are home.
 // A use waits until all of its unit's blocks have their update. Parameter fetches and lanes share
-// the parameter slots, so neither reads a block that the other has in host memory or is reading.
+// the parameter slots. So a block that one of them is reading or has in host memory is not read
+// again by the other.
 // As many slots as the placement allows keep their blocks. Under `eager` and `speculative`, blocks
 // of the step's last fetch stay until the update. Blocks updated after the turn stay until the next
 // forward.

@@ -40,7 +40,7 @@ class CheckpointWriter {
   // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks; a rank reports its own
   // failure or that another rank has failed. The contents of `root` are then as before.
   void begin(const std::string& root, const StatePosition& position, const SaveOptions& options);
-  // Whether this rank writes blocks. The first of the ranks with the same data does.
+  // Whether this rank writes blocks. Only the first of several ranks with the same data does.
   bool writes_blocks() const { return ranks_.rank() < ranks_.owner_count(); }
   // Writes a block that this rank owns. Several threads may call this function, each with a number
   // of its own and a `room` of its own of room_bytes().

@@ -42,8 +42,8 @@ class PieceCache {
     bool is_read = false;
   };
 
-  // A user of a piece. Counted under the mutex, so that the taker of an unused piece's memory sees
-  // that the last user has read it.
+  // A user of a piece. Counted under the mutex, so that a thread that reuses a piece's memory knows
+  // that the last user has finished reading.
   class Use {
    public:
     Use(PieceCache& cache, const Key& key) : cache_(cache), piece_(cache.find_or_add(key)) {}

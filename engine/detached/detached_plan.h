@@ -55,7 +55,7 @@ struct DetachedPlan {
 };
 
 // A tensor of at most this many elements stays in host memory under any placement, if memory.host
-// has room. Transfers of so few elements cost more than they save.
+// has room. For so few elements, a transfer costs more than the memory is worth.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
 // `host_budget_bytes` is used if the config has no host budget.

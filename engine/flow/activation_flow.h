@@ -64,8 +64,7 @@ class ActivationFlow {
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access, as the application sees it
   std::vector<StreamId> streams_;  // by access
-  // The two events around the wait for an access, by access; only for accesses that may need a
-  // transfer.
+  // For each access that may need a transfer: the two events around the wait for the access.
   std::vector<Event> asked_events_;
   std::vector<Event> granted_events_;
 };

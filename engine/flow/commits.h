@@ -68,7 +68,7 @@ class Commits {
   void want_now();
   // Makes the first commit, of the present state. Requires: as above.
   void want_first(StepEnd end);
-  // Tells this object that every rank has the commits that this rank has.
+  // Notes that every rank now has all commits of this rank.
   void count_for_all();
 
   // Advances everything that can move. `is_stored` says whether every block that lives on storage

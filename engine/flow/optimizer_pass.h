@@ -88,7 +88,7 @@ class OptimizerPass {
   // Whether all updates that make `version` or earlier versions have been applied, and their writes
   // have ended.
   bool has_stored(std::uint64_t version) const;
-  // The cause that delays the update of `block` or, without a block, the end of the pass.
+  // The cause that delays the update of `block`, or the end of the pass if no block is given.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // Whether no lane holds anything.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }

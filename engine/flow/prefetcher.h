@@ -38,7 +38,8 @@ class Prefetcher {
     std::function<void(UnitId)> on_final_fetch;  // the unit's last fetch of the step is done
   };
 
-  // Where units go: the window on the device and, with shared parameters, the sequence of gathers.
+  // The target of the fetches: the window on the device and, with shared parameters, the sequence
+  // of gathers.
   struct Target {
     std::byte* window = nullptr;
     RankSequence* gathers = nullptr;
@@ -68,7 +69,7 @@ class Prefetcher {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
   void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
-  // Uses have been added at the end of the schedule that is followed, and to its plan.
+  // To be called when uses have been added at the end of the followed schedule and of its plan.
   void follow_longer();
 
   // The lease of `use` has been released, and release_event() of the unit has been recorded on the
@@ -81,8 +82,8 @@ class Prefetcher {
   // Whether every copy that `use` needs has been queued. A stream that waits for ready_event() may
   // then read the unit.
   bool is_ready(std::uint32_t use) const { return use < ready_uses_; }
-  // The place of the use's unit, and whether a fetch brings it there. While no plan is replaced,
-  // any thread.
+  // The place of the use's unit, and whether a fetch brings the unit to that place. While no plan
+  // is replaced, any thread.
   const std::byte* place(std::uint32_t use) const {
     return target_.window + plan_->uses[use].offset_bytes;
   }

@@ -2,7 +2,7 @@
 // block is loaded into a buffer and handed to the buffer's thread, which writes it. State at home
 // in host memory is written from its place. The next update of a block waits until the block has
 // been loaded, or, in host memory, until it has been written. So the checkpoint has the state of
-// its step exactly, and takes no memory but the buffers.
+// its step exactly, and needs no memory except the buffers.
 //
 // Thread rule: scheduler's thread only, except for the functions given in `Work`, which run on the
 // buffers' threads.

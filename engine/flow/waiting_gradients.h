@@ -1,6 +1,6 @@
 // The gradients that wait for their update, as the pool meter counts them. In memory, all blocks of
-// a unit count from the unit's first gradient of the step, and the part of the set that other ranks
-// own counts as well. On storage, each block counts from its first write. A block's gradient counts
+// a unit count from the unit's first gradient of the step on. The part of the set that other ranks
+// own counts, too. On storage, each block counts from its first write. A block's gradient counts
 // until the update has used it. A unit's gradients of one step are gone before the next step brings
 // new ones.
 //

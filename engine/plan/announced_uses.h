@@ -1,7 +1,7 @@
-// The uses that a step announces on the way, and their places in a part of the device window of
-// their own. All places have the length of the largest announced unit, so that nothing that is held
-// lies in the way. Announcements only add uses: the plan so far, and the schedule of the other
-// units, stay as they are. So a step reads what it announces, to the byte.
+// The uses that a step announces on the way, and their places in a separate part of the device
+// window. All places have the length of the largest announced unit, so that any free place fits any
+// of these units. Announcements only add uses: the plan so far, and the schedule of the other
+// units, stay as they are. So a step reads exactly the bytes of the units that it announces.
 //
 // Thread rule: one thread at a time. References stay valid.
 #pragma once

@@ -3,8 +3,8 @@
 // these two files and by engine/plan/placement_budget.cc, which decides what is attempted.
 //
 // Whether everything fits may depend on a choice. For example, the first unit on the device frees
-// host memory from its parameters, but takes host memory for buffers of their update. So an attempt
-// can be told to keep such state off the device.
+// the host memory of its parameters, but needs host memory for the buffers of their update. So an
+// attempt can be told to keep such state off the device.
 //
 // Thread rule: one thread, because one call of plan_placement() owns the object. An object makes
 // one attempt. To make another attempt, copy the object first.

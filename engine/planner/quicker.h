@@ -1,6 +1,6 @@
-// Says what to change if a plan's own step is not the quickest of the steps that the plan has
-// simulated. Homes chosen by "auto" save traffic, which nearly always saves time. Exceptions are
-// seen only in a plan, because only a plan simulates steps. Pure; any thread.
+// Finds a change of settings if a plan has simulated a quicker step than its own. Homes chosen by
+// "auto" save traffic, which nearly always saves time. Exceptions are seen only in a plan, because
+// only a plan simulates steps. Pure; any thread.
 #pragma once
 
 #include <optional>
@@ -29,9 +29,9 @@ struct MoreMemory {
   double step_s = 0;
 };
 
-// Returns the smallest of a few larger budgets (a quarter more to four times as much) whose step is
-// at least 5 % quicker than that of `own`, the config's own placement. Empty if there are no such
-// settings, or if the model has so many blocks that the search would take long.
+// Tries a few larger budgets, from a quarter more to four times as much. Returns the smallest one
+// whose step is at least 5 % quicker than the step of `own`, the config's own placement. Empty if
+// there are no such settings, or if the model has so many blocks that the search would take long.
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own);
 
 // The settings that make the change, such as "placement.parameters=auto

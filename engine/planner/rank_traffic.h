@@ -12,15 +12,14 @@
 
 namespace sluice {
 
-// The same counts as those of StepReport::rank_traffic, in the steady state. All are 0 for one
-// rank. `layout` is that of one of `ranks` ranks, and `placement` belongs to it.
+// The counts equal those of StepReport::rank_traffic in the steady state. All are 0 for one rank.
+// `layout` is the layout of one of `ranks` ranks, and `placement` belongs to this layout.
 RankTraffic predict_rank_traffic(const Config::Sharding& sharding, std::uint32_t ranks,
                                  const ActivationShape& step, const Layout& layout,
                                  const Placement& placement);
 
-// The seconds for which `traffic` occupies a rank's link, which carries so many bytes per second in
-// each direction. Every operation sends and receives (N - 1) / N of its bytes, where N ranks take
-// part.
+// The seconds for which `traffic` occupies a rank's link; the rate is the link's, in each
+// direction. Every operation sends and receives (N - 1) / N of its bytes, where N ranks take part.
 double link_seconds(const RankTraffic& traffic, const Config::Sharding& sharding,
                     std::uint32_t ranks, double link_bytes_per_second);
 

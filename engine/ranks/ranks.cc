@@ -280,8 +280,4 @@ void Ranks::on_failure(std::function<void(const Error&)> handler) {
   if (collectives_ != nullptr) collectives_->on_failure(std::move(handler));
 }
 
-void Ranks::abort(std::string_view reason) noexcept {
-  if (are_several()) collectives_->abort(reason);
-}
-
 }  // namespace sluice

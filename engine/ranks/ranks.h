@@ -129,7 +129,6 @@ class Ranks {
 
   // Sets the function that is called with the first failure.
   void on_failure(std::function<void(const Error&)> handler);
-  void abort(std::string_view reason) noexcept;
 
  private:
   // A part of a unit during a reduction.

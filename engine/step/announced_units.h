@@ -1,8 +1,8 @@
-// The units that a step announces on the way: their uses, which of them have come, and their
-// fetches, which follow a plan of their own beside those of the schedule.
+// The units that a step announces on the way: their uses, and which of the uses have come. Their
+// fetches follow a plan of their own, beside the fetches of the schedule.
 //
-// Thread rule: check(), next(), has_come() and is_over() on the application's thread, add() too,
-// while the scheduler's thread waits; the rest on the scheduler's thread.
+// Thread rule: check(), next(), has_come() and is_over() on the application's thread; add() also,
+// but only while the scheduler's thread waits; everything else on the scheduler's thread.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ class AnnouncedUnits {
   // Fails with: kInvalidArgument for a unit that does not exist, is not announced, or is given
   // twice.
   void check_announcement(std::span<const UnitId> units) const;
-  // The units' numbers among the announced ones, and the other way round, in the order of the
-  // model.
+  // The number of each unit among the announced units, and the unit of each such number, in the
+  // order of the model.
   std::uint32_t number_of(UnitId unit) const { return numbers_[index_of(unit)]; }
   std::span<const UnitId> all() const { return all_; }
   // Whether `unit` in `pass` is the next use.

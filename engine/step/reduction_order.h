@@ -1,6 +1,6 @@
-// The order in which a step's gradients come, as one number. Nothing else compares how announced
-// uses and those of the schedule interleave on the ranks. Their gradients are reduced in one
-// sequence, so a rank with another order would add those of different units.
+// The order in which a step's gradients come, as one number. Ranks have to interleave announced
+// uses and scheduled uses in the same way, and nothing else compares that. All gradients are
+// reduced in one sequence, so a rank with another order would add gradients of different units.
 //
 // Thread rule: one thread.
 #pragma once

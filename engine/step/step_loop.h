@@ -62,7 +62,8 @@ class StepLoop {
   void settle() noexcept;
 
   bool is_active() const { return cursor_.is_active(); }
-  // The number of updates applied to every block, and the number that includes an update under way.
+  // The number of updates applied to every block, and the same number with the update under way
+  // counted.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
   const StepTimeline& timeline() const { return timeline_; }
@@ -153,8 +154,8 @@ class StepLoop {
   void check_acquire(UnitId unit, Pass pass) const;
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
-  // Ends fetches ahead, in the same place on all ranks. `unit` comes next; without a unit, no
-  // use comes.
+  // Ends fetches ahead of computation, at the same use on all ranks. `unit` comes next; without a
+  // unit, no use comes.
   WindowProgress halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass);
   void end_schedule();
   void end_inference_together() noexcept;

@@ -30,7 +30,7 @@ class StepTerms {
   const StepOptions& options() const { return options_; }
 
   // The gradients' homes hold the sum over the micro-batches and the ranks of gradients of the
-  // scaled loss. Returns how many times the wanted gradient that is.
+  // scaled loss. Returns the factor by which this sum is larger than the wanted gradient.
   double gradient_count(double loss_scale) const;
   struct Scaling {
     std::uint64_t step = 0;  // that the update makes

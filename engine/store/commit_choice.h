@@ -2,9 +2,10 @@
 // and the slot of the next record. Also finds the step that several ranks can continue from.
 //
 // A slot's twins are written one after the other, and each is flushed before the next. So a power
-// cut tears at most one twin. The slot's record is the newer whole twin. A slot that was written
-// but has no whole twin was damaged in another way. The record in the other slot cannot replace the
-// damaged record, because the data that the other record names may have been overwritten since.
+// cut tears at most one twin. The slot's record is the newer whole twin. If a written slot has no
+// whole twin, something other than a power cut has damaged the slot. The record in the other slot
+// cannot replace the damaged record, because the data that the other record names may have been
+// overwritten since.
 //
 // Thread rule: pure.
 #pragma once

@@ -51,8 +51,8 @@ class CommitWriter {
   // The buffer for the next record. Requires: is_idle().
   std::span<std::byte> buffer() { return buffer_.span(); }
   bool is_idle() const { return sequence_.empty(); }
-  // Begins no further stage. When the actions under way have ended, the sequence ends without a
-  // call of `ended`.
+  // Begins no further stage. The sequence then ends when the actions under way have ended, and
+  // `ended` is not called.
   void stop() { is_stopped_ = true; }
 
   // Starts `sequence`, in which `record_bytes` of the buffer are written to `slot`. Returns while

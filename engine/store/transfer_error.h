@@ -9,7 +9,8 @@ namespace sluice {
 
 struct Transfer;
 
-// `subject` is the transfer in words: what moves between memory and which place.
+// `subject` describes the transfer in words: the data, and the place that the data moves to or
+// from.
 // Requires: the request has an error.
 Error transfer_error(const Transfer& transfer, const std::string& subject);
 

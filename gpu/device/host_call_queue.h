@@ -26,8 +26,8 @@ class HostCallQueue {
   // Returns the function's number: 1, 2, ...
   std::uint64_t add(std::function<void()> function);
   // Called at the end of the work before function `number`. Runs the functions up to function
-  // `number` that have not run, and returns when all of them have run. Latches `failure` first, if
-  // given and if not all of these functions have run already.
+  // `number` that have not run, and returns when all of them have run. If `failure` is given and
+  // some of these functions have not run yet, latches `failure` first.
   void run_up_to(std::uint64_t number, const std::exception_ptr& failure = nullptr);
   void run_all();
 

@@ -8,10 +8,6 @@ std::string why_no_nccl(const std::string&) {
   return "this build has no NCCL (SLUICE_NCCL, SLUICE_CUDA)";
 }
 
-std::string nccl_version(const std::string& library) {
-  throw Error(ErrorCode::kUnsupported, why_no_nccl(library));
-}
-
 void prepare_nccl_environment() {}
 
 NcclId make_nccl_id(const std::string& library) {

@@ -306,10 +306,6 @@ std::string why_no_nccl(const std::string& library) {
   }
 }
 
-std::string nccl_version(const std::string& library) {
-  return NcclLibrary::open(library).version_text();
-}
-
 void prepare_nccl_environment() {
   (void)::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   prepare_cuda_environment();

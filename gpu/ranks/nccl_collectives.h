@@ -31,7 +31,6 @@ struct NcclOptions {
 
 // The reason why NCCL cannot be used; empty if NCCL can be used.
 std::string why_no_nccl(const std::string& library = "");
-std::string nccl_version(const std::string& library = "");
 // Sets the environment variables that NCCL and the CUDA runtime read at their first call. With
 // these variables, NCCL makes connections together with the communicator, not at the first
 // operation. Calls prepare_cuda_environment(). Does not change variables that are already set.

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <functional>
 #include <utility>
-#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -82,37 +81,6 @@ TEST(OptimizerOptions, TheKindDecidesCoefficientsAndMoments) {
   }
 }
 
-class UpdateArraysTest : public ::testing::Test {
- protected:
-  UpdateBuffers split_buffers() {
-    return {.parameter = std::as_writable_bytes(std::span(halves_)),
-            .low = low_,
-            .master = {},
-            .exp_avg = exp_avg_,
-            .exp_avg_sq = exp_avg_sq_,
-            .gradient = std::as_bytes(std::span(gradient_))};
-  }
-  std::string refused(const UpdateBuffers& buffers) {
-    return complaint(ErrorCode::kInvalidArgument, [&] { (void)make(buffers); });
-  }
-  static UpdateArrays make(const UpdateBuffers& buffers) {
-    return make_update_arrays(OptimizerKind::kAdamW, MasterLayout::kSplitBf16, DType::kBf16,
-                              DType::kBf16, 8, buffers);
-  }
-
-  std::vector<std::uint16_t> halves_ = std::vector<std::uint16_t>(8, 0x3f80);
-  std::vector<std::int16_t> low_ = std::vector<std::int16_t>(8);
-  std::vector<float> exp_avg_ = std::vector<float>(8);
-  std::vector<float> exp_avg_sq_ = std::vector<float>(8);
-  std::vector<std::uint16_t> gradient_ = std::vector<std::uint16_t>(8, 0x3f80);
-};
-
-TEST_F(UpdateArraysTest, WhatFitsIsUpdated) {
-  const UpdateArrays arrays = make(split_buffers());
-  EXPECT_EQ(update_simd(coefficients_of({.adam = {}}, 1e-2, 1, 1.0f), arrays), NewState::kFinite);
-  EXPECT_LT(float_from_bf16(halves_[7]), 1.0f);
-}
-
 // Counted by hand: what is updated in place, beside it the gradient, and fp16 parameters, which are
 // written and never read.
 TEST(UpdateBytesOfAnElement, CountEachByteOnce) {
@@ -129,36 +97,6 @@ TEST(UpdateBytesOfAnElement, CountEachByteOnce) {
   EXPECT_EQ(bytes(MasterLayout::kSplitBf16, DType::kBf16, 2), Bytes(2 + 2 + 8 + 2, 2 + 2 + 8));
   EXPECT_EQ(bytes(MasterLayout::kSplitBf16, DType::kFp32, 1), Bytes(2 + 2 + 4 + 4, 2 + 2 + 4));
   EXPECT_EQ(bytes(MasterLayout::kFp16, DType::kFp16, 2), Bytes(4 + 8 + 2, 4 + 8 + 2));
-}
-
-TEST_F(UpdateArraysTest, LengthsThatDifferAreNamed) {
-  UpdateBuffers buffers = split_buffers();
-  buffers.exp_avg = buffers.exp_avg.first(7);
-  EXPECT_NE(refused(buffers).find("exp_avg holds 28 bytes"), std::string::npos);
-  buffers = split_buffers();
-  buffers.gradient = buffers.gradient.first(15);
-  EXPECT_NE(refused(buffers).find("gradient"), std::string::npos);
-  buffers = split_buffers();
-  buffers.low = {};
-  EXPECT_NE(refused(buffers).find("low holds 0 bytes"), std::string::npos);
-  buffers = split_buffers();
-  buffers.master = buffers.exp_avg;
-  EXPECT_NE(refused(buffers).find("master"), std::string::npos);
-}
-
-TEST_F(UpdateArraysTest, ArraysThatAreNotAlignedAreNamed) {
-  std::vector<std::byte> bytes(17);
-  UpdateBuffers buffers = split_buffers();
-  buffers.gradient = std::span(bytes).subspan(1);
-  EXPECT_NE(refused(buffers).find("not aligned"), std::string::npos);
-}
-
-TEST_F(UpdateArraysTest, TypesThatDoNotGoTogetherAreUnsupported) {
-  const std::string message = complaint(ErrorCode::kUnsupported, [&] {
-    (void)make_update_arrays(OptimizerKind::kAdamW, MasterLayout::kSplitBf16, DType::kFp16,
-                             DType::kFp16, 8, split_buffers());
-  });
-  EXPECT_NE(message.find("fp16"), std::string::npos);
 }
 
 }  // namespace

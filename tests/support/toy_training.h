@@ -65,8 +65,8 @@ struct ToyOptions {
   // Whether a pass announces all of its uses at the first one. Otherwise each run of uses is
   // announced right before it.
   bool announces_ahead = false;
-  // Whether a rank computes in a use of an announced unit. A rank that does not announces nothing,
-  // and gives a gradient of zeros. Empty: every rank always does.
+  // Whether a rank computes in a use of an announced unit. A rank that does not compute announces
+  // nothing, and gives a gradient of zeros. Empty: every rank always does.
   std::function<bool(std::uint32_t rank, const ToyUse& use)> computes = {};
   // Each rank computes different gradients. The oracle computes all ranks. Without `reduces_each`,
   // the oracle adds the micro-batches of each rank before it adds the ranks.

@@ -287,10 +287,6 @@ void OutputFiles::check() {
   }
 }
 
-void OutputFiles::discard() noexcept {
-  for (const auto& output : outputs_) output->discard();
-}
-
 void write_whole(OutputFile& output, std::string_view text) {
   output.write(text);
   output.commit();

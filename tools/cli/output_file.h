@@ -131,7 +131,6 @@ class OutputFiles {
   void check();
   // Compares all files again, for inputs that were added since. Fails with: kInput as check().
   void compare() const;
-  void discard() noexcept;
 
  private:
   struct Named {

@@ -20,8 +20,8 @@ void keep_standard_descriptors() noexcept;
 // All text that is said from now on goes to standard error: standard output gets an output's data.
 void leave_standard_output_to_data() noexcept;
 
-// The descriptor to which text is said: standard output, or after leave_standard_output_to_data()
-// standard error. For coloured().
+// The descriptor that say() writes to: standard output, but standard error after
+// leave_standard_output_to_data(). For coloured().
 int said_descriptor() noexcept;
 
 void say_text(std::string_view text) noexcept;

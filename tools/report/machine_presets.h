@@ -1,6 +1,6 @@
 // GPUs and drives by name, for plans of a machine that is not at hand. The figures are those of the
-// makers' data sheets. Drives for desktop computers write that fast only until their cache is full,
-// so a measured rate (`sluice bench io`) is better wherever there is one. Pure.
+// makers' data sheets. Drives for desktop computers keep such a write rate only until their cache
+// is full, so prefer a measured rate (`sluice bench io`). Pure.
 #pragma once
 
 #include <cstdint>

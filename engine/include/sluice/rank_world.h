@@ -97,10 +97,10 @@ class SLUICE_EXPORT RankWorld {
   std::unique_ptr<Parts> parts_;
 };
 
-// Divides the ranks of `whole`, such as RankWorld::join() has made, for an application that splits
+// Divides the ranks of `whole` (of RankWorld::join(), for example), for an application that splits
 // its model by tensor or pipeline parallelism. The ranks that give the same `color` form a part, in
-// the order of their ranks. Returns the collectives over this rank's part: for an engine, whose
-// ranks then are those of the part, or for messages of the application's own. Several calls divide
+// the order of their ranks. Returns the collectives over this rank's part. An engine with them has
+// the part's ranks; an application may also send its own messages with them. Several calls divide
 // the same ranks in several ways. All ranks of `whole` make the same calls in the same order.
 // `device` is the device of `whole`; both must outlive the result. `sharding.group` counts the
 // ranks of the part.
@@ -108,8 +108,8 @@ class SLUICE_EXPORT RankWorld {
 SLUICE_EXPORT std::unique_ptr<Collectives> split_ranks(Collectives& whole, Device& device,
                                                        std::uint32_t color);
 
-// The norm group (sluice/norm_group.h) whose members are the ranks of `members`, which nothing else
-// uses while Step::finish() runs. `members` and `device`, the device of `members`, must outlive the
+// Makes the ranks of `members` a norm group (sluice/norm_group.h). Nothing else may use `members`
+// while Step::finish() runs. `members` and `device`, the device of `members`, must outlive the
 // group. The group takes 4 KiB of the device's memory, which Config::Memory does not count.
 // Fails with: kOutOfMemory.
 SLUICE_EXPORT NormGroup norm_group_over(Collectives& members, Device& device,
