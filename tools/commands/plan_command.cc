@@ -44,20 +44,21 @@ ConfigDocument document_of(const PlanOptions& options) {
 }
 
 // The GPU memory that is left beside the activations.
-std::uint64_t device_budget(const GpuPreset& gpu, std::uint64_t activation_bytes) {
-  const std::uint64_t beside_bytes = activation_bytes + kGpuContextBytes;
+std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject) {
+  const std::uint64_t beside_bytes = subject.activation_bytes + kGpuContextBytes;
   if (beside_bytes < gpu.memory_bytes) return gpu.memory_bytes - beside_bytes;
-  throw Error(ErrorCode::kOutOfMemory,
-              fmt::format("does not fit: activations of {} and {} for the driver are more than the "
-                          "{} of a {}; lower --tokens, or --set activations=recompute",
-                          format_bytes(activation_bytes), format_bytes(kGpuContextBytes),
-                          format_bytes(gpu.memory_bytes), gpu.name));
+  throw Error(
+      ErrorCode::kOutOfMemory,
+      fmt::format("does not fit: the activations of {:.0f} tokens take {}, the driver {}, and a {} "
+                  "has {}; give fewer --tokens, or --set activations=recompute",
+                  subject.tokens, format_bytes(subject.activation_bytes),
+                  format_bytes(kGpuContextBytes), gpu.name, format_bytes(gpu.memory_bytes)));
 }
 
 // Settles the budgets that are not given.
 void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
   if (!options.gpu.empty() && !engine.memory.device_bytes)
-    engine.memory.device_bytes = device_budget(gpu_preset(options.gpu), subject.activation_bytes);
+    engine.memory.device_bytes = device_budget(gpu_preset(options.gpu), subject);
   if (!options.host_memory.empty())
     engine.memory.host_bytes = parse_size(options.host_memory) / subject.sharing_ranks;
   subject.host = share_of_host(subject.is_on_host, subject.activation_bytes,

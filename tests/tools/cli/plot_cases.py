@@ -80,7 +80,7 @@ class Plots(CliCase):
         self.assert_close(self.bars("step.svg"), expected)
 
     def plan(self, *arguments, expect=0):
-        words = ("plan", "--parameters", "100M", "--layers", 8, "--tokens", 4000, "--gpu", "4090", "--drive", "990pro", "--set", "memory.device=128MiB")
+        words = ("plan", "--parameters", "100M", "--layers", 8, "--tokens", 40000, "--gpu", "4090", "--drive", "990pro", "--set", "memory.device=128MiB")
         self.run_sluice(*words, *arguments, "--json", "plan.json", expect=expect)
         return self.read_json("plan.json")["placements"][0]
 
@@ -108,6 +108,7 @@ class Plots(CliCase):
         least = min(whole.values())
         enough = next(budget for budget in budgets if whole[budget] <= 1.01 * least)
         texts = "".join(text.text or "" for text in root.iter(SPACE + "text"))
+        self.assertLess(enough, budgets[-1], "computation hides the rest before all is in memory")
         marked = re.search(r"from (\S+ \S+) on, more host memory wins less than 1 %", texts).group(1)
         titles = {int(point.get("data-place")): point.find(SPACE + "title").text.split(":")[0] for point in root.iter(SPACE + "circle")}
         self.assertEqual(marked, titles[enough])
