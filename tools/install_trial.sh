@@ -2,8 +2,8 @@
 # Tries the ways to install Sluice, each in a fresh root of Debian made by debootstrap, and writes docs/results/install.md: the
 # commands, their seconds and last lines. Needs root, a network, and time: `tools/test.sh --slow` runs it where the first two
 # are there.
-#   --only WAY       one of deb, docker, cuda, conan, vcpkg, trixie, noble (may be repeated; default: all). The page keeps
-#                    what earlier runs noted about the other ways
+#   --only WAY       one of deb, tasks, docker, cuda, conan, vcpkg, trixie, noble (may be repeated; default: all). The page
+#                    keeps what earlier runs noted about the other ways
 #   --packages DIR   Debian packages made before (build/deb/packages), else they are built first
 #   --note TEXT      a sentence for the page, about the ways of this run
 #   --bases DIR      keeps the roots that debootstrap makes, for other runs
@@ -31,7 +31,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift 2
 done
-ways=(deb docker cuda conan vcpkg trixie noble)
+ways=(deb docker cuda conan vcpkg trixie noble tasks)
 [[ ${#only[@]} -gt 0 ]] || only=("${ways[@]}")
 for way in "${only[@]}"; do
   [[ " ${ways[*]} " == *" $way "* ]] || {
@@ -147,6 +147,15 @@ try_deb() {
   step 'apt-get purge -yq "sluice*" "libsluice*" && ! find /usr /etc -iname "*sluice*" | grep .'
 }
 
+# Five tasks of someone who knows nothing but README.md, with nothing on the machine but the packages.
+try_tasks() {
+  enter bookworm
+  cp "$packages"/*.deb "$work/root/root/"
+  bring_source
+  step 'cd /root && apt-get update -q && apt-get install -yq --no-install-recommends ./sluice_*.deb ./libsluice*.deb g++ cmake make pkg-config python3'
+  step 'python3 tests/packaging/stranger_tasks.py'
+}
+
 # The lines of a Dockerfile, run in a root instead of by docker.
 try_dockerfile() {
   enter bookworm
@@ -210,7 +219,7 @@ try_noble() {
 titles=([0]="Debian packages on Debian 12" [1]="\`packaging/Dockerfile\`: its lines in a root of Debian 12, not by docker"
   [2]="\`packaging/cuda.Dockerfile\`: its lines in a root of Debian 12, not by docker" [3]="conan on Debian 12"
   [4]="The vcpkg port on Debian 12: its portfile by \`tests/packaging/port_steps.cmake\`, not by vcpkg" [5]="From source on Debian 13"
-  [6]="From source on Ubuntu 24.04")
+  [6]="From source on Ubuntu 24.04" [7]="Five tasks of a stranger on Debian 12, by the commands of README.md and the pages behind it")
 write_page() {
   local index missing=()
   cat <<'END'
@@ -233,7 +242,7 @@ END
 }
 
 for way in "${only[@]}"; do
-  if [[ $way == deb && -z $packages ]]; then
+  if [[ ($way == deb || $way == tasks) && -z $packages ]]; then
     rm -rf build/deb/packages # whatever fails, packages made before are not tried
     cmake --preset deb >"$log"
     cmake --build build/deb -- --quiet

@@ -94,10 +94,10 @@ def train_own_text(stranger):
 def plan_a_7b_model(stranger):
     stranger.write("llama/config.json", LLAMA_7B)
     shown = "sluice plan --model DIR --gpu 4090"
-    told = stranger.do(README, shown, r"^(fits|does not fit).*", ("DIR", "llama"), more="--host-memory 64G --drive 990pro", codes=(0, 5))
-    # A stranger does what the first line says.
-    settings = re.findall(r"[a-z]+\.[a-z_]+=\S+", told.splitlines()[0])
-    again = "".join(f" --set {setting.rstrip(';,')}" for setting in settings)
+    told = stranger.do(README, shown, r"(^fits|does not fit): .*", ("DIR", "llama"), more="--host-memory 64G --drive 990pro", codes=(0, 5))
+    # A stranger does what the line says.
+    settings = re.findall(r"(?:--set )?([a-z._]+=[a-z0-9]+)", re.search(r".*fit.*", told).group(0))
+    again = "".join(f" --set {setting}" for setting in settings)
     told = stranger.do(README, shown, r"^fits: .* a step, bound by .*", ("DIR", "llama"), more=f"--host-memory 64G --drive 990pro{again} --plot plan.svg")
     if not re.search(r"^nvme +", told, re.MULTILINE) or not (stranger.folder / "plan.svg").exists():
         raise Stopped("the plan has no pools, or no picture")
@@ -136,10 +136,9 @@ TASKS = {"train a text of one's own": train_own_text, "plan a 7B model for a mac
 
 
 def copy_of_the_source(folder):
-    names = subprocess.run(["git", "-C", ROOT, "ls-files", "README.md", "configs", "docs", "examples"], capture_output=True, text=True, check=False).stdout.split()
-    for name in names or ["README.md", "configs", "docs", "examples"]:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, folder / name)
+    shutil.copy(ROOT / README, folder)
+    for name in ("configs", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
 
 
 def main():

@@ -98,7 +98,7 @@ class Page(CliCase):
         return json.loads(html.unescape(re.search(r'data-result="([^"]*)"', done.stdout)[1]))
 
     def test_a_browser_shows_it_and_works_with_it(self):
-        self.run_sluice("train", self.write_config({**ON_NVME, "batch.micro_batches": 2}), "--quiet", "--steps", 5, "--trace", "run.trace")
+        self.run_sluice("train", self.write_config({**ON_NVME, "batch.micro_batches": 2}), "--quiet", "--steps", 5, "--validate-every", 3, "--trace", "run.trace")
         self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
         result = self.used("page.html")
         self.assertEqual(result["faults"], [])
@@ -152,9 +152,11 @@ class Page(CliCase):
         self.assertRegex(labels["map"], r"Places of \d+ units")
         self.assertRegex(labels["band"], r"reads up to [\d.]+ GB/s")
         self.assertEqual(set(result["subjects"]) - {""}, {"forward", "backward"})
-        evaluation, = result["evaluations"]
-        last = result["steps"][-1]
-        self.assertGreaterEqual(evaluation["begin"], last["begin"] + last["length"])
+        # One behind the third step, and one at the end.
+        steps = [(step["begin"], step["begin"] + step["length"]) for step in result["steps"]]
+        (first, last) = [(span["begin"], span["begin"] + span["length"]) for span in result["evaluations"]]
+        self.assertTrue(steps[2][1] <= first[0] < first[1] <= steps[3][0], (steps, first))
+        self.assertTrue(steps[4][1] <= last[0] < last[1], (steps, last))
         settings = json.loads(result["config"])["config"]
         self.assertEqual(settings["placement"]["parameters"], "nvme")
         self.assertEqual(settings["optimizer"]["overlap"], "auto")
