@@ -1,7 +1,7 @@
 // Moments in 8 bits: block-wise dynamic quantization (Dettmers et al. 2022, "8-bit Optimizers via
 // Block-wise Quantization", as in bitsandbytes). Each group of 256 consecutive elements of a tensor
-// has one fp32 scale, the largest magnitude in the group. Each element has a code, whose value
-// times the scale is the moment. exp_avg has codes of both signs, exp_avg_sq has codes without a
+// has one fp32 scale, the largest magnitude in the group. Each element has a code; the moment is
+// the code's value times the scale. exp_avg has codes of both signs, exp_avg_sq has codes without a
 // sign. These functions define the result; faster versions must give the same bits. Pure, callable
 // from any thread.
 //

@@ -1,6 +1,6 @@
-// Runs of moments as 8-bit codes (base/moment_codes.h), and back. A run is a moment's part in one
-// tensor, from the start of a group on; its last group may be shorter. All functions ignore the
-// caller's floating-point settings. Pure, callable from any thread on disjoint memory.
+// Runs of moments as 8-bit codes (base/moment_codes.h), and back. A run is a part of one tensor's
+// moment that begins at the start of a group; its last group may be shorter. All functions ignore
+// the caller's floating-point settings. Pure, callable from any thread on disjoint memory.
 #pragma once
 
 #include <cstdint>

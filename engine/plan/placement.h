@@ -162,8 +162,8 @@ struct Budgets {
 struct PassNeeds {
   bool overlaps = false;                    // with computation: buffers for bursts and kept bytes
   std::optional<std::uint32_t> lanes = {};  // empty = as many as help
-  // Whether the planner, if the choice is its own, may give the device's remaining memory to
-  // optimizer state.
+  // Whether the planner may give the device's remaining memory to optimizer state, where the config
+  // leaves the choice to it.
   bool fills_device = false;
   Config::Activations activations = {};
   std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take beside the pools

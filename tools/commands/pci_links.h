@@ -1,6 +1,6 @@
 // The PCIe links of GPUs and drives, and the NUMA nodes that they hang on, as the kernel reports
-// them. A device with fewer lanes than it has, or on another socket than the GPU, slows down a run
-// without any error.
+// them. A device that uses fewer lanes than it could, or hangs on another socket than the GPU,
+// slows down a run without any error.
 //
 // Thread rule: any thread.
 #pragma once

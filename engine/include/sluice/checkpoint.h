@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <sluice/export.h>
 #include <sluice/state_source.h>
 
 namespace sluice {
@@ -64,7 +65,7 @@ struct OpenCheckpoint {
 // root of all checkpoints. Checks the manifest, and every file's length and header. A range is
 // compared with its checksum later, when the range is read.
 // Fails with: kInput and kDamaged, naming file, field, the expected and the found value.
-OpenCheckpoint open_checkpoint(const std::string& folder,
-                               CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
+SLUICE_EXPORT OpenCheckpoint open_checkpoint(
+    const std::string& folder, CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
 
 }  // namespace sluice

@@ -107,9 +107,9 @@ struct Config {
     OptimizerKind kind = OptimizerKind::kAdamW;
     OptimizerState state = OptimizerState::kFp32;
     std::uint64_t rounding_seed = 0;  // of the random bits with which kBf16 rounds
-    AdamOptions adam;        // sluice/optimizer.h lists which kind reads which option
-    double momentum = 0.9;   // for kSgd
-    double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping
+    AdamOptions adam;                 // sluice/optimizer.h lists which kind reads which option
+    double momentum = 0.9;            // for kSgd
+    double clip_norm = 1.0;           // bound on the global gradient norm; 0 = no clipping
     // Added to the norm before clipping compares the norm with clip_norm and divides by the norm.
     // PyTorch and DeepSpeed use 1e-6.
     double clip_epsilon = 0;
@@ -198,7 +198,7 @@ struct Config {
 };
 
 // Reads the engine's part of `document`.
-Config engine_config(const ConfigDocument& document);
+SLUICE_EXPORT Config engine_config(const ConfigDocument& document);
 
 // Checks values that code may have set wrongly; a config read from a file passes.
 // Fails with: kConfig naming the member.

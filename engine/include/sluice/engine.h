@@ -153,16 +153,16 @@ class SLUICE_EXPORT Engine {
   // Begins to write the same checkpoint, and returns when its files have their room. Training can
   // continue at once: threads of the engine read block by block and write it, beside the next
   // steps. An update waits until the checkpoint has its block, so the checkpoint holds the state of
-  // this step exactly. If another save is under way, begin_save() waits for it first; call
-  // finish_save() before, where its checkpoint is wanted.
+  // this step exactly. If another save is under way, begin_save() first waits for it. To get the
+  // checkpoint of that save, call finish_save() before begin_save().
   // The checkpoint gets its name in a later call of begin_step(), finish_save(), begin_save(),
   // save(), replace_values() or close(), when all ranks have written their parts. All ranks make
   // the same calls.
   // Fails with: as save(); kInvalidArgument if memory.save_buffers is 0; the failure of the save
   // before, if no call has thrown it.
   void begin_save(const std::string& root, const SaveOptions& options);
-  // Returns the checkpoint of begin_save() if a call has given it its name since. Empty: the
-  // checkpoint is still being written, or poll_save() has returned it already.
+  // Returns the checkpoint of begin_save() once some later call has given the checkpoint its name.
+  // Empty: the checkpoint is still being written, or poll_save() has returned it already.
   // Fails with: the failure of the save, once. If neither poll_save() nor finish_save() takes the
   // failure, the next begin_step(), begin_save(), save() or close() throws it. The engine can
   // continue, and the contents of the folder are as before.

@@ -56,8 +56,8 @@ enum class MemoryKind : std::uint8_t {
 inline constexpr std::size_t kMemoryKinds = 7;
 SLUICE_EXPORT const char* name_of(MemoryKind kind);
 
-Tier tier_of(MemoryPool pool);
-MemoryKind kind_of(MemoryPool pool);
+SLUICE_EXPORT Tier tier_of(MemoryPool pool);
+SLUICE_EXPORT MemoryKind kind_of(MemoryPool pool);
 
 // The kind of work that computation does. The previous step's update continues during forward.
 enum class StepPhase : std::uint8_t { kForward, kBackward, kOptimizer };

@@ -32,7 +32,7 @@ struct UnitSpec {
   // compute dtype are kept.
   bool is_frozen = false;
   // The unit stands in neither order. Each step says on the way whether it uses the unit, for
-  // example after a router has chosen experts (Step::announce). In a step that does not, the
+  // example after a router has chosen experts (Step::announce). In a step without the unit, its
   // gradient is zero.
   bool is_announced = false;
   // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Their
@@ -69,6 +69,6 @@ struct SLUICE_EXPORT ModelSpec {
 // announced and that backward_order leaves out, a model without trained units or with announced
 // units only, an opaque unit that is not frozen, or boundaries that are empty, differ in number
 // from forward_order, or come with a backward_order that is not the reverse of forward_order.
-ModelSpec validated(ModelSpec spec);
+SLUICE_EXPORT ModelSpec validated(ModelSpec spec);
 
 }  // namespace sluice

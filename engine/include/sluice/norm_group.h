@@ -1,8 +1,8 @@
 // The gradient norm of a model that the application splits itself, by tensor or pipeline
-// parallelism. Each process then has an engine for its part of the model, and the processes that
-// have the whole model between them form a norm group. With the group's norm, all of them clip by
-// the same factor, skip the same steps and keep the same loss scale, as one engine with the whole
-// model would. Plain data.
+// parallelism. Each process then has an engine for its part of the model. The processes that
+// together have the whole model form a norm group. With the group's norm, all of them clip by the
+// same factor, skip the same steps and keep the same loss scale, as one engine with the whole model
+// would. Plain data.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct NormGroup {
   // after the gradients and before the update. All members of the group call finish() equally
   // often. An exception stops the engine.
   std::function<void(std::span<std::uint64_t> sums)> add = {};
-  // Tensors of which another member has an equal copy with an equal gradient, such as layer norms
+  // Tensors that another member has, too, with equal values and gradients, such as layer norms
   // under tensor parallelism. Exactly one member counts each tensor, and all others name it here.
   std::vector<TensorId> counted_elsewhere = {};
 };

@@ -55,7 +55,7 @@ struct Plan {
 // Describes the drives and the memory of this machine, with the host as the device. The memory
 // counts as smaller where the default budgets would not fit into the free memory. The device is as
 // large as host_device_bytes(config).
-RunMachine this_machine(const Config& config);
+SLUICE_EXPORT RunMachine this_machine(const Config& config);
 
 // The memory of a host device (sluice/host_device.h), which is memory.device. If the config does
 // not set memory.device: a quarter of the machine's memory, but at most half of the free memory.
@@ -64,6 +64,6 @@ SLUICE_EXPORT std::uint64_t host_device_bytes(const Config& config);
 // The plan of rank 0; the plans of other ranks differ only in rounding.
 // Fails with: kConfig and kInvalidArgument for a config or model that an engine refuses;
 // kOutOfMemory where a budget cannot hold its pools, naming the smallest that can.
-Plan plan(const Config& config, const ModelSpec& model, const RunMachine& machine);
+SLUICE_EXPORT Plan plan(const Config& config, const ModelSpec& model, const RunMachine& machine);
 
 }  // namespace sluice

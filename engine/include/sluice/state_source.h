@@ -50,8 +50,8 @@ struct StateDescription {
   // The numbers in which the engine keeps the moments. A source gives fp32 moments in any case.
   OptimizerState moments = OptimizerState::kFp32;
 };
-StateDescription describe_state(const ModelSpec& model, DType parameter, OptimizerKind optimizer,
-                                OptimizerState moments);
+SLUICE_EXPORT StateDescription describe_state(const ModelSpec& model, DType parameter,
+                                              OptimizerKind optimizer, OptimizerState moments);
 
 class SLUICE_EXPORT StateSource {
  public:

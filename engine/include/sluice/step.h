@@ -115,8 +115,8 @@ class SLUICE_EXPORT ActivationLease {
 // One training step. The application acquires and releases units in the order of the schedule, and
 // then finish() updates the state. If a unit is left out, used again or out of order, computation
 // has to wait. The next step is then expected to use the units in the same order as this one.
-// Announced units (UnitSpec::is_announced) are used in the order in which they are announced, at
-// any places between the others.
+// Announced units (UnitSpec::is_announced) are used in the order of their announcement, at any
+// place between the other units.
 class SLUICE_EXPORT Step {
  public:
   Step(Step&& other) noexcept;
@@ -124,10 +124,10 @@ class SLUICE_EXPORT Step {
   // Without finish(), the step is abandoned: nothing is updated, and leases that are held end.
   ~Step();
 
-  // Says that the step will use announced units in `pass`: after the uses announced before, each
-  // once, in this order. Their fetches begin at once, beside those of the schedule. Returns the
-  // units in the order in which they have to be acquired.
-  // With several ranks, all of them announce at the same point, and the uses are the union, in the
+  // Says that the step will use these announced units in `pass`, each once and in this order, after
+  // the uses announced before. Their fetches begin at once, beside those of the schedule. Returns
+  // the units in the order in which they have to be acquired.
+  // With several ranks, all announce at the same point. The uses are the units of all ranks, in the
   // order of the model. Every rank acquires each of them. A rank that has nothing to compute with a
   // unit releases the lease at once, and contributes a gradient of zeros. In Pass::kBackward, all
   // ranks use announced units at the same places between the others; finish() compares that.

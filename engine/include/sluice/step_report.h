@@ -125,8 +125,8 @@ struct StepReport {
   // How often computation left the schedule; each time, computation waited for the unit then
   // needed.
   std::uint32_t schedule_changes = 0;
-  // The uses of announced units, and the bytes that the plan reads for them from storage;
-  // Engine::predicted_traffic() knows neither.
+  // The uses of announced units, and the bytes that these uses read from storage by the plan;
+  // Engine::predicted_traffic() counts neither.
   std::uint32_t announced_uses = 0;
   std::uint64_t announced_read_bytes = 0;
   std::int64_t optimizer_ns = 0;  // finish()'s wait after the norm; serial: to the last write
