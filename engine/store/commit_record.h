@@ -2,8 +2,8 @@
 //
 // Thread rule: pure.
 // Invariant: decode_commit() takes any bytes, and accepts only bytes that encode_commit() can have
-// made. The planes of a whole record lie inside their files' address range, do not overlap, and
-// name a copy that they have.
+// made. In a whole record, planes lie inside their files' address range and do not overlap, and
+// each plane names one of its copies.
 #pragma once
 
 #include <array>

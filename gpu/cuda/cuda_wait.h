@@ -1,6 +1,6 @@
 // Waits for work on a GPU before its memory is freed. A wait may fail although the GPU still
-// works, so a wait that fails is followed by others. Where the GPU no longer works, these return
-// at once.
+// works, so a wait that fails is followed by others. If the GPU no longer works, the other waits
+// return at once.
 // Thread rule: every function from any thread.
 #pragma once
 

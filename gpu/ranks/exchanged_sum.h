@@ -1,5 +1,5 @@
-// The sum of base/ordered_sum.h over the result of an exchange between ranks on a device. This
-// rank's own elements stay where they are. The other ranks' elements lie side by side in one
+// Adds the elements that ranks have exchanged, on a device and in the order of base/ordered_sum.h.
+// This rank's own elements stay where they are. The other ranks' elements lie side by side in one
 // buffer. The same body runs on the GPU and, in tests, on the host. Pure.
 #pragma once
 
