@@ -16,6 +16,7 @@ class Planning {
   explicit Planning(const PlanRequest& request);
 
   const Layout& layout() const { return layout_; }
+  const ModelSpec& model() const { return model_; }  // validated
 
   // The rates for a step with this many times the request's computation.
   Rates rates(double compute_factor = 1) const;

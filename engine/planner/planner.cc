@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <sluice/error.h>
 #include "engine/plan/sharding.h"
@@ -70,21 +71,27 @@ std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, co
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
   check_homes(request.config.sharding, request.machine.ranks, request.config.placement);
   const Planning planning(request);
-  std::vector<PlannedPlacement> all = {
-      planning.place("config", request.config.placement),
-      planning.place("gpu", {.optimizer = TierChoice::kDevice}),
-      planning.place("device", {.parameters = TierChoice::kDevice, .optimizer = TierChoice::kHost}),
-      planning.place("host", {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost}),
-      planning.place("nvme", {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme}),
-      planning.place("mixed", {})};
+  const std::array<std::pair<const char*, Config::Placement>, 6> choices{
+      {{"config", request.config.placement},
+       {"gpu", {.optimizer = TierChoice::kDevice}},
+       {"device", {.parameters = TierChoice::kDevice, .optimizer = TierChoice::kHost}},
+       {"host", {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost}},
+       {"nvme", {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme}},
+       {"mixed", {}}}};
+  std::vector<PlannedPlacement> all(choices.size());
+  // A placement that does not fit looks for the budgets that would do, which takes long.
+  for_each_at_once(all.size(), [&](std::size_t i) {
+    all[i] = planning.place(choices[i].first, choices[i].second);
+  });
   StepCosts costs(planning);
   PlannedPlacement& own = all.front();
   for (const PlannedPlacement& planned : all)
     if (planned.obstacle.empty()) costs.want(planned.placement, planned.policy);
   std::array<PlannedPlacement, kPolicies.size()> by_policy;
   if (own.obstacle.empty()) {
+    for_each_at_once(kPolicies.size(),
+                     [&](std::size_t i) { by_policy[i] = planning.place_under(kPolicies[i]); });
     for (std::size_t i = 0; i < kPolicies.size(); ++i) {
-      by_policy[i] = planning.place_under(kPolicies[i]);
       costs.want(own.placement, kPolicies[i]);
       if (by_policy[i].obstacle.empty()) costs.want(by_policy[i].placement, kPolicies[i]);
     }

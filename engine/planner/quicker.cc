@@ -38,6 +38,19 @@ std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all,
   return found;
 }
 
+std::optional<Quicker> quickest_that_fits(const std::vector<PlannedPlacement>& all,
+                                          const Config& config) {
+  if (all.front().obstacle.empty()) return std::nullopt;
+  std::optional<Quicker> found;
+  for (const PlannedPlacement& planned : all) {
+    if (!planned.obstacle.empty() || (found && found->step_s <= planned.step.step_s)) continue;
+    found = Quicker{.step_s = planned.step.step_s,
+                    .placement = planned.choices,
+                    .overlap = config.optimizer.overlap};
+  }
+  return found;
+}
+
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own) {
   if (!own.obstacle.empty()) return std::nullopt;
   PlanRequest larger = request;

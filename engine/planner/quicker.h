@@ -23,6 +23,11 @@ struct Quicker {
 // quickest.
 std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all, const Config& config);
 
+// Returns the quickest of `all` that fits, if the config itself, the first of them, does not; else
+// nothing.
+std::optional<Quicker> quickest_that_fits(const std::vector<PlannedPlacement>& all,
+                                          const Config& config);
+
 // More host memory, and the step with it.
 struct MoreMemory {
   std::uint64_t more_bytes = 0;  // beside the budget

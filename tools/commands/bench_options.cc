@@ -92,6 +92,35 @@ void add_bench_io(CLI::App& bench, BenchIoOptions& options) {
       ->capture_default_str();
 }
 
+void add_bench_matrix(CLI::App& bench, BenchMatrixOptions& options) {
+  CLI::App* matrix = bench.add_subcommand(
+      "matrix",
+      "Measure memory and time by ZeRO stage and offload, beside the plan; with mpirun, on ranks");
+  matrix->add_option("--steps", options.steps, "Measured steps of each cell")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  matrix->add_option("--parameters", options.parameters, "Parameters of the model")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
+      ->capture_default_str();
+  matrix->add_option("--units", options.units, "Units of the model, all alike")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  matrix->add_option("--path", options.path, "Folder on a drive")->capture_default_str();
+  matrix
+      ->add_option("--rate", options.rate,
+                   "Rate that the drive of each rank is throttled to, per second")
+      ->transform(rate_suffix())
+      ->check(is_size())
+      ->type_name("SIZE")
+      ->capture_default_str();
+  matrix
+      ->add_option("--compute-ms", options.compute_ms,
+                   "Milliseconds of emulated computation in a step")
+      ->check(between(0, 60000))
+      ->capture_default_str();
+  add_output(matrix, "--json", options.json_file, "Write every figure");
+}
+
 void add_bench_step(CLI::App& bench, BenchStepOptions& options) {
   CLI::App* step = bench.add_subcommand(
       "step", "Measure training steps under every overlap policy, against their limits");
@@ -150,6 +179,7 @@ void add_bench(CLI::App& app, BenchCommands& commands) {
   add_bench_io(*bench, commands.io);
   add_bench_adam(*bench, commands.adam);
   add_bench_step(*bench, commands.step);
+  add_bench_matrix(*bench, commands.matrix);
 }
 
 }  // namespace sluice

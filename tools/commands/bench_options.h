@@ -8,6 +8,7 @@
 #include "tools/commands/bench_adam_command.h"
 #include "tools/commands/bench_gpu_command.h"
 #include "tools/commands/bench_io_command.h"
+#include "tools/commands/bench_matrix_command.h"
 #include "tools/commands/bench_step_command.h"
 
 namespace sluice {
@@ -17,11 +18,13 @@ struct BenchCommands {
   BenchGpuOptions gpu;
   BenchIoOptions io;
   BenchStepOptions step;
+  BenchMatrixOptions matrix;
 
   int run(const CLI::App* bench) const {
     if (bench->got_subcommand("gpu")) return run_bench_gpu(gpu);
     if (bench->got_subcommand("io")) return run_bench_io(io);
     if (bench->got_subcommand("step")) return run_bench_step(step);
+    if (bench->got_subcommand("matrix")) return run_bench_matrix(matrix);
     return run_bench_adam(adam);
   }
 };

@@ -109,19 +109,27 @@ std::string room_of(const PlanSubject& subject) {
                      subject.sharing_ranks, bytes);
 }
 
+// Why the drives have no room for so many bytes; empty where they have.
+std::string drive_obstacle(const PlanSubject& subject, std::uint64_t needed_bytes) {
+  if (!subject.drive_bytes || needed_bytes <= *subject.drive_bytes) return {};
+  return fmt::format(
+      "storage needs {} for each rank, but {}; take more or larger drives, keep more of the state "
+      "in memory, or take smaller moments (optimizer.state)",
+      format_bytes(needed_bytes), room_of(subject));
+}
+
 // Placements that the drives have no room for do not fit.
 void check_drives(const PlanSubject& subject, std::vector<PlannedPlacement>& all) {
-  if (!subject.drive_bytes) return;
-  for (PlannedPlacement& planned : all) {
-    const std::uint64_t needed_bytes =
-        planned.obstacle.empty() ? planned.placement.nvme_bytes() : 0;
-    if (needed_bytes <= *subject.drive_bytes) continue;
-    planned.obstacle = fmt::format(
-        "storage needs {} for each rank, but {}; take more or larger drives, keep more of the "
-        "state "
-        "in memory, or take smaller moments (optimizer.state)",
-        format_bytes(needed_bytes), room_of(subject));
-  }
+  for (PlannedPlacement& planned : all)
+    if (planned.obstacle.empty())
+      planned.obstacle = drive_obstacle(subject, planned.placement.nvme_bytes());
+}
+
+std::vector<MatrixRow> matrix_of(const PlanSubject& subject) {
+  std::vector<MatrixRow> rows = plan_matrix(subject.request);
+  for (MatrixRow& row : rows)
+    if (row.obstacle.empty()) row.obstacle = drive_obstacle(subject, row.nvme_bytes);
+  return rows;
 }
 
 PlanSubject subject_of(const PlanOptions& options) {
@@ -159,6 +167,9 @@ PlanSubject subject_of(const PlanOptions& options) {
   request.forward_flops = std::move(model.forward_flops);
   request.micro_batches = config.micro_batches;
   const ModelSpec valid = validated(request.model);
+  for (const UnitId unit : valid.forward_order)
+    subject.model_flops += 3 * request.forward_flops[index_of(unit)] * config.micro_batches;
+  if (!options.gpu.empty()) subject.peak_flops = gpu_preset(options.gpu).flops;
   request.machine = machine_of(subject.host, options.ranks);
   request.machine.device_bytes = host_device_bytes(config.engine);
   if (subject.drive_bytes)
@@ -213,6 +224,10 @@ int run_plan(const PlanOptions& options) {
   if (plot.is_wanted()) {
     progress->set("planning under other budgets of host memory");
     picture = plan_plot(subject, own.obstacle);
+  }
+  if (options.matrix) {
+    progress->set("planning every ZeRO stage and offload");
+    findings.matrix = matrix_of(subject);
   }
   progress.reset();
   print_plan(options, subject, all, findings);

@@ -16,6 +16,7 @@ struct PlanOptions {
   DeepspeedValues deepspeed;  // used for a DeepSpeed file
   std::uint32_t ranks = 1;
   bool stages = false;  // also print the memory of a rank under each ZeRO stage
+  bool matrix = false;  // and memory and time by stage and offload
   // Replaces the config's model: a config.json, or a folder with one; empty = none.
   std::string model;
   std::optional<std::uint64_t> sequence;  // with `model`: tokens of a sequence

@@ -87,6 +87,8 @@ void add_plan(CLI::App& app, PlanOptions& options) {
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
   plan->add_flag("--stages", options.stages, "Also print what each ZeRO stage leaves on one rank");
+  plan->add_flag("--matrix", options.matrix,
+                 "Also print memory and time of a rank by ZeRO stage and offload");
   plan->add_option("--parameters", options.parameters,
                    "Plan for a model of so many parameters (such as 8B), not the config's")
       ->check(between(1, 1e15));

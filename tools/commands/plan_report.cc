@@ -38,9 +38,18 @@ void print_pools(const PlannedPlacement& planned, const PlanSubject& subject) {
       format_bytes(with_pools(subject.host, planned.placement).sum_bytes()));
 }
 
-void print_step(const PlannedPlacement& planned) {
-  say("\none step, {}: {:.4g} s; {} binds\n", name_of(planned.policy), planned.step.step_s,
-      name_of(planned.step.scarcest()));
+// The share of the GPU's data sheet that a step's products reach; empty without --gpu.
+std::optional<double> mfu_of(const PlanSubject& subject, const PlannedPlacement& planned) {
+  if (!subject.peak_flops) return std::nullopt;
+  return subject.model_flops / planned.step.step_s / *subject.peak_flops;
+}
+
+void print_step(const PlannedPlacement& planned, const PlanSubject& subject) {
+  const std::optional<double> mfu = mfu_of(subject, planned);
+  say("\none step, {}: {:.4g} s; {} binds; {:.4g} TFLOP/s{}\n", name_of(planned.policy),
+      planned.step.step_s, name_of(planned.step.scarcest()),
+      1e-12 * subject.model_flops / planned.step.step_s,
+      mfu ? fmt::format(", MFU {:.1f} %", 100 * *mfu) : "");
   for (std::size_t i = 0; i < kResourceCount; ++i) {
     if (planned.step.busy_s[i] == 0) continue;
     say("  {:<24}busy {:>10.4g} s  {:>5.1f} %\n", name_of(static_cast<Resource>(i)),
@@ -119,6 +128,14 @@ void print_deepspeed(const PlanOptions& options, const PlanSubject& subject,
       format_bytes(options.ranks / options.nodes.value_or(1) * own.placement.nvme_bytes()));
 }
 
+// Settings cost nothing, so they come beside the budget that the obstacle names.
+std::string settings_that_fit(const std::vector<PlannedPlacement>& all, const Config& config) {
+  const std::optional<Quicker> fitting = quickest_that_fits(all, config);
+  if (!fitting) return "";
+  return fmt::format("; with {} it fits: {:.3g} s a step", settings_of(*fitting, config),
+                     fitting->step_s);
+}
+
 std::string planned_stages(const PlanRequest& request) {
   const Progress progress("planning every ZeRO stage");
   return stage_table(request);
@@ -129,7 +146,9 @@ std::string planned_stages(const PlanRequest& request) {
 std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSubject& subject) {
   const PlanRequest& request = subject.request;
   const PlannedPlacement& own = all.front();
-  if (!own.obstacle.empty()) return fmt::format("does not fit: {}", in_short(own.obstacle));
+  if (!own.obstacle.empty())
+    return fmt::format("does not fit: {}{}", in_short(own.obstacle),
+                       settings_that_fit(all, request.config));
   if (const std::string& here = subject.obstacle_here; !here.empty())
     return fmt::format("does not fit this machine: {}", in_short(here));
   const std::string line = fmt::format("fits: {:.3g} s a step, bound by {}", own.step.step_s,
@@ -160,7 +179,7 @@ void print_plan(const PlanOptions& options, const PlanSubject& subject,
   for (const std::string& source : subject.rates.sources) say("  {}\n", source);
   if (fits) {
     print_pools(own, subject);
-    print_step(own);
+    print_step(own, subject);
     if (subject.request.micro_batches > 1)
       say("{}\n", describe(subject.orders, subject.request.order));
   } else {
@@ -178,6 +197,9 @@ void print_plan(const PlanOptions& options, const PlanSubject& subject,
         subject.sharing_ranks * *subject.rated_bytes * 1e-12, *steps,
         *steps * own.step.step_s / 86400);
   if (options.stages) say("{}", planned_stages(subject.request));
+  if (options.matrix)
+    say("\nby ZeRO stage and offload, a rank has in use at most:\n{}",
+        matrix_table(findings.matrix));
   if (options.as_deepspeed) print_deepspeed(options, subject, own);
   if (fits && options.ranks > 1) print_links(own);
 }
@@ -194,16 +216,23 @@ void write_plan(const PlanOptions& options, const PlanSubject& subject,
       {"free_from_tokens",
        findings.free_tokens ? nlohmann::ordered_json(*findings.free_tokens) : nullptr},
       {"steps_of_drive_life", nullptr},
+      {"flops_per_s", nullptr},
+      {"mfu", nullptr},
       {"order", name_of(subject.request.order)},
       {"activation_bytes", subject.activation_bytes},
       {"obstacle_here", subject.obstacle_here},
       {"placements", nlohmann::ordered_json::array()}};
   if (const auto steps = steps_of_life(subject, all.front())) root["steps_of_drive_life"] = *steps;
+  if (all.front().obstacle.empty()) {
+    root["flops_per_s"] = subject.model_flops / all.front().step.step_s;
+    if (const auto mfu = mfu_of(subject, all.front())) root["mfu"] = *mfu;
+  }
   for (const PlannedPlacement& planned : all) root["placements"].push_back(json_of(planned));
   if (options.stages) {
     for (const StageMemory& stage : memory_by_stage(subject.request))
       root["stages"].push_back(json_of(stage));
   }
+  if (options.matrix) root["matrix"] = matrix_json(findings.matrix);
   if (options.as_deepspeed) {
     for (const DeepspeedEstimate& row : deepspeed_estimates(
              deepspeed_subject(subject.request.model, options.ranks, options.nodes.value_or(1))))

@@ -10,12 +10,14 @@
 #include "tools/cli/output_file.h"
 #include "tools/commands/plan_command.h"
 #include "tools/commands/plan_subject.h"
+#include "tools/report/plan_matrix.h"
 
 namespace sluice {
 
 struct PlanFindings {
   std::string verdict;                // the first line
   std::optional<double> free_tokens;  // of a step and rank, from which computation hides the rest
+  std::vector<MatrixRow> matrix;      // with --matrix
 };
 
 // Says whether the config fits, how long a step takes, what binds, and the least change that helps.

@@ -29,7 +29,10 @@ struct PlanSubject {
   std::string obstacle_here;  // why train would refuse here what the budgets allow
   double parameters = 0;      // of the whole model
   double active_parameters = 0;
-  std::string tensors;  // JSON, if --tensors asks for it
+  // Operations of a step's products on this rank: forward and backward, without recomputation.
+  double model_flops = 0;
+  std::optional<double> peak_flops;  // of the GPU that --gpu names
+  std::string tensors;               // JSON, if --tensors asks for it
   std::string description;
   double tokens = 0;  // of a step and rank
 };

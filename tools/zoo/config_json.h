@@ -24,6 +24,9 @@ class ConfigJson {
   // Fails with: kInput for a file that cannot be read or is no JSON object, or is nested too
   // deep.
   explicit ConfigJson(const std::string& argument);
+  // `values` are those of a config.json that messages call `name`.
+  ConfigJson(std::string name, nlohmann::json values)
+      : path_(std::move(name)), values_(std::move(values)) {}
 
   [[noreturn]] void fail(const std::string& why) const;
 

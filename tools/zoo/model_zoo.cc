@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "tools/zoo/model_presets.h"
 #include "tools/zoo/zoo_readers.h"
 
 namespace sluice {
@@ -67,7 +68,23 @@ bool is_tensor_file(const std::string& path) {
   return place.extension() == ".safetensors" || place.filename() == "model.safetensors.index.json";
 }
 
+std::optional<ZooModel> read_known(const ConfigJson& config) {
+  const std::string type = config.architecture();
+  std::optional<ZooModel> model = read_decoder(config, type);
+  if (!model) model = read_other_transformer(config, type);
+  if (model) model->architecture = type;
+  return model;
+}
+
 ZooModel read_any(const std::string& path) {
+  if (!fs::exists(path)) {
+    if (const std::optional<ConfigJson> preset = model_preset(path)) return *read_known(*preset);
+    if (path.find('/') == std::string::npos)
+      throw Error(ErrorCode::kInput,
+                  fmt::format("--model \"{}\" is neither a file or folder, nor a model that plans "
+                              "know by name; they know {}",
+                              path, model_preset_names()));
+  }
   const std::string tensors = tensors_at(path);
   const fs::path folder = is_tensor_file(path) ? fs::path(path).parent_path() : fs::path(path);
   std::unique_ptr<ConfigJson> config;
@@ -79,20 +96,14 @@ ZooModel read_any(const std::string& path) {
   }
   const bool has_type = config != nullptr && (config->has("model_type") || tensors.empty());
   if (!is_tensor_file(path) && has_type) {
-    const std::string type = config->architecture();
-    std::optional<ZooModel> model = read_decoder(*config, type);
-    if (!model) model = read_other_transformer(*config, type);
-    if (model) {
-      model->architecture = type;
-      return std::move(*model);
-    }
+    if (std::optional<ZooModel> model = read_known(*config)) return std::move(*model);
     if (tensors.empty())
       config->fail(fmt::format(
           "\"model_type\" is \"{}\", but plans know llama, mistral, qwen2, qwen3, mixtral, "
           "qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3, gemma, gemma2, gemma3_text, gpt2, t5, "
           "whisper and vit; others are read from their safetensors files in the same folder, or "
           "--parameters and --layers come near",
-          type));
+          config->architecture()));
   }
   ZooModel model = read_tensor_files(tensors, config.get());
   model.architecture =

@@ -49,8 +49,9 @@ struct ZooModel {
   double parameters() const;
 };
 
-// `path` is a config.json, a safetensors file or its index, or a folder with them. An architecture
-// that is not known by its config is read from the tensors' names and shapes.
+// `path` is a config.json, a safetensors file or its index, or a folder with them; where there is
+// no such file or folder, the name of a well-known model (tools/zoo/model_presets.h). An
+// architecture that is not known by its config is read from the tensors' names and shapes.
 // Fails with: kInput for a file that cannot be read or is no JSON; kConfig for an unknown
 // architecture without tensors (the message lists the known ones), a missing key, sizes that do not
 // fit together or are beyond any model's, and quantized tensors.

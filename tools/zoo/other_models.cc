@@ -202,7 +202,8 @@ ZooModel read_vit(const ConfigJson& file) {
   const std::uint64_t patch = file.count_or("patch_size", 16);
   const std::uint64_t bias = file.flag("qkv_bias", true) ? hidden : 0;
   if (image % patch != 0) file.fail("\"patch_size\" does not divide \"image_size\"");
-  const std::uint64_t labels = file.has("id2label") ? file["id2label"].size() : 2;
+  const std::uint64_t labels =
+      file.has("id2label") ? file["id2label"].size() : file.count_or("num_labels", 2);
   model.layers = file.layers("num_hidden_layers");
   model.context = (image / patch) * (image / patch) + 1;
   model.kept_values = 8 * hidden + 2 * inner;

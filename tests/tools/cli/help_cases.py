@@ -21,7 +21,7 @@ class Help(CliCase):
     def options(self):
         text = "".join(self.help_of(*words) for words in (
             (), ("train",), ("top",), ("version",), ("man",), ("completion",), ("generate",), ("tokenize",), ("bench", "io"), ("bench", "adam"), ("bench", "gpu"),
-            ("bench", "step"), ("plan",), ("tune",), ("doctor",), ("trace", "summary"), ("trace", "html"),
+            ("bench", "step"), ("bench", "matrix"), ("plan",), ("tune",), ("doctor",), ("trace", "summary"), ("trace", "html"),
             ("trace", "export"), ("trace", "diff"), ("trace", "whatif"), ("config", "import"), ("config", "check"),
             ("config", "show"), ("config", "rates"), ("config", "diff"), ("config", "explain")))
         return set(re.findall(r"--[a-z][a-z-]*", text))

@@ -17,6 +17,7 @@ COMMANDS = {
     "plan": (["plan", "config.json", "--io", "io.json", "--adam", "adam.json"], ("config.json", "io.json", "adam.json")),
     "bench io": (["bench", "io", "--path", "storage", "--size", "1MiB", "--request", "256KiB", "--depth", "4", "--rounds", "1"], ()),
     "bench adam": (["bench", "adam", "--parameters", "1000", "--rounds", "1", "--threads", "1"], ()),
+    "bench matrix": (["bench", "matrix", "--path", "storage", "--parameters", "100000", "--units", "4", "--steps", "1", "--compute-ms", "1"], ()),
     "bench step": (["bench", "step", "--path", "storage", "--parameters", "100000", "--units", "4", "--steps", "1",
                     "--regime", "compute-bound", "--policy", "serial"], ()),
     "tokenize": (["tokenize", "text.txt", "--tokenizer", "tokenizer.json"], ("text.txt", "tokenizer.json")),
@@ -37,7 +38,7 @@ GROWS = {("train", "--trace"), ("train", "--csv"), ("train", "--json-lines")}
 OUTPUTS = GROWS | {
     ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("plan", "--tensors"), ("plan", "--plot"), ("bench io", "--json"), ("bench io", "--plot"), ("bench adam", "--json"),
     ("bench adam", "--plot"), ("bench step", "--plot"), ("trace diff", "--html"),
-    ("bench step", "--json"), ("bench step", "--trace"), ("doctor", "--json"),
+    ("bench matrix", "--json"), ("bench step", "--json"), ("bench step", "--trace"), ("doctor", "--json"),
     ("trace summary", "--json"), ("trace diff", "--json"), ("tokenize", "--output"), ("trace html", "--output"), ("trace export", "--chrome"),
     ("trace export", "--perfetto"), ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json"),
     ("state list", "--json"), ("state inspect", "--json"), ("state verify", "--json"), ("state export", "--json")}

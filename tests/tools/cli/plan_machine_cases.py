@@ -19,8 +19,15 @@ PUBLISHED = {
     # Liao et al., LoHan, arXiv:2403.06504, section V: an RTX 4090, 256 GB of memory (and less), 12 drives of 3.84 TB.
     "13e9 on a 4090 (LoHan)": (13e9, 40, 32 * 1024, "4090", ["--host-memory", "128G", "--drive", "pm9a3:12"], {"activations": "host"}),
     # Schultheis and Alistarh, LLMQ, arXiv:2512.15306: an RTX 4090, with the state in host memory.
-    "14e9 on a 4090 (LLMQ)": (14e9, 48, 16 * 1024, "4090", ["--host-memory", "256G"], {"activations": "recompute"}),
+    "14e9 on a 4090 (LLMQ)": (14e9, 48, 16 * 1024, "4090", ["--host-memory", "256G"],
+                              {"activations": "recompute", "placement.parameters": "host", "placement.optimizer": "host"}),
 }
+# Half of the memory and drives, and the pool that then fails. LoHan's machine keeps 13e9 with half of both, too: Sluice's state is 12
+# bytes per parameter.
+HALF = {"1e12 on a DGX-2": (["--ranks", 16, "--nodes", 1, "--host-memory", "750G", "--drive-space", "14TB"], "storage needs"),
+        "32e12 on 32 DGX-2": (["--ranks", 512, "--nodes", 32, "--host-memory", "750G", "--drive-space", "14TB"], "storage needs"),
+        "13e9 on a 4090 (LoHan)": (["--host-memory", "64G", "--drive", "pm9a3:6"], None),
+        "14e9 on a 4090 (LLMQ)": (["--host-memory", "128G"], "memory.host = 128 GiB is too small")}
 
 
 class Machine(CliCase):
@@ -47,7 +54,16 @@ class Machine(CliCase):
     def test_ten_times_the_parameters_do_not(self):
         for name in PUBLISHED:
             with self.subTest(name):
-                self.assertIn("needs", self.published(name, scale=10, expect=5)["obstacle"].replace("is too small", "needs"))
+                self.assertIn("memory.device = ", self.published(name, scale=10, expect=5)["obstacle"])
+                self.assertRegex(self.done.stdout.splitlines()[0], r"^does not fit: memory\.device = .* is too small; the smallest that works")
+
+    def test_half_of_the_machine(self):
+        self.assertEqual(set(HALF), set(PUBLISHED))
+        for name, (machine, pool) in HALF.items():
+            with self.subTest(name):
+                own = self.published(name, machine=machine, expect=5 if pool else 0)
+                self.assertEqual(own["fits"], pool is None)
+                self.assertIn(pool or "", own.get("obstacle", ""))
 
     def test_storage_that_is_too_small_is_named(self):
         drives = PUBLISHED["1e12 on a DGX-2"][4]

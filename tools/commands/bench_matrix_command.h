@@ -1,0 +1,24 @@
+// `sluice bench matrix` measures the table of `sluice plan --matrix` on a small model, with the
+// ranks that mpirun starts, and prints what was planned beside it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sluice {
+
+struct BenchMatrixOptions {
+  std::uint64_t parameters = 8'000'000;
+  std::uint32_t units = 8;
+  unsigned steps = 5;  // measured steps of each cell
+  std::string path = "/var/tmp";
+  std::string rate = "400MB";  // of each rank's drive, a second
+  double compute_ms = 200;     // computation of a step
+  std::string json_file;
+};
+
+// Prints the table on rank 0. Returns the exit code.
+// Fails with: kConfig (an option), kRanks, as Engine, kInput (the JSON file).
+int run_bench_matrix(const BenchMatrixOptions& options);
+
+}  // namespace sluice
