@@ -80,29 +80,41 @@ def say(name, values, unit="", bound=None):
     print(f"{name:58s} {median:9.3f} {unit:3s} [{low:.3f}, {high:.3f}]{words}")
 
 
+class Pair:
+    """A model of units of `count` parameters, offloaded and plain."""
+
+    def __init__(self, path, count):
+        torch.manual_seed(0)
+        self.plain = nn.Sequential(*(Chain(count, WIDTH) for _ in range(UNITS)))
+        self.model = copy.deepcopy(self.plain)
+        self.optimizer = sluice.offload(self.model, config(path, "device"), units=[Chain])
+
+    def extra(self, x):
+        """The calling thread's microseconds of a pass beyond those of torch alone: the median of five."""
+        seen = []
+        for _ in range(5):
+            ours = pass_of(self.model, x)
+            self.optimizer.step()
+            theirs = pass_of(self.plain, x)
+            self.plain.zero_grad()
+            seen.append(1e6 * (ours - theirs))
+        return statistics.median(seen)
+
+
 def calls(path, pairs):
     x = torch.randn(1, WIDTH)
-    extra = {}
-    for count in (FEW, MANY):
-        torch.manual_seed(0)
-        plain = nn.Sequential(*(Chain(count, WIDTH) for _ in range(UNITS)))
-        model = copy.deepcopy(plain)
-        optimizer = sluice.offload(model, config(path, "device"), units=[Chain])
-        extra[count] = []
-        for pair in range(WARM_UP + pairs):
-            ours = pass_of(model, x)
-            optimizer.step()
-            theirs = pass_of(plain, x)
-            plain.zero_grad()
-            if pair >= WARM_UP:
-                extra[count].append(1e6 * (ours - theirs))
-        uses = optimizer._walk.uses
-        optimizer.close()
-    # The identity on the model's input is missing, for it needs no gradient: one of the units' uses is a little cheaper.
-    gradient = [(many - few) / (UNITS * (MANY - FEW)) for few, many in zip(extra[FEW], extra[MANY])]
+    folders = [os.path.join(path, name) for name in ("few", "many")]
+    for folder in folders:
+        os.makedirs(folder, exist_ok=True)
+    few, many = Pair(folders[0], FEW), Pair(folders[1], MANY)
+    both = [(few.extra(x), many.extra(x)) for _ in range(WARM_UP + pairs)][WARM_UP:]
+    uses = few.optimizer._walk.uses
+    gradient = [(of_many - of_few) / (UNITS * (MANY - FEW)) for of_few, of_many in both]
     per_gradient = statistics.median(gradient)
     say("CPU time of a gradient's hook", gradient, "us", GRADIENT_US_MAX)
-    say("CPU time of a unit's use", [(few - per_gradient * UNITS * FEW) / uses for few in extra[FEW]], "us", USE_US_MAX)
+    say("CPU time of a unit's use", [(of_few - per_gradient * UNITS * FEW) / uses for of_few, _ in both], "us", USE_US_MAX)
+    for pair in (few, many):
+        pair.optimizer.close()
 
 
 def times(model, optimizer, x):

@@ -341,7 +341,9 @@ class Walk:
             self.in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
         self.has_gradients = True
-        target = self._view(held.gradients, member)
+        target = self._views.get((held.gradients, member.tensor))
+        if target is None:
+            target = self._view(held.gradients, member)
         if gradient.is_sparse:
             gradient = gradient.to_dense()
         if member.tensor in held.written:
@@ -354,14 +356,12 @@ class Walk:
             self._release(unit.index)
 
     def _view(self, gradients: int, member: Member) -> torch.Tensor:
-        """A tensor over a gradient's memory. Kept: there are few places where gradients wait."""
-        view = self._views.get((gradients, member.tensor))
-        if view is None:
-            size = self.engine.gradient_dtype.itemsize
-            count = member.parameter.numel()
-            memory = (C.c_char * (count * size)).from_address(gradients + member.offset * size)
-            view = torch.frombuffer(memory, dtype=self.engine.gradient_dtype).view(member.parameter.shape)
-            self._views[(gradients, member.tensor)] = view
+        """Makes a tensor over a gradient's memory. It is kept: there are few places where gradients wait."""
+        size = self.engine.gradient_dtype.itemsize
+        count = member.parameter.numel()
+        memory = (C.c_char * (count * size)).from_address(gradients + member.offset * size)
+        view = torch.frombuffer(memory, dtype=self.engine.gradient_dtype).view(member.parameter.shape)
+        self._views[(gradients, member.tensor)] = view
         return view
 
     def _backward_ends(self) -> None:
