@@ -170,6 +170,9 @@ install_afresh() {
   [[ $status == 77 ]] || return "$status"
 }
 
+# Those that train with the host device. All other runs have memory.unified auto.
+engine_tests='activation|allocation|announce|durable|engine|misuse|opaque_unit|restore|scheduler_fuzz|sharding|simulated_order'
+
 tools/install_packages.sh run test
 mkdir -p build
 
@@ -192,6 +195,8 @@ if [[ $slow == yes ]]; then
   build tsan
   run tsan --label-regex '^(cpu|io)$'
   SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'
+  say "testing the engine with copies on the host device (memory.unified off)"
+  SLUICE_TEST_UNIFIED=off run release --label-regex '^io$' --tests-regex "^($engine_tests)_test[.]"
   test_frameworks
   test_wheels
   say "compiling each source alone"

@@ -119,6 +119,11 @@ class Simulation {
   bool has_arrived(std::uint32_t block) const {
     return !is_slotted(block) || slots_.is_valid(block);
   }
+  // Whether its gradient is computed straight in the set.
+  bool is_in_set(std::uint32_t use) const {
+    return placement_.leases_gradient_set && schedule_[use].first_gradient &&
+           placement_.gradient_tier[index_of(schedule_[use].unit)] == Tier::kHost;
+  }
   // The elements that this rank updates, and so fetches from the device once the ranks are summed.
   std::uint64_t elements_of(std::uint32_t use) const {
     return layout_.unit(schedule_[use].unit).shard_elements;
@@ -261,10 +266,11 @@ bool Simulation::pump_compute() {
   const bool is_backward = schedule_[use].pass == Pass::kBackward;
   const bool has_gradient = is_backward && !unit.is_frozen;
   if (window_.uses[use].fetch && uses_[use].blocks_copied < unit.block_count) return false;
-  // For units at home on the device, which are never fetched.
+  // For units that are leased at home, which are never fetched.
   if (!pass_.has_updated(unit.id, step_)) return false;
-  if (has_gradient && gradient_slots_free_ == 0) return false;
-  if (has_gradient) --gradient_slots_free_;
+  const bool takes_slot = has_gradient && !is_in_set(use);
+  if (takes_slot && gradient_slots_free_ == 0) return false;
+  if (takes_slot) --gradient_slots_free_;
   ++next_compute_;
   is_computing_ = true;
   const UnitTime& time = rates_.units[index_of(unit.id)];
@@ -286,6 +292,7 @@ void Simulation::computed(std::uint32_t use) {
 }
 
 void Simulation::drain(std::uint32_t use) {
+  if (is_in_set(use)) return gradient_added(use);
   machine_.copy_down({SimulatedTask::kDrain, use, ranked(0, use)},
                      elements_of(use) * layout_.format().gradient_bytes());
 }

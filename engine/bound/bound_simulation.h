@@ -24,6 +24,8 @@
 // beside computation. These updates run block by block as soon as the norm is known, or under
 // `eager` as soon as the unit's gradient is there.
 // Parameters at home on the device are ready for a use, or gathered in place, without a copy.
+// With memory.unified, so are units in host memory, updates use parameters on the device without
+// copies, and a unit's first gradient of a step is computed where it waits, in no slot.
 // `serial`: lanes are granted in unit order when the norm is known.
 // `deferred`: lanes are granted in unit order as soon as they are free, and Adam waits for the
 // norm.

@@ -238,7 +238,7 @@ void SimulatedPass::updated(std::uint32_t index) {
   Block& block = blocks_[index];
   const BlockId id{index};
   block.pending = 1;  // held until every part has been sent
-  if (parameter_tier(index) == Tier::kDevice) {
+  if (parameter_tier(index) == Tier::kDevice && needs_slot(index)) {
     ++block.pending;
     machine_.copy_up({SimulatedTask::kPublish, index, ranked(1, block.place)},
                      layout_.parameter_bytes(id));

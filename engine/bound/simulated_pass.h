@@ -75,14 +75,16 @@ class SimulatedPass {
     return placement_.gradient_tier[index_of(layout_.block(BlockId{block}).unit)];
   }
   bool needs_lane(std::uint32_t block) const {
-    return parameter_tier(block) != Tier::kHost || record_tier(block) != Tier::kHost ||
+    return needs_slot(block) || record_tier(block) != Tier::kHost ||
            gradient_tier(block) != Tier::kHost;
   }
   bool is_eager(std::uint32_t block) const;
   bool grant_by_unit();
   bool grant_by_arrival();
   bool try_grant(std::uint32_t index);
-  bool needs_slot(std::uint32_t block) const { return parameter_tier(block) != Tier::kHost; }
+  bool needs_slot(std::uint32_t block) const {
+    return !placement_.updates_parameters_at_home(BlockId{block});
+  }
   void load_parameters(std::uint32_t index, bool is_bound);
   void part_loaded(std::uint32_t index);
   bool may_update(std::uint32_t index) const;

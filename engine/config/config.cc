@@ -67,6 +67,11 @@ OverlapPolicy overlap_from(const std::string& name) {
   return named(name, {kAuto, kEager, kDeferred, kSpeculative, kSerial});
 }
 
+UnifiedMemory unified_from(const std::string& name) {
+  using enum UnifiedMemory;
+  return named(name, {kAuto, kOff, kOn});
+}
+
 RoomCheck room_check_from(const std::string& name) {
   using enum RoomCheck;
   return named(name, {kError, kWarn, kOff});
@@ -195,6 +200,15 @@ std::string_view name_of(Verify verify) {
   return "unknown";
 }
 
+std::string_view name_of(UnifiedMemory unified) {
+  switch (unified) {
+    case UnifiedMemory::kAuto: return "auto";
+    case UnifiedMemory::kOff: return "off";
+    case UnifiedMemory::kOn: return "on";
+  }
+  return "unknown";
+}
+
 std::string_view name_of(RoomCheck check) {
   switch (check) {
     case RoomCheck::kError: return "error";
@@ -277,6 +291,7 @@ Config engine_config(const ConfigDocument& document) {
   config.memory.host_bytes = document.size_bytes("memory.host");
   config.memory.check = room_check_from(document.string("memory.check"));
   config.memory.save_buffers = static_cast<std::uint32_t>(document.integer("memory.save_buffers"));
+  config.memory.unified = unified_from(document.string("memory.unified"));
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
   config.placement.gradients = tier_from(document.string("placement.gradients"));

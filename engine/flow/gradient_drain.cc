@@ -23,6 +23,7 @@ GradientDrain::GradientDrain(const FlowParts& parts, const ResidentUnits& reside
       host_(parts, callbacks()),
       on_device_(parts, residents, math, callbacks()),
       spill_(parts, waiting, callbacks()),
+      set_zeroed_event_(parts.device),
       units_(parts.layout.units().size()),
       zero_stream_(parts.device, "gradient zeros", StreamPriority::kHigh),
       copy_stream_(parts.device, "gradients down", StreamPriority::kHigh) {
@@ -73,7 +74,18 @@ std::optional<std::uint32_t> GradientDrain::try_take_slot() {
   return slot;
 }
 
-void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId computed) {
+bool GradientDrain::try_lend_set(UnitId id) {
+  Unit& unit = units_[index_of(id)];
+  if (!placement_.leases_gradient_set || placement_.gradient_leaves(id) || unit.has_gradient ||
+      std::exchange(unit.has_lent_set, true))
+    return false;
+  device_.fill_zero(tiers_.gradient_set(id), layout_.set_gradient_bytes(id), zero_stream_.id());
+  device_.record(set_zeroed_event_.id(), zero_stream_.id());
+  return true;
+}
+
+void GradientDrain::release(const ScheduledUse& use, std::optional<std::uint32_t> slot,
+                            EventId computed) {
   // The copy stream reaches the waits in order of release, as it does the copies.
   device_.wait(copy_stream_.id(), computed);
   Unit& unit = units_[index_of(use.unit)];
@@ -85,9 +97,12 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
   jobs_.push_back(
       {.use = use,
        .is_first = !unit.has_gradient,
-       .slot = slot,
+       .slot = slot.value_or(0),
        .released_ns = trace_now_ns(),
-       .range = begin_trace_range({.unit = index_of(use.unit), .kind = kind_of(use.unit)})});
+       .range = slot ? begin_trace_range({.unit = index_of(use.unit), .kind = kind_of(use.unit)})
+                     : TraceRangeId{},
+       .has_slot = slot.has_value(),
+       .is_in_set = !slot.has_value()});
   if (!unit.has_gradient) add_waiting(use.unit);
   unit.has_gradient = true;
   device_.notify(copy_stream_.id(), [this] {
@@ -111,6 +126,8 @@ void GradientDrain::move_home(Job& job) {
       .unit = unit, .begin = layout_.set_begin(unit), .count = layout_.set_elements(unit)};
   job.has_left = !job.has_slot;
   job.is_home = false;
+  if (job.is_in_set)  // once it has been computed
+    return device_.notify(copy_stream_.id(), [this] { scheduler_.post([this] { arrived(); }); });
   home_of(unit).start({.range = job.is_reduced ? owned_range(layout_, unit) : kept,
                        .data = job.has_slot ? tiers_.gradient_slot(job.slot) : nullptr,
                        .is_first = job.is_first,
@@ -171,6 +188,7 @@ TraceKind GradientDrain::kind_of(UnitId unit) const {
 
 void GradientDrain::trace_copy(Job& job) {
   const std::uint64_t now_ns = trace_now_ns();
+  copied_bytes_ += layout_.unit_gradient_bytes(job.use.unit);
   const TraceKind kind = kind_of(job.use.unit);
   trace_span({.begin_ns = job.released_ns,
               .end_ns = now_ns,

@@ -63,16 +63,24 @@ class GradientDrain {
   std::optional<std::uint32_t> try_take_slot();
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
+  // Lends the unit's place in the set itself for its first gradient of the step, where that is
+  // possible. The place's bytes are zero after set_zeroed_event(), until the next call.
+  // Requires: the unit has been updated, so no update reads the set's place any more.
+  bool try_lend_set(UnitId unit);
+  EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
+
   // The lease of `use` is released; `computed` is recorded after the computation that filled
-  // `slot`. If the schedule has changed, a unit with a final gradient may get another gradient. The
-  // earlier gradient is then no longer final.
-  void release(const ScheduledUse& use, std::uint32_t slot, EventId computed);
+  // `slot` or, without a slot, the set's place. If the schedule has changed, a unit with a final
+  // gradient may get another gradient. The earlier gradient is then no longer final.
+  void release(const ScheduledUse& use, std::optional<std::uint32_t> slot, EventId computed);
   // No more gradients will come, so the present ones are final. Units without a gradient get
   // zeros. Later calls do nothing. Requires: no update reads the gradients any more.
   void close();
 
   // Whether the schedule has marked a gradient of the unit as its last of the step.
   bool is_closed(UnitId unit) const { return units_[index_of(unit)].is_closed; }
+  // The bytes copied out of slots since the last call.
+  std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   // Whether a gradient has changed after it was final.
   bool was_reopened() const { return was_reopened_; }
   // Units without a gradient in the step, except announced ones. Requires: close() has been called.
@@ -97,7 +105,8 @@ class GradientDrain {
     std::uint64_t released_ns = 0;
     TraceRangeId range{};
     std::uint64_t computed_ns = 0;  // 0 = computation has not filled the slot yet
-    bool has_slot = true;           // otherwise it is zero
+    bool has_slot = true;           // otherwise it is in the set, or zero
+    bool is_in_set = false;         // has been computed there
     bool has_left = false;          // out of the slot
     bool is_home = false;
     bool is_reduced = false;  // has been added over the ranks
@@ -107,6 +116,7 @@ class GradientDrain {
     std::uint32_t jobs = 0;   // released but not yet home
     std::uint32_t norms = 0;  // wanted or under way, one at a time; the last one counts
     bool has_gradient = false;
+    bool has_lent_set = false;
     bool is_closed = false;
     bool is_whole = false;  // except for its norm
     bool is_final = false;
@@ -149,7 +159,9 @@ class GradientDrain {
   bool reduces_each_ = true;
   std::vector<std::uint32_t> free_slots_;  // a few; in the order in which they became free
   std::vector<Event> zeroed_events_;       // by slot
-  std::deque<Job> jobs_;                   // in order of release; only the front one moves
+  Event set_zeroed_event_;
+  std::uint64_t copied_bytes_ = 0;
+  std::deque<Job> jobs_;  // in order of release; only the front one moves
   bool front_is_started_ = false;
   bool is_reducing_ = false;     // the front one, over the ranks
   std::uint64_t copied_ns_ = 0;  // when the last copy ended

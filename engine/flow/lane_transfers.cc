@@ -33,8 +33,8 @@ bool LaneTransfers::load(OptimizerLane& lane) {
   }
   if (lane.slot == OptimizerLane::kNoSlot || slots_.holds(lane.slot, lane.version)) return true;
   if (placement_.parameter_tier[index_of(lane.block)] == Tier::kDevice) {
-    device_.copy(lane.parameters, tiers_.device_parameters(layout_.block(lane.block)),
-                 layout_.parameter_bytes(lane.block), down_stream_.id());
+    copy(lane.parameters, tiers_.device_parameters(layout_.block(lane.block)),
+         layout_.parameter_bytes(lane.block), down_stream_.id());
     slots_.set_version(lane.slot, lane.version);  // once the copy is done
     add_pending_copy(lane, down_stream_.id());
   } else if (!slots_.is_transferring(lane.slot)) {  // otherwise the prefetcher is reading it
@@ -53,8 +53,8 @@ void LaneTransfers::load_gradients(OptimizerLane& lane) {
                         tiers_.lane_gradient(lane.index),
                         store_.version(lane.block, Plane::kGradient));
   }
-  device_.copy(tiers_.lane_gradient(lane.index), tiers_.device_gradient(block),
-               block.element_count * layout_.format().gradient_bytes(), down_stream_.id());
+  copy(tiers_.lane_gradient(lane.index), tiers_.device_gradient(block),
+       block.element_count * layout_.format().gradient_bytes(), down_stream_.id());
   device_.notify(down_stream_.id(),
                  [this, &lane] { scheduler_.post([this, &lane] { gradients_loaded(lane); }); });
 }
@@ -63,6 +63,12 @@ void LaneTransfers::gradients_loaded(OptimizerLane& lane) {
   lane.gradients_are = OptimizerLane::Gradients::kHere;
   --lane.pending;
   on_change_();
+}
+
+void LaneTransfers::copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
+                         StreamId stream) {
+  device_.copy(target, source, size_bytes, stream);
+  copied_bytes_ += size_bytes;
 }
 
 void LaneTransfers::add_pending_copy(OptimizerLane& lane, StreamId stream) {
@@ -83,8 +89,8 @@ bool LaneTransfers::is_read(const OptimizerLane& lane) const {
 }
 
 void LaneTransfers::copy_to_device(OptimizerLane& lane) {
-  device_.copy(tiers_.device_parameters(layout_.block(lane.block)), lane.parameters,
-               layout_.parameter_bytes(lane.block), up_stream_.id());
+  copy(tiers_.device_parameters(layout_.block(lane.block)), lane.parameters,
+       layout_.parameter_bytes(lane.block), up_stream_.id());
   add_pending_copy(lane, up_stream_.id());
 }
 

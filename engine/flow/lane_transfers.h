@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <utility>
 
 #include "engine/flow/commits.h"
 #include "engine/flow/flow_parts.h"
@@ -44,10 +45,13 @@ class LaneTransfers {
   void adopt(BlockId block);
   void drop_shadows(BlockId block);
 
+  // The bytes copied from and to the device since the last call.
+  std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   // The copies to the device.
   StreamId up_stream() const { return up_stream_.id(); }
 
  private:
+  void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes, StreamId stream);
   void add_pending_copy(OptimizerLane& lane, StreamId stream);
   void gradients_loaded(OptimizerLane& lane);
 
@@ -60,6 +64,7 @@ class LaneTransfers {
   Scheduler& scheduler_;
   const Commits* const commits_;
   std::function<void()> on_change_;
+  std::uint64_t copied_bytes_ = 0;
 
   Stream down_stream_;  // last: their callbacks use everything above
   Stream up_stream_;

@@ -29,6 +29,7 @@ OptimizerPass::OptimizerPass(const FlowParts& parts, const UpdateParts& own,
       scheduler_(parts.scheduler),
       worker_(parts.worker),
       residents_(own.residents),
+      leases_(own.leases),
       waiting_(own.waiting),
       commits_(own.commits),
       saver_(own.saver),
@@ -164,7 +165,7 @@ void OptimizerPass::start_on_device() {
     // A commit takes the block as it is, once the device reports that it has not overflowed.
     if (commits_ != nullptr && (device_updates_.is_running(block.unit) || is_being_committed(*id)))
       return;
-    if (is_being_saved(*id)) return;
+    if (is_being_saved(*id) || !leases_.may_update(*id)) return;
     order_.take_next(UpdatePlace::kDevice);
     const std::uint64_t to = version() + 1;
     device_updates_.update(block, order_.current().coefficients);
@@ -246,7 +247,7 @@ OptimizerLane* OptimizerPass::next_to_update() {
   Lane* best = nullptr;
   for (Lane& lane : lanes_) {
     if (lane.phase != Phase::kLoaded || lane.outcome == Outcome::kVoid ||
-        !order_.may_update(lane.block))
+        !order_.may_update(lane.block) || !leases_.may_update(lane.block))
       continue;
     // If the schedule has changed, the unit may be used again after its gradient was final.
     if (lane.slot != Lane::kNoSlot && slots_.is_being_copied(lane.slot)) continue;

@@ -23,6 +23,7 @@
 #include "engine/flow/commits.h"
 #include "engine/flow/device_updates.h"
 #include "engine/flow/flow_parts.h"
+#include "engine/flow/home_leases.h"
 #include "engine/flow/lane_transfers.h"
 #include "engine/flow/optimizer_lane.h"
 #include "engine/flow/parameter_slots.h"
@@ -39,6 +40,7 @@ namespace sluice {
 struct UpdateParts {
   ParameterSlots& slots;
   ResidentUnits& residents;
+  HomeLeases& leases;
   WaitingGradients& waiting;
   DeviceMath* math;  // null where no unit is updated on the device
   Commits* commits;  // null where the state is scratch
@@ -98,6 +100,8 @@ class OptimizerPass {
   }
   // Every block, in the order of the updates that come after the norm. Frozen blocks are last.
   std::vector<BlockId> blocks_in_order() const;
+  // The bytes copied between device and lanes since the last call.
+  std::uint64_t take_copied_bytes() { return transfers_.take_copied_bytes(); }
   // Whether gradients that wait outside host memory are on their way to a lane.
   bool is_reading_gradients() const;
 
@@ -142,6 +146,7 @@ class OptimizerPass {
   Scheduler& scheduler_;
   Worker& worker_;
   ResidentUnits& residents_;
+  const HomeLeases& leases_;
   WaitingGradients& waiting_;
   Commits* const commits_;
   StateSaver& saver_;

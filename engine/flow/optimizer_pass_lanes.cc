@@ -10,7 +10,7 @@ bool OptimizerPass::start(Lane& lane, BlockId block) {
   // The update before, or its commit, is still writing it.
   if (in_lane_[index_of(block)] || is_being_committed(block) || is_being_saved(block)) return false;
   std::uint32_t slot = Lane::kNoSlot;
-  if (placement_.parameter_tier[index_of(block)] != Tier::kHost) {
+  if (!placement_.updates_parameters_at_home(block)) {
     if (const auto bound = slots_.find(block)) {
       slot = *bound;
       slots_.join(slot, SlotUser::kPass);
@@ -26,7 +26,8 @@ bool OptimizerPass::start(Lane& lane, BlockId block) {
   const bool gradients_leave = placement_.gradient_leaves(layout_.block(block).unit);
   lane.block = block;
   lane.slot = slot;
-  lane.parameters = slot == Lane::kNoSlot ? tiers_.host_parameters(block) : slots_.data(slot);
+  lane.parameters =
+      slot == Lane::kNoSlot ? tiers_.parameters_at_home(layout_.block(block)) : slots_.data(slot);
   lane.record = placement_.record_tier[index_of(block)] == Tier::kHost ? tiers_.host_record(block)
                                                                        : tiers_.lane(lane.index);
   lane.gradients_are = gradients_leave ? Lane::Gradients::kWanted : Lane::Gradients::kHere;
@@ -106,7 +107,7 @@ void OptimizerPass::take_effect(Lane& lane) {
     store_.advance(block.id, Plane::kRecord, version);
   const Tier tier = placement_.parameter_tier[index_of(block.id)];
   if (tier != Tier::kNvme) store_.advance(block.id, Plane::kParameter, version);
-  if (tier == Tier::kDevice) transfers_.copy_to_device(lane);
+  if (tier == Tier::kDevice && lane.slot != Lane::kNoSlot) transfers_.copy_to_device(lane);
   if (!is_tentative) count_updated(block, transfers_.up_stream());
   advance(lane);
 }

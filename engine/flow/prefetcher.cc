@@ -160,14 +160,14 @@ void Prefetcher::finish_issue(std::uint32_t use) {
   if ((*schedule_)[use].final_gradient) hooks_.on_final_fetch((*schedule_)[use].unit);
 }
 
-// Whether the bytes that the use overwrites are free and, for a unit homed on the device, whether
-// it has been updated.
+// Whether the bytes that the use overwrites are free and, for a unit that is not copied block by
+// block, whether it has been updated.
 bool Prefetcher::may_start(std::uint32_t use) {
   for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
     if (!released_[evicted]) return blocked_by(TraceReason::kWindow, (*schedule_)[use].unit);
   }
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
-  if (!placement_.is_homed_on_device(unit)) return true;
+  if (!placement_.is_homed_on_device(unit) && !placement_.is_leased_at_home(unit)) return true;
   for (const BlockPlace& block : layout_.blocks_of(unit.id)) {
     if (!is_updated(block)) return blocked_by(TraceReason::kUpdate, unit.id, index_of(block.id));
   }

@@ -5,7 +5,8 @@
 // has not been updated yet delays the blocks after it. A block that the pass has in a slot is
 // copied from this slot. Where ranks share the parameters, the blocks are those of the rank's own
 // shard, and a gather completes the unit. There is one gather per fetch, in the order of the
-// fetches. A shard at home on the device is gathered from its home.
+// fetches. A shard at home on the device is gathered from its home. A unit that is leased at home
+// needs no copy; it is ready once it has been updated.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot, and copies free the slots. The copies wait for
@@ -107,6 +108,8 @@ class Prefetcher {
   }
   // The bytes gathered since the last call.
   std::uint64_t take_gathered_bytes() { return std::exchange(gathered_bytes_, 0); }
+  // The bytes copied since the last call.
+  std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   // The event that the step loop records when a lease of the unit is released.
   EventId release_event(UnitId unit) const { return release_events_[index_of(unit)].id(); }
 
@@ -173,6 +176,7 @@ class Prefetcher {
   Event shard_event_;                  // after the last copy that a gather waits for
   Event gathered_event_;               // after the gathers before a change of the schedule
   std::uint64_t gathered_bytes_ = 0;
+  std::uint64_t copied_bytes_ = 0;
   std::deque<BeginTime> gathers_begun_ns_;  // by use; stays where it is when it grows
 
   // The schedule being worked on.

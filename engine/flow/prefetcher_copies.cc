@@ -46,6 +46,7 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
        .is_gated = is_gated,
        .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
   meter_copies();
+  copied_bytes_ += layout_.parameter_bytes(block.id);
   ++unnoticed_copies_;
   if (item.slot != kNoSlot) unnoticed_slot_bytes_ += layout_.parameter_bytes(block.id);
   if (item.is_last || unnoticed_slot_bytes_ >= kNoticeBytes) request_notice();

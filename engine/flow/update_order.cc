@@ -31,7 +31,6 @@ void UpdateOrder::announce(const Update& update) {
   SLUICE_CHECK(phase_ != Phase::kAhead && !next_,
                "an update is announced when the one before has been applied or cancelled");
   next_ = update;
-  fetched_units_.clear();
   gradient_final_.assign(gradient_final_.size(), false);
 }
 
@@ -61,11 +60,13 @@ void UpdateOrder::apply(const StepCoefficients& coefficients) {
   SLUICE_CHECK(is_begun(), "what is applied has begun");
   current_.coefficients = coefficients;
   phase_ = Phase::kApplying;
+  fetched_units_.clear();
   queue_rest();
   end_if_complete();
 }
 
 bool UpdateOrder::cancel() {
+  fetched_units_.clear();
   if (std::exchange(next_, std::nullopt).has_value() || phase_ != Phase::kAhead) return false;
   phase_ = Phase::kIdle;
   return true;
@@ -78,8 +79,7 @@ bool UpdateOrder::updates_early() const {
 UpdatePlace UpdateOrder::place_of(BlockId block) const {
   const Tier record = placement_.record_tier[index_of(block)];
   if (record == Tier::kDevice) return UpdatePlace::kDevice;
-  const bool is_at_home = record == Tier::kHost &&
-                          placement_.parameter_tier[index_of(block)] == Tier::kHost &&
+  const bool is_at_home = record == Tier::kHost && placement_.updates_parameters_at_home(block) &&
                           !placement_.gradient_leaves(layout_.block(block).unit);
   return is_at_home ? UpdatePlace::kInPlace : UpdatePlace::kLane;
 }

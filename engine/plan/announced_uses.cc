@@ -11,7 +11,7 @@ AnnouncedUses::AnnouncedUses(const ModelSpec& model, const Layout& layout,
     : layout_(layout), placement_(placement), concurrent_leases_(model.concurrent_leases) {
   for (const UnitPlace& unit : layout.units())
     place_bytes_.push_back(
-        placement.unit_is_on_device(unit) ? 0 : placement.announced_window.slot_bytes);
+        placement.is_leased_at_home(unit) ? 0 : placement.announced_window.slot_bytes);
 }
 
 void AnnouncedUses::begin() {

@@ -75,13 +75,16 @@ std::vector<Pool> Placement::pools() const {
 }
 
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
-                     bool fills_device) {
+                     bool device_is_host) {
   return {.overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
           .lanes = config.optimizer.lanes,
-          .fills_device = fills_device,
+          .fills_device = !device_is_host,
           .activations = config.activations,
           .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout),
           .is_durable = !config.storage.state.name.empty(),
+          .is_unified =
+              device_is_host && ranks == 1 && config.memory.unified != UnifiedMemory::kOff,
+          .is_alone = ranks == 1,
           .save_buffers = config.memory.save_buffers};
 }
 
@@ -154,7 +157,7 @@ bool may_speculate_by_itself(const Config& config, std::uint32_t ranks) {
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement) {
   std::vector<std::uint64_t> bytes;
   for (const UnitPlace& unit : layout.units())
-    bytes.push_back(placement.unit_is_on_device(unit) ? 0 : layout.unit_parameter_bytes(unit.id));
+    bytes.push_back(placement.is_leased_at_home(unit) ? 0 : layout.unit_parameter_bytes(unit.id));
   return bytes;
 }
 

@@ -43,6 +43,15 @@ struct Placement {
   // their entry is host memory.
   std::vector<Tier> gradient_tier;
 
+  // Whether device memory is host memory, memory.unified allows to use it as such, and one rank
+  // trains alone. Computation then uses the parameters of a unit that lies in host memory as a
+  // whole at their home, and updates use parameters on the device at their home.
+  bool is_unified = false;
+  std::vector<bool> is_leased_in_host;  // by unit; empty: no unit is
+  // Whether a unit's first gradient of a step may be computed straight in the set, if the set's
+  // part is in host memory.
+  bool leases_gradient_set = false;
+
   // Device memory.
   std::uint64_t device_budget_bytes = 0;
   std::uint64_t resident_parameter_bytes = 0;  // homed there: whole units, or shards of them
@@ -101,6 +110,17 @@ struct Placement {
   // the window.
   bool unit_is_on_device(const UnitPlace& unit) const {
     return is_homed_on_device(unit) && !unit.is_sharded;
+  }
+  // Whether leases use the unit's home, in either memory, so that an update of a block has to wait
+  // for the leases on its unit.
+  bool is_leased_at_home(const UnitPlace& unit) const {
+    return unit_is_on_device(unit) ||
+           (!is_leased_in_host.empty() && is_leased_in_host[index_of(unit.id)]);
+  }
+  // Whether the CPU reads and writes the block's parameters at their home, without a copy.
+  bool updates_parameters_at_home(BlockId block) const {
+    const Tier tier = parameter_tier[index_of(block)];
+    return tier == Tier::kHost || (tier == Tier::kDevice && is_unified);
   }
   // Whether the unit's optimizer state is at home on the device, so that the device updates the
   // unit.
@@ -168,12 +188,15 @@ struct PassNeeds {
   Config::Activations activations = {};
   std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take beside the pools
   bool is_durable = false;              // commits also take the device's state
+  bool is_unified = false;              // as in Placement
+  bool is_alone = true;                 // one rank
   std::uint32_t save_buffers = 0;
 };
 
-// The needs of `config` on each of `ranks` ranks.
+// The needs of `config` on each of `ranks` ranks. If the device has its own memory, the planner
+// fills it.
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
-                     bool fills_device);
+                     bool device_is_host);
 
 // Tries to place the state under `budgets`. If a pair of budgets works, every pair of larger
 // budgets works, too.
@@ -206,7 +229,7 @@ std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
 // Whether "auto" may speculate. With a durable store, "auto" may speculate only where no third copy
 // is needed.
 bool may_speculate_by_itself(const Config& config, std::uint32_t ranks);
-// The bytes that each unit needs in the device window; 0 for a unit that is wholly on the device.
+// The bytes that each unit needs in the device window; 0 for a unit that is leased at home.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);
 
 }  // namespace sluice

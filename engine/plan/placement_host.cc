@@ -258,7 +258,8 @@ void PlacementPlanner::size_buffers(const HomesInUse& homes, std::uint32_t stagi
   const auto slot = [&](std::uint64_t bytes) { return align_up(bytes, kStorageAlignBytes); };
   const std::uint64_t parameter_slot = slot(largest_block_ * format.parameter_bytes());
   const std::uint64_t record_slot = slot(format.record_bytes(largest_block_));
-  const bool updates_in_slots = homes.parameters_on_storage || homes.parameters_on_device;
+  const bool updates_in_slots =
+      homes.parameters_on_storage || (homes.parameters_on_device && !placement_.is_unified);
   if (!homes.parameters_on_storage) staging_slots = 0;
   // Where the device updates everything, one lane serves access to the state outside of steps.
   if (homes.device_updates_all) lanes = std::min(lanes, 1u);
@@ -275,7 +276,8 @@ void PlacementPlanner::size_buffers(const HomesInUse& homes, std::uint32_t stagi
   if (pass_.is_durable && (homes.parameters_on_device || homes.records_on_device))
     placement_.commit_buffers = {.count = kCommitBuffers,
                                  .slot_bytes = parameter_slot + record_slot};
-  const bool is_saved_in_place = !updates_in_slots && !lanes_hold_records;
+  const bool is_saved_in_place =
+      !homes.parameters_on_storage && !homes.parameters_on_device && !lanes_hold_records;
   placement_.save_buffers = {};
   if (pass_.save_buffers != 0)
     placement_.save_buffers = {

@@ -1,6 +1,7 @@
 #include "engine/plan/placement_planner.h"
 
 #include <algorithm>
+#include <span>
 
 #include <sluice/units.h>
 #include "engine/plan/window_plan.h"
@@ -34,17 +35,30 @@ std::vector<Schedule> schedules_of(const ModelSpec& model, const Config::Activat
   return schedules;
 }
 
-// Places for the announced units that are leased, and for those read ahead.
-SlotPool announced_window_of(const Layout& layout, std::uint32_t places) {
+// Places for the announced units that are leased, and for those read ahead. `sizes` has 0 for units
+// without a place.
+SlotPool announced_window_of(const Layout& layout, std::span<const std::uint64_t> sizes,
+                             std::uint32_t places) {
   SlotPool window;
   for (const UnitPlace& unit : layout.units()) {
-    if (!unit.is_announced) continue;
+    if (!unit.is_announced || sizes[index_of(unit.id)] == 0) continue;
     window = {
         .count = places,
         .slot_bytes = std::max(window.slot_bytes,
                                align_up(layout.unit_parameter_bytes(unit.id), kStorageAlignBytes))};
   }
   return window;
+}
+
+// The device memory that its update takes beside its parameters.
+std::uint64_t update_bytes(const Layout& layout, const Placement& placement,
+                           const UnitPlace& unit) {
+  std::uint64_t bytes = placement.gradient_is_on_device(unit.id)
+                            ? 0
+                            : set_slot_bytes(layout, unit) + tally_bytes_of(unit);
+  for (const BlockPlace& block : layout.blocks_of(unit.id))
+    bytes += layout.record_slot_bytes(block.id);
+  return bytes;
 }
 
 }  // namespace
@@ -67,6 +81,13 @@ PlacementPlanner::PlacementPlanner(const Layout& layout, const ModelSpec& model,
       all_schedules_(schedules_of(model, pass.activations)),
       sizes_(unit_sizes(layout)) {
   placement_.fills_device = pass.fills_device;
+  placement_.is_unified = pass.is_unified;
+  placement_.leases_gradient_set = pass.is_unified && pass.is_alone && model.concurrent_leases == 1;
+  // Leased there, units need no window.
+  if (pass.is_unified && choices.parameters == TierChoice::kHost) {
+    for (const UnitPlace& unit : layout.units())
+      if (!unit.is_sharded) sizes_[index_of(unit.id)] = 0;
+  }
   placement_.rank_buffer_bytes = pass.rank_buffer_bytes;
   placement_.parameter_tier.assign(layout.blocks().size(), Tier::kNvme);
   placement_.record_tier.assign(layout.blocks().size(), Tier::kNvme);
@@ -86,6 +107,7 @@ std::optional<PlacementShortage> PlacementPlanner::attempt(const Budgets& budget
   placement_.host_budget_bytes = budgets.host_bytes;
   if (const auto shortage = plan_device()) return shortage;
   if (const auto shortage = plan_host()) return shortage;
+  if (placement_.is_unified) lease_in_host();
   add_nvme_bytes();
   return std::nullopt;
 }
@@ -150,7 +172,7 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   const std::uint64_t window_minimum = needs_all ? 0 : least_window();
   if (!needs_all)
     placement_.announced_window =
-        announced_window_of(layout_, leases + (thrift_.buffers ? 0 : kPrefetchUnits));
+        announced_window_of(layout_, sizes_, leases + (thrift_.buffers ? 0 : kPrefetchUnits));
   const auto needed_bytes = [&] {
     return placement_.device_bytes() + (needs_all ? all_bytes : window_minimum);
   };
@@ -193,20 +215,10 @@ void PlacementPlanner::fill_device() {
   if (thrift_.records || thrift_.parameters) return;
   if (choices_.gradients == TierChoice::kHost || choices_.gradients == TierChoice::kNvme) return;
   for (const UnitPlace& unit : layout_.units()) {
-    const bool fits =
-        placement_.device_bytes() + update_bytes(unit) <= placement_.device_budget_bytes;
+    const bool fits = placement_.device_bytes() + update_bytes(layout_, placement_, unit) <=
+                      placement_.device_budget_bytes;
     if (fits && placement_.is_homed_on_device(unit)) update_on_device(unit);
   }
-}
-
-// The bytes that it takes beside its parameters.
-std::uint64_t PlacementPlanner::update_bytes(const UnitPlace& unit) const {
-  std::uint64_t bytes = placement_.gradient_is_on_device(unit.id)
-                            ? 0
-                            : set_slot_bytes(layout_, unit) + tally_bytes_of(unit);
-  for (const BlockPlace& block : layout_.blocks_of(unit.id))
-    bytes += layout_.record_slot_bytes(block.id);
-  return bytes;
 }
 
 void PlacementPlanner::update_on_device(const UnitPlace& unit) {
@@ -224,16 +236,18 @@ bool PlacementPlanner::may_be_resident() const {
          !thrift_.parameters;
 }
 
+// The window for units in use and read ahead, if `least_bytes` are the least that works.
+std::uint64_t PlacementPlanner::window_wanted(std::uint64_t least_bytes) const {
+  const std::uint32_t ahead = model_.concurrent_leases + kPrefetchUnits;
+  return thrift_.buffers ? least_bytes
+                         : std::max(least_bytes, leased_bytes_max(schedule_, sizes_, ahead));
+}
+
 // `budget` is the room beside all other mandatory pools, including the least gradient slots.
 void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum) {
-  const std::uint32_t ahead = model_.concurrent_leases + kPrefetchUnits;
   const std::uint64_t another_slot_bytes = placement_.gradient_slots.slot_bytes;
   const bool has_another = !thrift_.buffers && window_minimum + another_slot_bytes <= budget;
   const std::uint64_t reserved_bytes = has_another ? another_slot_bytes : 0;
-  const auto window_wanted = [&](std::uint64_t least_bytes) {
-    return thrift_.buffers ? least_bytes
-                           : std::max(least_bytes, leased_bytes_max(schedule_, sizes_, ahead));
-  };
   // A whole number of places, like the pools after it in the slab.
   const std::uint64_t window =
       std::min(window_wanted(window_minimum),
@@ -264,6 +278,31 @@ void PlacementPlanner::add_homes(std::uint64_t rest_bytes) {
   for (const bool are_announced : {false, true}) add(/*are_kept=*/true, are_announced);
   if (!may_be_resident()) return;
   for (const bool are_announced : {false, true}) add(/*are_kept=*/false, are_announced);
+}
+
+// Units whose parameters all lie in host memory, and so together, are leased there. The window that
+// the other units pass through may then be smaller.
+void PlacementPlanner::lease_in_host() {
+  const std::vector<std::uint64_t> all_sizes = sizes_;
+  placement_.is_leased_in_host.assign(layout_.units().size(), false);
+  for (const UnitPlace& unit : layout_.units()) {
+    const auto blocks = layout_.blocks_of(unit.id);
+    const bool is_in_host = std::ranges::all_of(blocks, [&](const BlockPlace& block) {
+      return placement_.parameter_tier[index_of(block.id)] == Tier::kHost;
+    });
+    if (!is_in_host) continue;
+    placement_.is_leased_in_host[index_of(unit.id)] = true;
+    sizes_[index_of(unit.id)] = 0;
+  }
+  const std::uint64_t least = least_window();
+  if (least > placement_.window_bytes) {  // three leases and more: fewer units may take more room
+    sizes_ = all_sizes;
+    placement_.is_leased_in_host.clear();
+    return;
+  }
+  placement_.window_bytes = std::min(placement_.window_bytes, window_wanted(least));
+  if (const std::uint32_t places = placement_.announced_window.count; places != 0)
+    placement_.announced_window = announced_window_of(layout_, sizes_, places);
 }
 
 void PlacementPlanner::make_resident(const UnitPlace& unit) {

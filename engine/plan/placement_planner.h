@@ -65,11 +65,12 @@ class PlacementPlanner {
   // Device.
   std::optional<PlacementShortage> plan_device();
   std::uint64_t least_window() const;
+  std::uint64_t window_wanted(std::uint64_t least_bytes) const;
   bool may_be_resident() const;
   void plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum);
   void add_homes(std::uint64_t rest_bytes);
   void make_resident(const UnitPlace& unit);
-  std::uint64_t update_bytes(const UnitPlace& unit) const;
+  void lease_in_host();
   void update_on_device(const UnitPlace& unit);
   void fill_device();
 

@@ -132,7 +132,12 @@ class Prediction {
     const bool stages = subject_.micro_batches > 1 || repeats ||
                         std::ranges::count(placement_.gradient_tier, Tier::kNvme) != 0;
     const SlotPool& slots = placement_.gradient_slots;
-    const std::uint64_t uses = backward.size() * subject_.micro_batches;
+    std::uint64_t uses = backward.size() * subject_.micro_batches;
+    if (placement_.leases_gradient_set) {  // the first ones take no slot
+      const auto end = std::unique(units.begin(), units.end());
+      uses -= static_cast<std::uint64_t>(std::count_if(
+          units.begin(), end, [this](UnitId unit) { return !placement_.gradient_leaves(unit); }));
+    }
     const std::uint64_t slot_bytes = std::min<std::uint64_t>(slots.count, uses) * slots.slot_bytes;
     const std::uint64_t staging_bytes = stages ? placement_.gradient_staging.size_bytes() : 0;
     for (const Moment moment : {kForward, kBackward, kDraining}) {
@@ -150,10 +155,10 @@ class Prediction {
     for (const BlockPlace& block : layout_.blocks()) {
       const Tier parameters = placement_.parameter_tier[index_of(block.id)];
       const Tier record = placement_.record_tier[index_of(block.id)];
-      if (parameters == Tier::kNvme || (parameters == Tier::kDevice && record != Tier::kDevice))
-        ++in_slots;
-      const bool stays = parameters == Tier::kHost && record == Tier::kHost &&
-                         !placement_.gradient_leaves(block.unit);
+      const bool is_at_hand = placement_.updates_parameters_at_home(block.id);
+      if (parameters == Tier::kNvme || (!is_at_hand && record != Tier::kDevice)) ++in_slots;
+      const bool stays =
+          is_at_hand && record == Tier::kHost && !placement_.gradient_leaves(block.unit);
       if (!layout_.is_frozen(block.id) && record != Tier::kDevice && !stays) ++in_lanes;
       if (placement_.has_shadow(block.id))
         shadow_bytes = std::max(shadow_bytes, layout_.parameter_slot_bytes(block.id) +

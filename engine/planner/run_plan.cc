@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
+#include <sluice/error.h>
 #include "engine/plan/host_memory.h"
 #include "engine/plan/parameter_groups.h"
 #include "engine/plan/sharding.h"
@@ -45,12 +48,21 @@ Layout plan_layout(const Config& config, const ModelSpec& model, const Shard& sh
 RunPlan plan_run(const Config& config, const ModelSpec& model, const Layout& layout,
                  const RunMachine& machine) {
   check_homes(config.sharding, machine.ranks, config.placement);
+  if (config.memory.unified == UnifiedMemory::kOn && !machine.device_is_host)
+    throw Error(ErrorCode::kConfig,
+                "memory.unified is \"on\", but the device has memory of its own, so leases need "
+                "copies; set it to \"auto\"");
+  if (config.memory.unified == UnifiedMemory::kOn && machine.ranks != 1)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("memory.unified is \"on\", but {} ranks train together, which gather "
+                            "parameters into copies; set it to \"auto\"",
+                            machine.ranks));
   const Budgets budgets{.device_bytes = config.memory.device_bytes.value_or(machine.device_bytes),
                         .host_bytes = config.memory.host_bytes.value_or(
                             default_host_bytes(machine.host_memory_bytes))};
-  RunPlan plan{.placement = plan_placement(layout, model, config.placement, budgets,
-                                           pass_needs(config, layout, machine.ranks,
-                                                      /*fills_device=*/!machine.device_is_host))};
+  RunPlan plan{.placement = plan_placement(
+                   layout, model, config.placement, budgets,
+                   pass_needs(config, layout, machine.ranks, machine.device_is_host))};
   plan.policy = policy_of(config, layout, plan.placement, machine);
   if (plan.policy == OverlapPolicy::kSpeculative) add_shadows(layout, plan.placement);
   if (const std::uint32_t copies = durable_copies(config, machine.ranks); copies != 0)

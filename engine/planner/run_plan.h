@@ -26,7 +26,8 @@ struct RunPlan {
 Layout plan_layout(const Config& config, const ModelSpec& model, const Shard& shard = {});
 
 // `model` is validated(); `layout` comes from plan_layout().
-// Fails with: kConfig for homes that the stage does not support with several ranks; kOutOfMemory as
+// Fails with: kConfig for homes that the stage does not support with several ranks, and for
+// memory.unified "on" with several ranks or with a device that has its own memory; kOutOfMemory as
 // plan_placement() does.
 RunPlan plan_run(const Config& config, const ModelSpec& model, const Layout& layout,
                  const RunMachine& machine);

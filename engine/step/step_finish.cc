@@ -13,6 +13,15 @@
 #include "engine/step/step_loop.h"
 
 namespace sluice {
+namespace {
+
+void describe_times(const StepTimes& times, StepReport& report) {
+  report.times = times;
+  report.stall_ns = times.stall_ns;
+  report.stall_for_update_ns = times.stall_for_update_ns;
+}
+
+}  // namespace
 
 StepReport StepLoop::finish_step(const FinishOptions& finish) {
   failure_.throw_if_unusable();
@@ -35,7 +44,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   failure_.await([this] { return is_over(); });
   // Nothing has waited for the work after the last gradient yet.
   std::uint32_t rest = acquired_;
-  while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
+  while (rest > 0 && !uses_[rest - 1].has_gradient()) --rest;
   await_computation(rest);
   failure_.throw_if_device_failed();
   if (ranks_.are_several() || norm_group_.add)
@@ -76,10 +85,10 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
     report.rank_traffic = ranks_.take_traffic();
     report.rank_traffic.gathered_bytes +=
         prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
+    report.copies = {prefetcher_.take_copied_bytes(), drain_.take_copied_bytes(),
+                     pass_.take_copied_bytes()};
   });
-  report.times = timeline_.finish(begin_ns, work);
-  report.stall_ns = report.times.stall_ns;
-  report.stall_for_update_ns = report.times.stall_for_update_ns;
+  describe_times(timeline_.finish(begin_ns, work), report);
   describe_changes(report);
   cursor_.end(/*is_example=*/true);
   return report;
@@ -90,8 +99,10 @@ void StepLoop::describe_changes(StepReport& report) const {
   if (announced_) {
     report.announced_uses = announced_->count();
     report.announced_read_bytes = announced_->read_bytes();
-    scheduler_.run(
-        [&] { report.rank_traffic.gathered_bytes += announced_->fetches().take_gathered_bytes(); });
+    scheduler_.run([&] {
+      report.rank_traffic.gathered_bytes += announced_->fetches().take_gathered_bytes();
+      report.copies.parameter_bytes += announced_->fetches().take_copied_bytes();
+    });
   }
   if (cursor_.changes() != 0)
     report.notes.push_back(

@@ -43,6 +43,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       waiting_(parts.layout, parts.placement, parts.scheduler),
       drain_(parts, residents_, waiting_, math_.get(),
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
+      home_leases_(parts, [this] { note_change(); }),
       commits_(durable == nullptr
                    ? nullptr
                    : std::make_unique<Commits>(*durable, parts, [this] { note_change(); })),
@@ -51,6 +52,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       pass_(parts,
             {.slots = slots_,
              .residents = residents_,
+             .leases = home_leases_,
              .waiting = waiting_,
              .math = math_.get(),
              .commits = commits_.get(),
@@ -219,11 +221,14 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
                     .gather_begun_ns = state.gather_begun_ns});
   LeasedUse lease{.use = use, .unit = unit};
   lease.parameters = cursor_.plans().window_unit_bytes()[index_of(unit)] == 0
-                         ? tiers_.resident_parameters(unit)
+                         ? tiers_.leased_home(unit)
                          : state.fetches->place(state.place);
   if (state.gradient_slot) {
     lease.gradients = tiers_.gradient_slot(*state.gradient_slot);
     device_.wait(stream, drain_.zeroed_event(*state.gradient_slot));
+  } else if (state.has_gradient_set) {
+    lease.gradients = tiers_.gradient_set(unit);
+    device_.wait(stream, drain_.set_zeroed_event());
   }
   state.stream = stream;
   state.range = begin_trace_range(
@@ -233,7 +238,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   } else {
     cursor_.advance();
   }
-  if (state.gradient_slot) reductions_.note(unit);
+  if (state.has_gradient()) reductions_.note(unit);
   ++acquired_;
   ++leases_held_;
   return lease;
@@ -249,8 +254,9 @@ bool StepLoop::is_ready(std::uint32_t use) {
   scheduler_.pools().enter(is_backward ? StepPhase::kBackward : StepPhase::kForward);
   WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
   if (is_fetched) {
-    if (has_gradient) state.gradient_slot = drain_.try_take_slot();
-    if (!has_gradient || state.gradient_slot) {
+    if (has_gradient) state.has_gradient_set = drain_.try_lend_set(scheduled.unit);
+    if (has_gradient && !state.has_gradient_set) state.gradient_slot = drain_.try_take_slot();
+    if (!has_gradient || state.has_gradient()) {
       cause = {};
     } else if (drain_.waits_for().reason == TraceReason::kCollective) {
       cause = drain_.waits_for();  // the collective holds the slot
@@ -263,7 +269,9 @@ bool StepLoop::is_ready(std::uint32_t use) {
   state.gather_begun_ns = placement_.unit_is_on_device(layout_.unit(scheduled.unit))
                               ? residents_.gather_begun_ns(scheduled.unit)
                               : state.fetches->gather_begun_ns(state.place);
-  return is_fetched && (!has_gradient || state.gradient_slot);
+  const bool is_ready = is_fetched && (!has_gradient || state.has_gradient());
+  if (is_ready) home_leases_.acquired(scheduled.unit);
+  return is_ready;
 }
 
 // On the scheduler's thread: whether every gradient is final, and the update may be applied.
@@ -288,14 +296,17 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   --leases_held_;
   scheduler_.post([this, use = lease.use] {
     const UseState& of = uses_[use];
-    if (of.gradient_slot) drain_.release(of.scheduled, *of.gradient_slot, of.released());
+    const UnitId unit = of.scheduled.unit;
+    home_leases_.released(unit, of.released(), !drain_.is_closed(unit));
+    if (of.has_gradient()) drain_.release(of.scheduled, of.gradient_slot, of.released());
     of.fetches->release(of.place);
   });
 }
 
 bool StepLoop::is_idle() const {
   return prefetcher_.idle() && (!announced_ || announced_->fetches().idle()) && drain_.idle() &&
-         pass_.idle() && saver_.is_at_rest() && (!commits_ || commits_->is_at_rest());
+         home_leases_.idle() && pass_.idle() && saver_.is_at_rest() &&
+         (!commits_ || commits_->is_at_rest());
 }
 
 void StepLoop::settle() noexcept {
@@ -310,9 +321,17 @@ void StepLoop::settle() noexcept {
   scheduler_.await_settled([this] { return is_idle(); });
 }
 
-// The window's bytes may be overwritten next, so no computation may use them any more.
+// The window's bytes may be overwritten next, so no computation may use them any more. Nor may any
+// computation use homes, which updates write: before `first_use`, that is computation on units
+// without a later gradient.
 void StepLoop::await_computation(std::uint32_t first_use) noexcept {
-  for (std::uint32_t use = first_use; use < acquired_; ++use) {
+  std::vector<bool> has_gradient(layout_.units().size(), false);
+  for (std::uint32_t use = acquired_; use > 0;) {
+    const UnitId unit = uses_[--use].scheduled.unit;
+    if (uses_[use].has_gradient()) has_gradient[index_of(unit)] = true;
+    const bool may_last =
+        placement_.is_leased_at_home(layout_.unit(unit)) && !has_gradient[index_of(unit)];
+    if (use < first_use && !may_last) continue;
     try {
       device_.synchronize(uses_[use].released());
     } catch (...) {

@@ -22,6 +22,7 @@
 #include "engine/flow/commits.h"
 #include "engine/flow/flow_parts.h"
 #include "engine/flow/gradient_drain.h"
+#include "engine/flow/home_leases.h"
 #include "engine/flow/prefetcher.h"
 #include "engine/flow/state_saver.h"
 #include "engine/plan/update_policy.h"
@@ -138,11 +139,13 @@ class StepLoop {
     std::uint32_t place = 0;        // among their uses
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
+    bool has_gradient_set = false;  // its gradient is computed in the set
     const BeginTime* gather_begun_ns = nullptr;
     TraceRangeId range{};  // of computation under it
     bool is_released = false;
 
     EventId released() const { return fetches->release_event(scheduled.unit); }
+    bool has_gradient() const { return gradient_slot || has_gradient_set; }
   };
 
   void throw_if_active() const;
@@ -196,6 +199,7 @@ class StepLoop {
   std::unique_ptr<AnnouncedUnits> announced_;  // null where the model has none
   WaitingGradients waiting_;
   GradientDrain drain_;
+  HomeLeases home_leases_;
   std::unique_ptr<Commits> commits_;  // null where the state is scratch
   StateSaver saver_;
   OptimizerPass pass_;

@@ -25,11 +25,13 @@ std::uint64_t place_room_bytes(const Layout& layout) {
   return save_room(layout).size_bytes() + elements * sizeof(float);
 }
 
-// A place is a lane with a parameter slot; blocks at home in host memory need neither.
+// A place is a lane with a parameter slot; blocks whose home the CPU uses need neither.
 std::uint32_t places_of(const Layout& layout, const Placement& placement, const Device& device) {
   const auto lies_elsewhere = [](Tier tier) { return tier != Tier::kHost; };
   std::uint64_t places = std::min<std::uint64_t>(kPlacesMax, layout.blocks().size());
-  if (std::ranges::any_of(placement.parameter_tier, lies_elsewhere))
+  if (std::ranges::any_of(layout.blocks(), [&](const BlockPlace& block) {
+        return !placement.updates_parameters_at_home(block.id);
+      }))
     places = std::min<std::uint64_t>(places, placement.parameter_slots.count);
   if (std::ranges::any_of(placement.record_tier, lies_elsewhere))
     places = std::min<std::uint64_t>(places, placement.lanes.count);
@@ -79,8 +81,8 @@ StateAccess::StateAccess(const Layout& layout, const Placement& placement, const
 BlockView StateAccess::view_of(const BlockPlace& block, std::uint32_t place) const {
   const std::uint32_t i = index_of(block.id);
   return {.block = block.id,
-          .parameters = placement_.parameter_tier[i] == Tier::kHost
-                            ? tiers_.host_parameters(block.id)
+          .parameters = placement_.updates_parameters_at_home(block.id)
+                            ? tiers_.parameters_at_home(block)
                             : tiers_.parameter_slot(place),
           .record = placement_.record_tier[i] == Tier::kHost ? tiers_.host_record(block.id)
                                                              : tiers_.lane(place)};
@@ -94,7 +96,8 @@ BlockView StateAccess::load(const BlockPlace& block) {
   const std::uint32_t i = index_of(block.id);
   if (placement_.parameter_tier[i] == Tier::kNvme)
     store_.read_now(block.id, Plane::kParameter, view.parameters);
-  if (placement_.parameter_tier[i] == Tier::kDevice)
+  if (!placement_.updates_parameters_at_home(block.id) &&
+      placement_.parameter_tier[i] == Tier::kDevice)
     copy_now(view.parameters, tiers_.device_parameters(block), layout_.parameter_bytes(block.id));
   if (placement_.record_tier[i] == Tier::kNvme)
     store_.read_now(block.id, Plane::kRecord, view.record);
@@ -218,7 +221,8 @@ void StateAccess::visit_blocks(const Visit& visit) {
 void StateAccess::bring_to_device(const BlockView& view) {
   const BlockPlace& block = layout_.block(view.block);
   const std::uint32_t i = index_of(view.block);
-  if (placement_.parameter_tier[i] == Tier::kDevice)
+  if (!placement_.updates_parameters_at_home(block.id) &&
+      placement_.parameter_tier[i] == Tier::kDevice)
     copy_now(tiers_.device_parameters(block), view.parameters, layout_.parameter_bytes(block.id));
   if (placement_.record_tier[i] == Tier::kDevice)
     copy_now(tiers_.device_record(view.block), view.record, layout_.record_bytes(view.block));

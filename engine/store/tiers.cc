@@ -101,7 +101,8 @@ void Tiers::cut_host_memory() {
     return begin;
   };
   place_gradients(Tier::kHost, take(placement_.gradient_set_bytes));
-  // The parameters of a unit lie together, so that one copy brings them to the device.
+  // The parameters of a unit lie together, so that one copy brings them to the device, or a lease
+  // uses them here.
   for (const BlockPlace& block : layout_.blocks()) {
     if (placement_.parameter_tier[index_of(block.id)] == Tier::kHost)
       host_parameters_[index_of(block.id)] = take(layout_.parameter_slot_bytes(block.id));
@@ -222,6 +223,19 @@ std::byte* Tiers::device_parameters(const BlockPlace& block) const {
   const std::uint64_t begin = unit.is_sharded ? unit.shard_begin : 0;
   return device_homes_[index_of(block.unit)] +
          (block.offset_elements - begin) * layout_.format().parameter_bytes();
+}
+
+std::byte* Tiers::leased_home(UnitId id) const {
+  const UnitPlace& unit = layout_.unit(id);
+  SLUICE_CHECK(placement_.is_leased_at_home(unit), "the unit is leased at home");
+  return placement_.unit_is_on_device(unit) ? resident_parameters(id)
+                                            : host_parameters(BlockId{unit.first_block});
+}
+
+std::byte* Tiers::parameters_at_home(const BlockPlace& block) const {
+  SLUICE_CHECK(placement_.updates_parameters_at_home(block.id), "the CPU uses the block's home");
+  return placement_.parameter_tier[index_of(block.id)] == Tier::kHost ? host_parameters(block.id)
+                                                                      : device_parameters(block);
 }
 
 std::byte* Tiers::gradient_slot(std::uint32_t slot) const {

@@ -63,6 +63,10 @@ class Tiers {
   }
   std::byte* resident_parameters(UnitId unit) const;  // Requires: all of the unit is at home there
   std::byte* device_parameters(const BlockPlace& block) const;  // Requires: homed on the device
+  // The whole unit. Requires: leased at home, on the device or in host memory.
+  std::byte* leased_home(UnitId unit) const;
+  // Requires: Placement::updates_parameters_at_home().
+  std::byte* parameters_at_home(const BlockPlace& block) const;
   std::byte* window() const { return window_; }
   std::byte* announced_window() const { return announced_window_; }
   std::byte* gradient_slot(std::uint32_t slot) const;

@@ -87,6 +87,22 @@ inline const Case kCases[] = {
     {"device_and_host", [](Config& c) { c.memory.device_bytes = 1400_KiB; }, true},
     {"device_and_nvme",
      [](Config& c) { c.memory = {.device_bytes = 1400_KiB, .host_bytes = 600_KiB}; }, true},
+    // The device shares the host's memory, but leases and updates copy.
+    {"in_memory_copied",
+     [](Config& c) {
+       c.placement = {TierChoice::kDevice, TierChoice::kHost};
+       c.memory.unified = UnifiedMemory::kOff;
+     }},
+    {"parameters_host_copied",
+     [](Config& c) {
+       c.placement = {TierChoice::kHost, TierChoice::kHost};
+       c.memory.unified = UnifiedMemory::kOff;
+     }},
+    {"large_host_budget_copied",
+     [](Config& c) {
+       c.memory = {.device_bytes = 300_KiB, .host_bytes = 8_MiB};
+       c.memory.unified = UnifiedMemory::kOff;
+     }},
 };
 
 // A policy, and a bound on the gradient norm. The bound is 0 (none), or clips never, sometimes or

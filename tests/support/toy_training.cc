@@ -1,9 +1,11 @@
 #include "tests/support/toy_training.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <span>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -74,6 +76,9 @@ Config toy_config(const std::string& path) {
   config.storage.block_elements = 4096;
   config.memory.host_bytes = 64_MiB;
   config.threads = 2;
+  const char* const unified = std::getenv("SLUICE_TEST_UNIFIED");
+  if (unified != nullptr && std::string_view(unified) == "off")
+    config.memory.unified = UnifiedMemory::kOff;
   config.optimizer.adam = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
   return config;
 }

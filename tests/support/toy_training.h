@@ -130,7 +130,9 @@ void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDev
 void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config);
 
-// A config for tests: storage in `path`, 4,096-element blocks, two threads.
+// A config for tests: storage in `path`, 4,096-element blocks, two threads. With "off" in the
+// environment's SLUICE_TEST_UNIFIED, memory.unified is off: tools/test.sh --slow runs the engine's
+// tests both ways.
 Config toy_config(const std::string& path);
 
 }  // namespace sluice::test

@@ -23,9 +23,10 @@
 #include "tools/cli/terminal.h"
 #include "tools/commands/train_outputs.h"
 #include "tools/deepspeed/config_source.h"
-#include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/compute_device.h"
+#include "tools/gpt/train/fresh_values.h"
 #include "tools/gpt/train/kernel_agreement.h"
+#include "tools/gpt/train/memory_comparison.h"
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
@@ -96,7 +97,8 @@ class TrainRun {
         peak_flops_(options.measures_peak ? device_.measure_peak_flops(config_, is_quiet_)
                                           : options.peak_flops.value_or(0)) {}
 
-  int run() {
+  int run(std::optional<MemoryComparison> in_memory) {
+    record_.in_memory = std::move(in_memory);
     introduce();
     require_same_kernels(engine_, device_);
     engine_.set_last_words([](const std::string& message) { warn("sluice: {}\n", message); });
@@ -177,23 +179,13 @@ class TrainRun {
   std::optional<std::uint64_t> resume_state() {
     const Progress progress("setting the state", is_quiet_);
     try {
-      return checkpoints_.resume(engine_, initial_values());
+      return checkpoints_.resume(engine_, init_ != nullptr
+                                              ? init_->initial_values()
+                                              : fresh_values(config_.model, config_.seed));
     } catch (const Error& error) {
       if (init_ == nullptr || error.code() != ErrorCode::kNonFinite) throw;
       throw Error(ErrorCode::kInput, fmt::format("--init \"{}\": {}", init_->path(), error.what()));
     }
-  }
-
-  InitialValues initial_values() {
-    if (init_ != nullptr) return init_->initial_values();
-    return [this](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
-      gpt::fill_initial_values(config_.model, config_.seed, tensor_spec(tensor), first, values);
-    };
-  }
-
-  const TensorSpec& tensor_spec(const TensorPlace& tensor) const {
-    const UnitPlace& unit = engine_.layout().unit(tensor.unit);
-    return model_.units[index_of(tensor.unit)].tensors[index_of(tensor.id) - unit.first_tensor];
   }
 
   // Nothing can be refused any more: files that grow get their names, in place of older files.
@@ -265,7 +257,7 @@ class TrainRun {
     if (is_quiet_) return;
     if (record_.interrupted) say("interrupted after step {}\n", steps_ended_);
     if (!record_.steps.empty()) say("{}", time_report(record_));
-    say("{}", matrix_report(record_));
+    say("{}{}{}", memory_comparison_report(record_), copy_report(record_), matrix_report(record_));
     say("{}", memory_report(record_.ranks[engine_.rank()]));
     if (record_.validation_loss) {
       say("validation loss {:.4f} nats per token; a bigram model reaches {:.4f}\n",
@@ -302,7 +294,6 @@ class TrainRun {
   Dataset dataset_;
   Checkpointing checkpoints_;
   std::unique_ptr<ModelFile> init_;
-  ModelSpec model_ = gpt::gpt_model_spec(config_.model);
   ComputeDevice device_;
   std::unique_ptr<Collectives> collectives_;
   Engine engine_;
@@ -318,6 +309,13 @@ class TrainRun {
 
 int train_here(const TrainOptions& options, const TrainConfig& config, TrainRanks& ranks,
                const HostMemory& memory, TrainOutputs& outputs) {
+  std::optional<MemoryComparison> in_memory;
+  if (options.compare_memory != 0)
+    in_memory = train_in_memory(config, memory,
+                                {.steps = options.compare_memory,
+                                 .rank_count = ranks.count(),
+                                 .init_file = options.init_file,
+                                 .is_quiet = options.quiet});
   if (config.trace_nvtx) enable_trace_ranges();
   TraceSession trace(outputs.trace, config.trace_ring_bytes,
                      {.rank = ranks.rank(), .ranks = ranks.count()});
@@ -325,7 +323,7 @@ int train_here(const TrainOptions& options, const TrainConfig& config, TrainRank
   int code = kExitOk;
   try {
     run = std::make_unique<TrainRun>(options, config, ranks, memory, outputs);
-    code = run->run();
+    code = run->run(std::move(in_memory));
   } catch (const std::exception& failure) {
     const auto* const error = dynamic_cast<const Error*>(&failure);
     const bool ends_here =

@@ -30,6 +30,7 @@ struct TrainOptions {
   WatchOptions watch;
   std::optional<double> peak_flops;  // per second, of one rank
   bool measures_peak = false;
+  std::uint64_t compare_memory = 0;  // steps of the same training in memory; 0 = none
   DeepspeedValues deepspeed;  // used for a DeepSpeed file
   bool quiet = false;
 };

@@ -75,6 +75,11 @@ void add_watch(CLI::App& train, TrainOptions& options) {
       .add_flag("--measure-peak", options.measures_peak,
                 "Measure that peak with the run's matrix products before the first step")
       ->excludes(peak);
+  train
+      .add_option("--compare-memory", options.compare_memory,
+                  "Steps of the same training with all state in memory, measured before the run, "
+                  "as a yardstick for its steps")
+      ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 20));
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ constexpr const char* kCsvHeader =
     "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,gathered_bytes,"
     "reduced_bytes,stall_s,stall_for_update_s,optimizer_s,compute_s,exposed_io_s,"
     "exposed_optimizer_s,other_s,hidden_share,policy,activation_out_bytes,activation_in_bytes,"
-    "loss_scale,skipped,crossed_bytes,tokens_per_s,flops_per_s,mfu,validation_loss\n";
+    "loss_scale,skipped,crossed_bytes,tokens_per_s,flops_per_s,mfu,validation_loss,"
+    "copied_parameter_bytes,copied_gradient_bytes,copied_update_bytes\n";
 
 double logged_seconds(std::int64_t duration_ns) {
   return static_cast<double>(duration_ns) * 1e-9;
@@ -30,7 +31,8 @@ std::string csv_text(const std::optional<double>& value) {
 
 std::string csv_row(const StepRecord& step) {
   return fmt::format(
-      "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},{},{},{},{},{}\n",
+      "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},"
+      "{},{},{},{},{},{},{},{}\n",
       step.step, step.loss, step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes,
       step.nvme_write_bytes, step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes,
       step.stall_s, step.stall_for_update_s, step.optimizer_s,
@@ -39,7 +41,8 @@ std::string csv_row(const StepRecord& step) {
       step.times.hidden_share(), name_of(step.policy), step.activation_out_bytes,
       step.activation_in_bytes, step.loss_scale, step.skipped, step.rank_traffic.crossed_bytes,
       step.tokens_per_s(), step.flops_per_s(), csv_text(step.mfu()),
-      csv_text(step.validation_loss));
+      csv_text(step.validation_loss), step.copies.parameter_bytes, step.copies.gradient_bytes,
+      step.copies.update_bytes);
 }
 
 // The whole rows, of these steps, in the file that is about to be replaced.
@@ -94,7 +97,10 @@ nlohmann::ordered_json json_of(const StepRecord& step) {
           {"hidden_share", step.times.hidden_share()},
           {"policy", name_of(step.policy)},
           {"activation_out_bytes", step.activation_out_bytes},
-          {"activation_in_bytes", step.activation_in_bytes}};
+          {"activation_in_bytes", step.activation_in_bytes},
+          {"copied_parameter_bytes", step.copies.parameter_bytes},
+          {"copied_gradient_bytes", step.copies.gradient_bytes},
+          {"copied_update_bytes", step.copies.update_bytes}};
 }
 
 StepLog::StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every)

@@ -30,6 +30,7 @@ struct StepRecord {
   RankTraffic rank_traffic;
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
+  CopyTraffic copies;  // in memory
   double stall_s = 0;
   double stall_for_update_s = 0;
   double optimizer_s = 0;

@@ -5,9 +5,9 @@
 #include <memory>
 
 #include <sluice/engine.h>
-#include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/dataset.h"
+#include "tools/gpt/train/fresh_values.h"
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
 #include "tools/report/step_limits.h"
@@ -35,16 +35,6 @@ void settle(TrainConfig& config) {
   (void)check_memory(config, machine, share);
 }
 
-void initialize(const TrainConfig& config, Engine& engine) {
-  const ModelSpec model = gpt::gpt_model_spec(config.model);
-  engine.initialize([&](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
-    const UnitPlace& unit = engine.layout().unit(tensor.unit);
-    const TensorSpec& spec =
-        model.units[index_of(tensor.unit)].tensors[index_of(tensor.id) - unit.first_tensor];
-    gpt::fill_initial_values(config.model, config.seed, spec, first, values);
-  });
-}
-
 }  // namespace
 
 double Trial::median_s() const {
@@ -61,7 +51,7 @@ Trial run_trial(TrainConfig config, unsigned steps,
   ComputeDevice device(config);
   Engine engine(config.engine, training_model(config), device.device());
   const std::unique_ptr<Trainer> trainer = device.make_trainer(config, dataset, engine);
-  initialize(config, engine);
+  engine.initialize(fresh_values(config.model, config.seed));
   LimitMeter meter(engine, validated(training_model(config)), config.micro_batches, *config.order,
                    /*calibration=*/"");
   Trial trial;

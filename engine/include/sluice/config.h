@@ -94,6 +94,15 @@ SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
+// Whether leases and updates use state in host memory where it is, without copies. This needs a
+// device without memory of its own, such as the host device.
+enum class UnifiedMemory : std::uint8_t {
+  kAuto,  // where the device allows it
+  kOff,   // copies, as on a GPU
+  kOn,    // as kAuto, but a device that does not allow it is refused
+};
+SLUICE_EXPORT std::string_view name_of(UnifiedMemory unified);
+
 struct Config {
   struct Precision {
     DType parameters = DType::kBf16;
@@ -140,6 +149,7 @@ struct Config {
     // How many blocks Engine::begin_save() has in memory at once, 16 at most; 0 = begin_save() is
     // refused.
     std::uint32_t save_buffers = 0;
+    UnifiedMemory unified = UnifiedMemory::kAuto;
   } memory;
 
   struct Placement {

@@ -84,6 +84,22 @@ struct Traffic {
   std::uint64_t gradient_spill_bytes = 0;
 };
 
+// The bytes of parameters and gradients that one step copies in memory, between homes or buffers in
+// host memory and device memory. Where computation and updates use the homes themselves
+// (memory.unified), nothing is copied.
+struct CopyTraffic {
+  std::uint64_t parameter_bytes = 0;  // to the device, for leases
+  std::uint64_t gradient_bytes = 0;   // from the slots of leases to where gradients wait
+  std::uint64_t update_bytes = 0;     // parameters and gradients for updates, and back
+  std::uint64_t size_bytes() const { return parameter_bytes + gradient_bytes + update_bytes; }
+  CopyTraffic& operator+=(const CopyTraffic& other) {
+    parameter_bytes += other.parameter_bytes;
+    gradient_bytes += other.gradient_bytes;
+    update_bytes += other.update_bytes;
+    return *this;
+  }
+};
+
 struct StepOptions {
   double learning_rate = 0;
   std::uint32_t micro_batches = 1;
@@ -135,6 +151,7 @@ struct StepReport {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   RankTraffic rank_traffic;  // likewise
+  CopyTraffic copies;        // likewise
   PhaseMarks buffers;        // likewise: the most in use, with homes and gradients
   // Boundary activations moved since the previous report, from the device to their homes and back.
   // These bytes are included above where the homes are on storage.

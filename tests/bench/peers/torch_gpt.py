@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The quickstart's GPT-2 trained by PyTorch on the CPU, for speed: prints {"tokens": ..., "time_s": [...]}.
+"""A GPT-2, by default the quickstart's, trained by PyTorch on the CPU, for speed: prints {"tokens": tokens a step,
+"parameters": ..., "time_s": [seconds of each step], "cpu_s": [...], "peak_rss_bytes": ...}.
 
 Run by hand in an environment of its own (python3 -m venv env; env/bin/pip install torch numpy). The same shape, batch, global-norm
 clipping and AdamW as configs/in_memory.json; scaled_dot_product_attention and fused AdamW, PyTorch's best on this processor. With
@@ -8,6 +9,7 @@ clipping and AdamW as configs/in_memory.json; scaled_dot_product_attention and f
 
 import argparse
 import json
+import re
 import time
 
 import torch
@@ -57,21 +59,23 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--data", default="data/kjv.txt")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    for name, value in (("layers", 6), ("heads", 6), ("width", 192), ("context", 128), ("vocabulary", 256), ("batch", 8)):
+        parser.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(arguments.threads)
-    layers, heads, width, context, vocabulary, batch = 6, 6, 192, 128, 256, 8
+    context, batch = arguments.context, arguments.batch
     text = torch.frombuffer(bytearray(open(arguments.data, "rb").read()), dtype=torch.uint8).long()
-    model = Gpt(layers, heads, width, context, vocabulary)
+    model = Gpt(arguments.layers, arguments.heads, arguments.width, context, arguments.vocabulary)
     parameters = masters = list(model.parameters())
     if arguments.dtype == "bf16":
         masters = [parameter.detach().clone() for parameter in parameters]
         model.to(torch.bfloat16)
         parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(masters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    times = []
+    times, cpu_times = [], []
     for _ in range(arguments.steps):
-        begin = time.monotonic()
+        begin, cpu_begin = time.monotonic(), time.process_time()
         starts = torch.randint(0, len(text) - context - 1, (batch,))
         tokens = torch.stack([text[s:s + context] for s in starts])
         targets = torch.stack([text[s + 1:s + context + 1] for s in starts])
@@ -88,7 +92,10 @@ def main():
                 torch._foreach_copy_(parameters, masters)
         loss.item()
         times.append(time.monotonic() - begin)
-    print(json.dumps({"tokens": batch * context, "time_s": times}))
+        cpu_times.append(time.process_time() - cpu_begin)
+    peak_kib = int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status", encoding="ascii").read()).group(1))
+    print(json.dumps({"tokens": batch * context, "parameters": sum(p.numel() for p in parameters), "time_s": times,
+                      "cpu_s": cpu_times, "peak_rss_bytes": peak_kib << 10}))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,20 @@ void choose_homes(std::mt19937_64& random, Placement& placement, test::OracleCas
   }
 }
 
+// Leases at home, for units whose parameters are all in host memory.
+void unify(std::mt19937_64& random, Model& model, test::OracleCase& given) {
+  Placement& placement = model.placement;
+  placement.is_unified = random() % 2 == 0;
+  placement.leases_gradient_set = given.gradients_in_set = placement.is_unified;
+  for (const UnitPlace& unit : model.layout.units()) {
+    given.leased_at_home.push_back(
+        placement.is_unified && std::ranges::all_of(model.layout.blocks_of(unit.id), [&](auto& b) {
+          return placement.parameter_tier[index_of(b.id)] == Tier::kHost;
+        }));
+  }
+  placement.is_leased_in_host = given.leased_at_home;
+}
+
 test::OracleCase random_case(std::mt19937_64& random, Model& model) {
   const auto below = [&](long count) {
     return static_cast<long>(random() % static_cast<std::uint64_t>(count));
@@ -77,6 +91,7 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
   }
   Placement& placement = model.placement;
   choose_homes(random, placement, given);
+  unify(random, model, given);
   model.window = plan_window(model.schedule, window_unit_bytes(model.layout, placement),
                              placement.window_bytes, 1);
   for (std::size_t use = 0; use < model.schedule.size(); ++use) {

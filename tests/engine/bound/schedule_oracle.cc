@@ -145,7 +145,8 @@ class Oracle final : public JobTable {
         const std::vector<Id> held = is_backward ? drains : std::vector<Id>();
         const auto may_start = [=, this] {
           return is_open(step) && done(before) && undone(held) < c_.gradient_slots &&
-                 (step == 0 || all_done(device_updates_[step - 1][unit])) &&
+                 (step == 0 || (all_done(device_updates_[step - 1][unit]) &&
+                                (!c_.leased_at_home[unit] || all_done(adams_[step - 1][unit])))) &&
                  all_done(copies_[step][use]);
         };
         const Id computed = add({.line = kComputation,
@@ -165,17 +166,17 @@ class Oracle final : public JobTable {
           drains.push_back(list_spill(step, use, unit, computed, turn));
           continue;
         }
-        drains.push_back(add({.line = kDown,
-                              .duration = count * c_.copy_down,
+        const bool is_there = c_.gradients_in_set;  // and in no slot
+        const Id drain = add({.line = is_there ? kNone : kDown,
+                              .duration = is_there ? 0 : count * c_.copy_down,
                               .may_start = [=, this] { return done(computed) && all_done(turn); },
-                              .rank = {0, step, use}}));
-        last_ = {drains.back()};
-        drained_[step][unit] = last_;
-        norms_[step].push_back(
-            add({.line = kCpu,
-                 .duration = count * c_.norm,
-                 .may_start = [=, this, drain = drains.back()] { return done(drain); },
-                 .rank = {0, step, use}}));
+                              .rank = {0, step, use}});
+        if (!is_there) drains.push_back(drain);
+        drained_[step][unit] = last_ = {drain};
+        norms_[step].push_back(add({.line = kCpu,
+                                    .duration = count * c_.norm,
+                                    .may_start = [=, this] { return done(drain); },
+                                    .rank = {0, step, use}}));
       }
     }
   }
@@ -271,6 +272,7 @@ class Oracle final : public JobTable {
 
   void list_pass() {
     pass_.assign(steps_, std::vector<Turn>(blocks_));
+    adams_.assign(steps_, std::vector<std::vector<Id>>(c_.unit_blocks.size()));
     for (int step = 0; step < steps_; ++step) {
       for (int block = 0; block < blocks_; ++block) list_turn(step, block);
       for (int block = 0; block < blocks_; ++block) list_device_update(step, block);
@@ -320,6 +322,7 @@ class Oracle final : public JobTable {
                        return started(t.grant) && done(t.record) && done(t.arrival) &&
                               done(t.gradients) && may_update(step, block);
                      }});
+    adams_[step][unit_of_[block]].push_back(turn.adam);
     jobs_[turn.adam].event = {OracleWork::kAdam, step, block};
     const auto is_updated = [=, this] { return done(pass_[step][block].adam); };
     turn.write_record = add({.line = storage(kWrite),
@@ -374,7 +377,7 @@ class Oracle final : public JobTable {
   std::vector<std::vector<std::vector<Id>>> drained_;  // by step, unit
   std::vector<Id> last_;                               // what ends the drain of the use before
   std::vector<std::vector<Turn>> pass_;                // by step, block
-  std::vector<std::vector<std::vector<Id>>> device_updates_;  // by step, unit
+  std::vector<std::vector<std::vector<Id>>> device_updates_, adams_;  // by step, unit
   OracleSlots slots_{0, 0, 0, 0};
   std::vector<std::pair<int, int>> come_home_;  // step, block
   long granted_ = 0;

@@ -28,6 +28,8 @@ struct OracleCase {
   std::vector<bool> parameters_in_ram, record_in_ram;  // by block
   std::vector<bool> gradients_on_storage;              // by unit
   std::vector<bool> on_device;                         // by unit; for all of its state
+  std::vector<bool> leased_at_home;                    // by unit; in RAM, never fetched
+  bool gradients_in_set = false;                       // computed there, where the set is in RAM
   std::vector<OracleUse> uses;
   bool half_duplex = false;
   long read_parameters = 0, read_record = 0, write_parameters = 0, write_record = 0, latency = 0;

@@ -166,6 +166,8 @@ class SimulatedOrder : public testing::TestWithParam<Conditions> {
     given.record_in_ram.assign(kUnits, false);
     given.gradients_on_storage.assign(kUnits, false);
     given.on_device.assign(kUnits, false);
+    given.leased_at_home.assign(kUnits, false);
+    given.gradients_in_set = placement_.leases_gradient_set;
     const Schedule schedule = training_schedule(model_, 1);
     const WindowPlan plan = window();
     for (std::size_t use = 0; use < schedule.size(); ++use) {

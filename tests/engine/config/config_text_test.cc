@@ -47,6 +47,7 @@ const std::vector<std::pair<const char*, json>> kKeys = {
     {"/memory/host", "67890"},
     {"/memory/check", "warn"},
     {"/memory/save_buffers", 3},
+    {"/memory/unified", "off"},
     {"/placement/parameters", "nvme"},
     {"/placement/optimizer", "host"},
     {"/placement/gradients", "device"},

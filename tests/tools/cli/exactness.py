@@ -27,6 +27,9 @@ VARIANTS = {
     "reference": {**IN_MEMORY, **SERIAL, "run.threads": 1},
     "two_threads": {**IN_MEMORY, "run.threads": 2},
     "parameters_in_host_memory": {"placement.parameters": "host", "placement.optimizer": "host"},
+    "in_memory_copied": {**IN_MEMORY, "memory.unified": "off"},
+    "parameters_in_host_memory_copied": {"placement.parameters": "host", "placement.optimizer": "host",
+                                         "memory.unified": "off"},
     "parameters_on_nvme": {"placement.parameters": "nvme", "placement.optimizer": "host"},
     "optimizer_on_nvme": {"placement.parameters": "device", "placement.optimizer": "nvme"},
     "parameters_on_nvme_serial": {"placement.parameters": "nvme", "placement.optimizer": "host",
@@ -54,8 +57,8 @@ VARIANTS = {
     "host_budget_most": {},
 }
 
-ONCE = ("two_threads", "both_on_nvme_one_thread", "both_on_nvme_io_uring", "both_on_nvme_reference_queue",
-        "both_on_nvme_depth_1", "blocks_of_16384")
+ONCE = ("two_threads", "in_memory_copied", "parameters_in_host_memory_copied", "both_on_nvme_one_thread",
+        "both_on_nvme_io_uring", "both_on_nvme_reference_queue", "both_on_nvme_depth_1", "blocks_of_16384")
 
 
 class ExactnessCase(CliCase):

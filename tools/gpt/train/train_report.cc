@@ -26,6 +26,37 @@ nlohmann::ordered_json percent_of(const RunRecord& run, StepCost StepLimits::*li
   return 100 * ((*run.limits).*limit).step_s / step.time_s;
 }
 
+// The mean of all steps except the first, as for T_min and T_bound.
+double mean_step_s(const RunRecord& run) {
+  const std::size_t first = run.steps.size() > 1 ? 1 : 0;
+  double sum_s = 0;
+  for (std::size_t i = first; i < run.steps.size(); ++i) sum_s += run.steps[i].time_s;
+  return sum_s / static_cast<double>(run.steps.size() - first);
+}
+
+// Whether the losses equal those of the same training in memory. No value where the run began with
+// other state.
+std::optional<bool> has_losses_of_memory(const RunRecord& run) {
+  if (run.resumed_steps != 0) return std::nullopt;
+  std::vector<double> losses;
+  for (const StepRecord& step : run.steps) losses.push_back(step.loss);
+  return run.in_memory->has_losses(losses);
+}
+
+// null where nothing was compared.
+nlohmann::ordered_json comparison_json(const RunRecord& run) {
+  if (!run.in_memory || run.steps.empty()) return nullptr;
+  const MemoryComparison& in_memory = *run.in_memory;
+  nlohmann::ordered_json equal = nullptr;
+  if (const std::optional<bool> has_losses = has_losses_of_memory(run)) equal = *has_losses;
+  return {{"steps", in_memory.losses.size()},
+          {"step_s", in_memory.step_s},
+          {"percent", 100 * in_memory.step_s / mean_step_s(run)},
+          {"device_pool_bytes", in_memory.device_pool_bytes},
+          {"host_pool_bytes", in_memory.host_pool_bytes},
+          {"losses_are_equal", equal}};
+}
+
 nlohmann::ordered_json limits_json(const RunRecord& run) {
   if (!run.limits) return nullptr;
   const Rates& rates = run.limits->rates;
@@ -82,6 +113,7 @@ StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std:
           .rank_traffic = report.rank_traffic,
           .activation_out_bytes = report.activation_out_bytes,
           .activation_in_bytes = report.activation_in_bytes,
+          .copies = report.copies,
           .stall_s = static_cast<double>(report.stall_ns) * 1e-9,
           .stall_for_update_s = static_cast<double>(report.stall_for_update_ns) * 1e-9,
           .optimizer_s = static_cast<double>(report.optimizer_ns) * 1e-9,
@@ -141,6 +173,32 @@ std::string matrix_report(const RunRecord& run) {
                      share_of(work.openblas, run).get<double>());
 }
 
+std::string memory_comparison_report(const RunRecord& run) {
+  if (!run.in_memory || run.steps.empty()) return {};
+  const std::optional<bool> has_losses = has_losses_of_memory(run);
+  const double in_memory_s = run.in_memory->step_s;
+  return fmt::format(
+      "the same training in memory takes {:.3f} s a step: this run, with {:.3f} s, has {:.1f} % of "
+      "its speed{}\n",
+      in_memory_s, mean_step_s(run), 100 * in_memory_s / mean_step_s(run),
+      !has_losses   ? ""
+      : *has_losses ? ", and its losses to the bit"
+                    : ", AND OTHER LOSSES: computation depends on more than the state");
+}
+
+std::string copy_report(const RunRecord& run) {
+  if (run.steps.empty()) return {};
+  const std::size_t first = run.steps.size() > 1 ? 1 : 0;
+  const std::uint64_t steps = run.steps.size() - first;
+  CopyTraffic sum;
+  for (std::size_t i = first; i < run.steps.size(); ++i) sum += run.steps[i].copies;
+  if (sum.size_bytes() == 0) return "nothing is copied in memory: leases and updates use homes\n";
+  return fmt::format(
+      "copied in memory in a step: {} of parameters for leases, {} of gradients, {} for updates\n",
+      format_bytes(sum.parameter_bytes / steps), format_bytes(sum.gradient_bytes / steps),
+      format_bytes(sum.update_bytes / steps));
+}
+
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
                        const HostMemory& memory) {
   const Placement& placement = engine.placement();
@@ -151,7 +209,10 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
   };
   const auto sum = [&](Tier tier, std::uint64_t bytes, std::uint64_t budget_bytes) {
     row(name_of(tier), "= sum", bytes,
-        fmt::format("of a budget of {}", format_bytes(budget_bytes)));
+        fmt::format("of a budget of {}{}", format_bytes(budget_bytes),
+                    tier == Tier::kDevice && memory.device_is_host
+                        ? ", in the host's memory: one pool with the next"
+                        : ""));
   };
   Tier tier = Tier::kDevice;
   for (const Pool& pool : placement.pools()) {
@@ -240,6 +301,7 @@ void write_json(OutputFile& output, const RunRecord& run) {
     document["steps"].push_back(std::move(figures));
   }
   document["limits"] = limits_json(run);
+  document["in_memory"] = comparison_json(run);
   document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
   document["predicted_gradient_spill_bytes"] = run.predicted.gradient_spill_bytes;
   document["predicted_nvme_read_bytes_least"] = run.predicted.nvme_read_bytes_least;

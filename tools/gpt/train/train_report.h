@@ -13,6 +13,7 @@
 #include "tools/cli/output_file.h"
 #include "tools/gpt/model/matmul.h"
 #include "tools/gpt/train/checkpointing.h"
+#include "tools/gpt/train/memory_comparison.h"
 #include "tools/gpt/train/train_config.h"
 #include "tools/gpt/train/trainer.h"
 #include "tools/report/rank_memory.h"
@@ -45,6 +46,7 @@ struct RunRecord {
   bool interrupted = false;
   std::vector<SavedCheckpoint> checkpoints;
   std::optional<StepLimits> limits;
+  std::optional<MemoryComparison> in_memory;  // before the run
 };
 
 // The figures of step number `step`, counted from 0. `peak_flops` is one rank's peak rate; 0 =
@@ -58,6 +60,12 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
 
 // The share of each library in the multiply-adds; empty on a GPU.
 std::string matrix_report(const RunRecord& run);
+
+// The bytes that a step copies in memory, as a mean without the first step.
+std::string copy_report(const RunRecord& run);
+
+// The run's speed as a share of that of the same training in memory, where that was measured.
+std::string memory_comparison_report(const RunRecord& run);
 
 // The use of the steps' time, and the steps' distance from their limits. The first step is left
 // out.

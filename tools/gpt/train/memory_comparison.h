@@ -1,0 +1,43 @@
+// The same training with all of its state in memory, measured right before a run (`sluice train
+// --compare-memory`). It is the yardstick for the cost of offloading: T_min and T_bound are made of
+// the run's own rates, and computation beside transfers and updates is slower than by itself.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/plan/host_memory.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+struct MemoryComparison {
+  double step_s = 0;           // the mean without the first step
+  std::vector<double> losses;  // of every step
+  std::uint64_t device_pool_bytes = 0;
+  std::uint64_t host_pool_bytes = 0;
+
+  // Whether a run that began with the same state had these losses, as far as both go.
+  bool has_losses(std::span<const double> losses_of_run) const;
+};
+
+struct ComparisonOptions {
+  std::uint64_t steps = 2;  // at least
+  std::uint32_t rank_count = 1;
+  std::string init_file;  // a saved model to begin with; empty = fresh values
+  bool is_quiet = false;
+};
+
+// Trains with everything in memory: parameters on the device, optimizer state and gradients in host
+// memory or, if the device has its own memory, there, too. Leaves nothing behind in memory. Budgets
+// and order in `config` are settled; `host` is this rank's part of the host.
+// Fails with: kOutOfMemory if the memory does not hold it; kUnsupported with several ranks; as the
+// engine and the trainer.
+MemoryComparison train_in_memory(const TrainConfig& config, const HostMemory& host,
+                                 const ComparisonOptions& options);
+
+}  // namespace sluice
