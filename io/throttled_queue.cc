@@ -19,6 +19,7 @@
 #include "io/pending_list.h"
 #include "io/request_ledger.h"
 #include "io/transfer_progress.h"
+#include "io/write_cache_model.h"
 
 namespace sluice {
 namespace {
@@ -34,6 +35,7 @@ class DeadlineQueue final : public ThrottledQueue {
  public:
   DeadlineQueue(std::unique_ptr<IoQueue> drive, const ThrottleOptions& options)
       : options_(options),
+        cache_(options.write_cache_bytes, static_cast<double>(options.write_bytes_per_second)),
         drive_(std::move(drive)),
         thread_(start_thread("sluice-throttle", [this] { run(); })) {}
 
@@ -94,8 +96,11 @@ class DeadlineQueue final : public ThrottledQueue {
   }
   static void moved(IoRequest& real);
   void run();
+  void arrive(Job& job);
   std::uint64_t serve(std::uint64_t now_ns);
+  void serve(Job& job, std::uint64_t taken_up_ns, std::uint64_t duration_ns);
   Job* next_answer();
+  std::uint64_t occupied_ns(const IoRequest& request);
   std::uint64_t transfer_ns(const IoRequest& request) const;
   void deliver(Job& job, std::unique_lock<std::mutex>& lock);
 
@@ -110,6 +115,7 @@ class DeadlineQueue final : public ThrottledQueue {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::array<Line, 2> lines_;
+  WriteCacheModel cache_;
   Jobs jobs_;   // in flight
   Jobs spare_;  // nodes for reuse
   std::uint64_t served_ = 0;
@@ -142,7 +148,7 @@ void DeadlineQueue::submit(std::span<IoRequest* const> requests) {
       job->real.context = &*job;
       job->real.on_complete = moved;
       job->turn = {.priority = request->priority, .context = &*job};
-      line_of(request->kind).waiting.push({&job->turn, job->ticket});
+      arrive(*job);
       real = &job->real;
       changed_.notify_one();
     }
@@ -181,21 +187,43 @@ void DeadlineQueue::run() {
   }
 }
 
+// A write that the cache takes never waits for the drive.
+void DeadlineQueue::arrive(Job& job) {
+  Line& line = line_of(job.request->kind);
+  if (cache_.exists() && job.request->kind == IoKind::kWrite) {
+    serve(job.arrived_ns);  // what has come before, so that the cache is as it is now
+    if (line.waiting.count() == 0 && line.free_ns < job.arrived_ns) {
+      (void)cache_.idle(job.arrived_ns - line.free_ns);
+      line.free_ns = job.arrived_ns;
+    }
+    if (cache_.take(job.request->length_bytes)) return serve(job, job.arrived_ns, 0);
+  }
+  line.waiting.push({&job.turn, job.ticket});
+}
+
 // Lets the emulated drive take up its requests until `now_ns`. Returns when it takes up the next.
 std::uint64_t DeadlineQueue::serve(std::uint64_t now_ns) {
   std::uint64_t wake_ns = kNever;
   for (Line& line : lines_) {
     while (line.waiting.count() != 0 && line.free_ns <= now_ns) {
       Job* const job = static_cast<Job*>(line.waiting.pop().request->context);
-      job->served = ++served_;
-      job->taken_up_ns = std::max(line.free_ns, job->arrived_ns);
-      note_start(*job->request, job->taken_up_ns);
-      line.free_ns = job->taken_up_ns + transfer_ns(*job->request);
-      job->deadline_ns = line.free_ns + options_.latency_ns;
+      const std::uint64_t taken_up_ns = std::max(line.free_ns, job->arrived_ns);
+      if (cache_.exists() && &line == &line_of(IoKind::kWrite))
+        (void)cache_.idle(taken_up_ns - line.free_ns);
+      const std::uint64_t duration_ns = occupied_ns(*job->request);
+      line.free_ns = taken_up_ns + duration_ns;
+      serve(*job, taken_up_ns, duration_ns);
     }
     if (line.waiting.count() != 0) wake_ns = std::min(wake_ns, line.free_ns);
   }
   return wake_ns;
+}
+
+void DeadlineQueue::serve(Job& job, std::uint64_t taken_up_ns, std::uint64_t duration_ns) {
+  job.served = ++served_;
+  job.taken_up_ns = taken_up_ns;
+  note_start(*job.request, taken_up_ns);
+  job.deadline_ns = taken_up_ns + duration_ns + options_.latency_ns;
 }
 
 // Returns the next job that the emulated drive answers; nullptr when it has taken up none.
@@ -208,6 +236,14 @@ DeadlineQueue::Job* DeadlineQueue::next_answer() {
       first = &job;
   }
   return first;
+}
+
+// The time for which a request that has its turn occupies the emulated drive.
+std::uint64_t DeadlineQueue::occupied_ns(const IoRequest& request) {
+  if (cache_.exists() && request.kind == IoKind::kFlush) return cache_.empty() + options_.flush_ns;
+  if (cache_.exists() && request.kind == IoKind::kWrite)
+    return cache_.make_room(request.length_bytes);
+  return transfer_ns(request);
 }
 
 std::uint64_t DeadlineQueue::transfer_ns(const IoRequest& request) const {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/bound/step_cost.h"
+#include "io/write_cache_model.h"
 
 namespace sluice {
 
@@ -55,11 +56,13 @@ class SimulatedMachine {
   // `on_end` is called at every job's end. If a job takes no time, `on_end` is called before the
   // call that started the job returns. `rates` must outlive the machine.
   SimulatedMachine(const Rates& rates, std::function<void(const SimulatedJob&)> on_end)
-      : rates_(rates), on_end_(std::move(on_end)) {}
+      : rates_(rates),
+        on_end_(std::move(on_end)),
+        cache_(rates.write_cache_bytes, rates.write_bytes_per_second) {}
 
   void read(const SimulatedJob& job, std::uint64_t size_bytes);
   void write(const SimulatedJob& job, std::uint64_t size_bytes);
-  // Occupies the drive as a write does.
+  // Occupies the drive as a write does, for `duration_s` and the time to empty the write cache.
   void flush(const SimulatedJob& job, double duration_s);
   void copy_up(const SimulatedJob& job, std::uint64_t size_bytes);
   void copy_down(const SimulatedJob& job, std::uint64_t size_bytes);
@@ -79,16 +82,20 @@ class SimulatedMachine {
   StepCost account() const;
 
  private:
+  enum class CacheUse : std::uint8_t { kNone, kWrite, kFlush };
   struct Timed {
     SimulatedJob job;
-    std::int64_t duration_ns = 0;
-    std::int64_t latency_ns = 0;  // from the end of service to the end of the job
+    std::int64_t duration_ns = 0;  // without the write cache's part
+    std::int64_t latency_ns = 0;   // from the end of service to the end of the job
+    CacheUse cache = CacheUse::kNone;
+    std::uint64_t cached_bytes = 0;
     bool operator>(const Timed& other) const { return job.rank > other.job.rank; }
   };
   struct Line {
     std::priority_queue<Timed, std::vector<Timed>, std::greater<>> waiting;
     bool is_busy = false;
     std::int64_t busy_ns = 0;
+    std::int64_t idle_since_ns = 0;
   };
   // The end of a job's service, which frees the line, or the end of the job after its latency.
   struct Entry {
@@ -104,11 +111,15 @@ class SimulatedMachine {
 
   void submit(Resource resource, const SimulatedJob& job, double amount, double rate,
               double latency_s = 0);
+  Line& write_line();
+  void end_idleness(Line& line);
+  std::int64_t cache_ns(const Timed& timed);
   void take_up(Line& line);
   void enter(std::int64_t time_ns, Line* freed, bool ends_job, const SimulatedJob& job);
 
   const Rates& rates_;
   std::function<void(const SimulatedJob&)> on_end_;
+  WriteCacheModel cache_;
   std::array<Line, kResourceCount> lines_;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> calendar_;
   std::vector<SimulatedJob> ended_;

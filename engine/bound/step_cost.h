@@ -24,6 +24,8 @@ struct Rates {
   Duplex duplex = Duplex::kFull;
   double latency_s = 0;              // of a storage request, beside its transfer
   double flush_s = 0;                // for which each flush of a commit occupies the drives
+  // The drives' write cache, which a flush writes out first (io/write_cache_model.h); 0 = none.
+  std::uint64_t write_cache_bytes = 0;
   double up_bytes_per_second = 0;    // host to device
   double down_bytes_per_second = 0;  // device to host
   double adam_parameters_per_second = 0;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/trace/trace.h"
+#include "io/write_cache_model.h"
 #include "tests/contract/io_queue_contract.h"
 
 namespace sluice::test {
@@ -117,6 +118,41 @@ TEST_F(ThrottledQueueOrder, AFlushTakesItsTurnAmongTheWrites) {
   ThrottleOptions half = both;
   half.duplex = Duplex::kHalf;
   EXPECT_EQ(completions("WFRW", half), "A1aB");
+}
+
+// Two writes go to the cache at once. The third one finds it full: the drive makes room from 10 to
+// 20 ms. Reads end at 10 and 30, and the flush at 55, behind the 20 KB in the cache.
+TEST_F(ThrottledQueueOrder, WritesLandInACacheUntilItIsFull) {
+  EXPECT_EQ(completions("RWWWRF", {.read_bytes_per_second = 1'000'000,
+                                   .write_bytes_per_second = 1'000'000,
+                                   .duplex = Duplex::kHalf,
+                                   .flush_ns = 5'000'000,
+                                   .write_cache_bytes = 2 * kBytes}),
+            "ABaCb1");
+  EXPECT_GE(ended_ns_.back(), begin_ns_ + 55'000'000);
+}
+
+// 100 bytes at 10 bytes a second, as in io/write_cache_model.h.
+TEST(WriteCacheModel, CountsWhatItHolds) {
+  constexpr std::uint64_t kSecond = 1'000'000'000;
+  WriteCacheModel cache(100, 10);
+  EXPECT_TRUE(cache.exists());
+  EXPECT_FALSE(WriteCacheModel(0, 10).exists());
+  EXPECT_TRUE(cache.take(60));
+  EXPECT_EQ(cache.idle(2 * kSecond), 2 * kSecond);  // 40 left
+  EXPECT_TRUE(cache.take(60));
+  EXPECT_FALSE(cache.take(20));
+  EXPECT_FALSE(cache.take(0));                  // it came later
+  EXPECT_EQ(cache.make_room(20), 2 * kSecond);  // 100 again
+  EXPECT_EQ(cache.make_room(0), 0u);
+  EXPECT_EQ(cache.idle(3 * kSecond), 3 * kSecond);
+  EXPECT_TRUE(cache.take(10));
+  EXPECT_EQ(cache.empty(), 8 * kSecond);
+  EXPECT_EQ(cache.idle(kSecond), 0u);
+  EXPECT_FALSE(cache.take(250));  // more than fits
+  EXPECT_EQ(cache.make_room(250), 15 * kSecond);
+  EXPECT_EQ(cache.idle(20 * kSecond), 10 * kSecond);
+  EXPECT_EQ(cache.empty(), 0u);
 }
 
 TEST_F(ThrottledQueueOrder, NothingEndsBeforeItsTime) {

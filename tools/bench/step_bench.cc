@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -22,6 +24,11 @@ namespace {
 
 // Gradients of two units.
 constexpr std::uint64_t kGradientSlots = 2;
+constexpr std::uint32_t kSaveBuffers = 2;
+
+std::string name_of(const StepBenchModel& bench) {
+  return fmt::format("sluice-bench-{}-{}", ::getpid(), bench.number);
+}
 
 ModelSpec model_of(const StepBenchModel& bench) {
   ModelSpec model;
@@ -39,8 +46,7 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   config.optimizer.clip_norm = policy == OverlapPolicy::kEager ? 0 : 1e30;
   config.storage.paths = {bench.path};
   if (bench.commit_every != 0)
-    config.storage.state = {.name = fmt::format("sluice-bench-{}", ::getpid()),
-                            .commit_every = bench.commit_every};
+    config.storage.state = {.name = name_of(bench), .commit_every = bench.commit_every};
   const std::uint64_t unit_bytes =
       align_up(model.units.front().tensors.front().element_count(), kAlignElements) * 2;
   const std::uint64_t window_units = bench.window_holds_all ? bench.units : bench.window_units;
@@ -50,6 +56,7 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   config.memory.device_bytes =
       (window_units + kGradientSlots) * align_up(unit_bytes, kStorageAlignBytes);
   config.threads = bench.threads;
+  config.memory.save_buffers = bench.save_every == 0 ? 0 : kSaveBuffers;
   config.placement.parameters = config.placement.optimizer = TierChoice::kNvme;
   if (bench.memory_share == 0) return config;
   config.placement.parameters = config.placement.optimizer = TierChoice::kHost;
@@ -99,7 +106,10 @@ StepBench::StepBench(const StepBenchModel& bench, OverlapPolicy policy, const Ra
       .write_bytes_per_second = static_cast<std::uint64_t>(rates.write_bytes_per_second),
       .duplex = rates.duplex,
       .latency_ns = as_ns(rates.latency_s),
-      .flush_ns = as_ns(bench.flush_s)};
+      .flush_ns = as_ns(bench.flush_s),
+      .write_cache_bytes = bench.write_cache_bytes};
+  checkpoints_ = fmt::format("{}/{}.checkpoints", bench.path, name_of(bench));
+  save_every_ = bench.save_every;
   engine_.reset(new Engine(
       EngineOverQueue::make(config, model_, *device_, [&](std::unique_ptr<IoQueue> drive) {
         auto throttled = make_throttled_queue(std::move(drive), throttle);
@@ -114,8 +124,11 @@ StepBench::StepBench(const StepBenchModel& bench, OverlapPolicy policy, const Ra
 }
 
 StepBench::~StepBench() {
-  if (engine_ == nullptr || storage_.state.name.empty()) return;
+  if (engine_ == nullptr) return;
   engine_.reset();
+  std::error_code ignored;
+  if (save_every_ != 0) std::filesystem::remove_all(checkpoints_, ignored);
+  if (storage_.state.name.empty()) return;
   try {
     (void)remove_store(survey_store(storage_.state.name, storage_.paths));
     for (const std::string& path : storage_.paths)
@@ -133,9 +146,11 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
     const std::uint64_t now_ns = steady_now_ns();
     if (i > 0) steps.back().step_s = static_cast<double>(now_ns - begin_ns) * 1e-9;
     begin_ns = now_ns;
+    save_if_due();
     steps.push_back({.report = step()});
   }
   engine_->drain();
+  if (save_every_ != 0) count(engine_->finish_save());
   const StateFormat& format = engine_->layout().format();
   const double state_bytes = format.state_bytes_per_element();
   const TraceCounts after = trace_counts();
@@ -143,6 +158,23 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
                 .norm = counted_rate(before, after, TraceKind::kNorm) /
                         static_cast<double>(format.gradient_bytes())};
   return {steps.begin() + warm, steps.end() - 1};
+}
+
+void StepBench::save_if_due() {
+  if (save_every_ == 0) return;
+  count(engine_->poll_save());
+  if (++steps_ % save_every_ != 0) return;
+  count(engine_->finish_save());
+  engine_->begin_save(checkpoints_, {.keep = 1});
+}
+
+void StepBench::count(const std::optional<SavedCheckpoint>& saved) {
+  if (!saved) return;
+  const auto seconds = [](std::int64_t time_ns) { return static_cast<double>(time_ns) * 1e-9; };
+  ++saves_.count;
+  saves_.duration_s += seconds(saved->duration_ns);
+  saves_.blocked_s += seconds(saved->blocked_ns);
+  saves_.update_wait_s += seconds(saved->update_wait_ns);
 }
 
 StepReport StepBench::step() {

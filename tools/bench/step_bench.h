@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <sluice/checkpoint.h>
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
 #include "base/trace/trace.h"
@@ -33,9 +34,15 @@ struct StepBenchModel {
   std::uint32_t window_units = 3;  // the units that fit the device window
   bool window_holds_all = false;   // true: all units fit the window
   // The number of steps per commit of a durable store; 0 = the state lies in scratch files. Each
-  // flush of a commit occupies the throttled drive for flush_s.
+  // flush of a commit occupies the throttled drive for flush_s. The names of a store and of a
+  // folder of checkpoints contain `number`, so that several engines find room in `path`.
+  std::uint32_t number = 0;
   std::uint32_t commit_every = 0;
   double flush_s = 5e-3;
+  std::uint64_t write_cache_bytes = 0;  // of the throttled drive; 0 = none
+  // The number of steps from one checkpoint beside training to the next; 0 = none. Checkpoints go
+  // past the throttled drive.
+  std::uint32_t save_every = 0;
 };
 
 // The rates of Adam and of gradient norms, in parameters a second.
@@ -48,6 +55,14 @@ struct CpuRates {
 struct MeasuredStep {
   double step_s = 0;  // from begin_step() to the next begin_step()
   StepReport report;
+};
+
+// The costs of the checkpoints that were written beside the steps.
+struct SaveCosts {
+  std::uint32_t count = 0;
+  double duration_s = 0;  // the sums of these times (sluice/checkpoint.h)
+  double blocked_s = 0;
+  double update_wait_s = 0;
 };
 
 class StepBench {
@@ -65,6 +80,7 @@ class StepBench {
   // The rates of Adam and of the norms in the last run(), measured while all other work of the
   // steps went on.
   const CpuRates& cpu_rates() const { return cpu_rates_; }
+  const SaveCosts& saves() const { return saves_; }
   // The seconds by which the drive was later than its throttle so far, summed over all requests.
   double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }
 
@@ -74,6 +90,8 @@ class StepBench {
 
  private:
   StepReport step();
+  void save_if_due();
+  void count(const std::optional<SavedCheckpoint>& saved);
   PlannedStep planned() const;
 
   OverlapPolicy policy_;
@@ -81,7 +99,11 @@ class StepBench {
   CpuRates cpu_rates_;
   ModelSpec model_;
   std::unique_ptr<HostDevice> device_;
-  Config::Storage storage_;             // of a durable store, which the destructor removes
+  Config::Storage storage_;  // of a durable store, which the destructor removes
+  std::string checkpoints_;  // their folder, which the destructor removes
+  std::uint32_t save_every_ = 0;
+  std::uint64_t steps_ = 0;
+  SaveCosts saves_;
   ThrottledQueue* throttle_ = nullptr;  // the engine's queue
   std::unique_ptr<Engine> engine_;
   Stream stream_;

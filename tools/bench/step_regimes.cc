@@ -87,6 +87,7 @@ Rates rates_of(const StepRegimeOptions& options, const Regime& regime, const Cpu
   rates.duplex = Duplex::kHalf;
   rates.latency_s = kLatencyS;
   rates.flush_s = options.flush_s;
+  rates.write_cache_bytes = options.write_cache_bytes;
   rates.up_bytes_per_second = rates.down_bytes_per_second = regime.bus_rate;
   rates.adam_parameters_per_second = cpu.adam;
   rates.norm_parameters_per_second = cpu.norm;
@@ -97,6 +98,27 @@ Rates rates_of(const StepRegimeOptions& options, const Regime& regime, const Cpu
   rates.units.assign(options.units, {.forward_s = kForwardShare * unit_s,
                                      .backward_s = (1 - kForwardShare) * unit_s});
   return rates;
+}
+
+// An engine of each wanted policy, and one of the same without commits and checkpoints before it.
+void add_benches(const StepRegimeOptions& options, StepBenchModel model, RegimeResult& result) {
+  const auto add = [&](OverlapPolicy policy, const StepBenchModel& wanted, bool is_bare) {
+    result.policies.push_back({.policy = policy,
+                               .is_bare = is_bare,
+                               .bench = std::make_unique<StepBench>(wanted, policy, result.rates)});
+    ++model.number;
+  };
+  for (const OverlapPolicy policy : kPolicies) {
+    const bool is_wanted =
+        options.policies.empty() || std::ranges::count(options.policies, name_of(policy)) != 0;
+    if (!is_wanted) continue;
+    if (options.has_bare) {
+      StepBenchModel without = model;
+      without.commit_every = without.save_every = 0;
+      add(policy, without, true);
+    }
+    add(policy, model, false);
+  }
 }
 
 }  // namespace
@@ -137,17 +159,16 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
                              .threads = threads,
                              .window_units = options.window_units,
                              .window_holds_all = in_memory,
+                             .number = 0,
                              .commit_every = options.commit_every,
-                             .flush_s = options.flush_s};
-  for (const OverlapPolicy policy : kPolicies) {
-    const bool is_wanted =
-        options.policies.empty() || std::ranges::count(options.policies, name_of(policy)) != 0;
-    if (!is_wanted) continue;
-    result.policies.push_back(
-        {.policy = policy, .bench = std::make_unique<StepBench>(model, policy, result.rates)});
-  }
+                             .flush_s = options.flush_s,
+                             .write_cache_bytes = options.write_cache_bytes,
+                             .save_every = options.save_every};
+  add_benches(options, model, result);
   BareDrive drive(options.path);
-  for (unsigned done = 0; done < options.steps && !interrupted(); done += kStepsARound) {
+  // A checkpoint is written beside many steps.
+  const unsigned steps_a_round = std::max(kStepsARound, 2 * options.save_every);
+  for (unsigned done = 0; done < options.steps && !interrupted(); done += steps_a_round) {
     for (PolicyResult& policy : result.policies) {
       if (interrupted()) break;
       bare.push_back(drive.bytes_per_second());
@@ -155,7 +176,7 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
       adam.push_back(cpu.adam);
       norm.push_back(cpu.norm);
       const auto steps =
-          policy.bench->run(kWarmSteps, std::min(kStepsARound, options.steps - done));
+          policy.bench->run(kWarmSteps, std::min(steps_a_round, options.steps - done));
       policy.steps.insert(policy.steps.end(), steps.begin(), steps.end());
       policy.adam.push_back(policy.bench->cpu_rates().adam);
       policy.norm.push_back(policy.bench->cpu_rates().norm);
@@ -179,10 +200,38 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
     const StepCost least = policy.bench->minimum(result.rates);
     if (result.least.step_s == 0 || least.step_s < result.least.step_s) result.least = least;
     policy.late_s = policy.bench->late_s();
+    policy.saves = policy.bench->saves();
     policy.bench.reset();
   }
   if (!interrupted()) result.states_equal = states.size() == 1;
   return result;
+}
+
+std::vector<CostResult> costs_of(const RegimeResult& regime) {
+  std::vector<CostResult> costs;
+  for (std::size_t i = 0; i + 1 < regime.policies.size(); ++i) {
+    const PolicyResult& bare = regime.policies[i];
+    const PolicyResult& with = regime.policies[i + 1];
+    const std::size_t pairs = std::min(bare.steps.size(), with.steps.size());
+    if (!bare.is_bare || pairs == 0) continue;
+    std::vector<double> ratios;
+    double bare_s = 0;
+    double with_s = 0;
+    for (std::size_t step = 0; step < pairs; ++step) {
+      bare_s += bare.steps[step].step_s;
+      with_s += with.steps[step].step_s;
+      ratios.push_back(with.steps[step].step_s / bare.steps[step].step_s);
+    }
+    std::ranges::sort(ratios);
+    costs.push_back({.policy = with.policy,
+                     .pairs = pairs,
+                     .ratio = {.median = summary_of(ratios).median,
+                               .low = ratios[(pairs - 1) / 10],
+                               .high = ratios[pairs - 1 - (pairs - 1) / 10]},
+                     .mean_ratio = with_s / bare_s,
+                     .planned_ratio = with.bound.step_s / bare.bound.step_s});
+  }
+  return costs;
 }
 
 }  // namespace sluice

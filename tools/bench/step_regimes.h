@@ -28,6 +28,10 @@ struct StepRegimeOptions {
   double memory_share = 0;                  // the share of the state in host memory
   std::uint32_t commit_every = 0;           // as in StepBenchModel
   double flush_s = 5e-3;
+  std::uint64_t write_cache_bytes = 0;
+  std::uint32_t save_every = 0;
+  // Measures each policy without commits and checkpoints, too. The two take turns.
+  bool has_bare = false;
 };
 
 struct Summary {
@@ -40,8 +44,10 @@ Summary summary_of(std::vector<double> values);
 
 struct PolicyResult {
   OverlapPolicy policy{};
+  bool is_bare = false;              // without commits and checkpoints, beside one that has them
   std::unique_ptr<StepBench> bench;  // null once all steps are measured
   double late_s = 0;
+  SaveCosts saves{};
   std::vector<MeasuredStep> steps{};
   std::vector<double> adam{}, norm{};  // in parameters a second, during the steps; by turn
   StepCost bound{};                    // at the rates `adam` and `norm`
@@ -67,6 +73,17 @@ struct RegimeResult {
   // No value after an interrupt, because the policies have then made different numbers of steps.
   std::optional<bool> states_equal = std::nullopt;
 };
+
+// The cost of commits and checkpoints: the times of steps against those of the same steps without,
+// pair by pair.
+struct CostResult {
+  OverlapPolicy policy{};
+  std::size_t pairs = 0;
+  Summary ratio{};        // median, 10th and 90th percentile over pairs
+  double mean_ratio = 0;  // of the sums, since a checkpoint is begun in few of the steps
+  double planned_ratio = 0;
+};
+std::vector<CostResult> costs_of(const RegimeResult& regime);
 
 // The names of all regimes: compute-bound, drive-bound, adam-bound, adam-unpaced, balanced.
 const std::vector<std::string>& step_regimes();

@@ -166,6 +166,17 @@ void add_bench_step(CLI::App& bench, BenchStepOptions& options) {
                    "Milliseconds that a flush occupies the throttled drive")
       ->check(between(0, 60000))
       ->capture_default_str();
+  step->add_option("--write-cache", options.write_cache,
+                   "Size of the throttled drive's write cache, which a flush writes out first")
+      ->check(is_size())
+      ->type_name("SIZE")
+      ->capture_default_str();
+  step->add_option("--save-every", options.save_every,
+                   "Write a checkpoint beside every N-th step, past the throttled drive; 0 = none")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  step->add_flag("--with-bare", options.has_bare,
+                 "Measure each policy without commits and checkpoints, too, in turns");
   add_output(step, "--json", options.json_file, "Write every figure");
   add_output(step, "--plot", options.plot_file, "Draw the figures, as SVG");
 }

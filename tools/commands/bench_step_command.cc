@@ -60,6 +60,11 @@ double median_written(const PolicyResult& policy) {
       .median;
 }
 
+// "deferred, bare" is without commits and checkpoints.
+std::string words_of(const PolicyResult& policy) {
+  return std::string(name_of(policy.policy)) + (policy.is_bare ? ", bare" : "");
+}
+
 void print_traffic(const BenchStepOptions& options, const RegimeResult& regime) {
   say("{:<12}{:>8}  {:<9}{:>11}{:>9}{:>10}\n", "policy", "read B", "(ideal)", "written B",
       "stall s", "Gparam/s");
@@ -68,11 +73,26 @@ void print_traffic(const BenchStepOptions& options, const RegimeResult& regime) 
     const Summary stall = policy.over(
         [](const MeasuredStep& s) { return static_cast<double>(s.report.stall_ns) * 1e-9; });
     const double ideal_read = static_cast<double>(policy.bound.traffic.nvme_read_bytes);
-    say("{:<12}{:>8.2f}  {:<9}{:>11.2f}{:>9.3f}{:>10.2f}\n", name_of(policy.policy),
+    say("{:<12}{:>8.2f}  {:<9}{:>11.2f}{:>9.3f}{:>10.2f}\n", words_of(policy),
         bytes_a_parameter(options, median_read(policy)),
         fmt::format("({:.2f})", bytes_a_parameter(options, ideal_read)),
         bytes_a_parameter(options, median_written(policy)), stall.median,
         summary_of(policy.adam).median * 1e-9);
+  }
+}
+
+void print_costs(const RegimeResult& regime) {
+  for (const CostResult& cost : costs_of(regime))
+    say("{}: {:.3f} x bare [{:.3f}, {:.3f}] over {} pairs, all steps {:.3f} x; T_bound {:.3f} x\n",
+        name_of(cost.policy), cost.ratio.median, cost.ratio.low, cost.ratio.high, cost.pairs,
+        cost.mean_ratio, cost.planned_ratio);
+  for (const PolicyResult& policy : regime.policies) {
+    if (policy.saves.count == 0) continue;
+    const double count = policy.saves.count;
+    say("{}: {} checkpoints of {:.3f} s each; training was blocked for {:.3f} s, updates waited "
+        "{:.3f} s\n",
+        name_of(policy.policy), policy.saves.count, policy.saves.duration_s / count,
+        policy.saves.blocked_s / count, policy.saves.update_wait_s / count);
   }
 }
 
@@ -83,17 +103,18 @@ void print(const BenchStepOptions& options, const RegimeResult& regime) {
       "% of it", "% T_min", "plan s", "x serial");
   for (const PolicyResult& policy : regime.policies) {
     if (policy.steps.empty()) {
-      say("{:<12}  not measured (interrupted)\n", name_of(policy.policy));
+      say("{:<12}  not measured (interrupted)\n", words_of(policy));
       continue;
     }
     const Summary step = policy.step_s();
     const double times_serial = speedup(regime, policy);
-    say("{:<12}{:>8.3f}  {:<16}{:>9.3f}{:>8.1f}{:>8.1f}{:>8.3f}{:>9}\n", name_of(policy.policy),
+    say("{:<12}{:>8.3f}  {:<16}{:>9.3f}{:>8.1f}{:>8.1f}{:>8.3f}{:>9}\n", words_of(policy),
         step.median, fmt::format("[{:.3f}, {:.3f}]", step.low, step.high), policy.bound.step_s,
         100 * policy.bound.step_s / step.median, 100 * regime.least.step_s / step.median,
         policy.predicted.step_s, times_serial == 0 ? "-" : fmt::format("{:.2f}", times_serial));
   }
   print_traffic(options, regime);
+  print_costs(regime);
   say("beside it: drive without throttle {:.2f} GB/s [{:.2f}, {:.2f}], Adam {:.2f} Gparam/s "
       "[{:.2f}, {:.2f}]; states {}\n",
       regime.bare.median * 1e-9, regime.bare.low * 1e-9, regime.bare.high * 1e-9,
@@ -118,13 +139,15 @@ nlohmann::ordered_json json_of(const RegimeResult& regime) {
       {"bare_bytes_per_second", json_of(regime.bare)},
       {"states_equal", regime.states_equal ? nlohmann::ordered_json(*regime.states_equal)
                                            : nlohmann::ordered_json(nullptr)},
-      {"policies", nlohmann::ordered_json::array()}};
+      {"policies", nlohmann::ordered_json::array()},
+      {"costs", nlohmann::ordered_json::array()}};
   for (const PolicyResult& policy : regime.policies) {
     const Summary step = policy.step_s();
     std::vector<double> times;
     for (const MeasuredStep& s : policy.steps) times.push_back(s.step_s);
     root["policies"].push_back(
         {{"policy", name_of(policy.policy)},
+         {"bare", policy.is_bare},
          {"step_s", json_of(step)},
          {"steps_s", times},
          {"t_bound_s", policy.bound.step_s},
@@ -137,8 +160,20 @@ nlohmann::ordered_json json_of(const RegimeResult& regime) {
          {"nvme_write_bytes", median_written(policy)},
          {"ideal_read_bytes", policy.bound.traffic.nvme_read_bytes},
          {"ideal_write_bytes", policy.bound.traffic.nvme_write_bytes},
-         {"late_s", policy.late_s}});
+         {"late_s", policy.late_s},
+         {"saves", policy.saves.count},
+         {"save_seconds", policy.saves.duration_s},
+         {"blocked_seconds", policy.saves.blocked_s},
+         {"update_wait_seconds", policy.saves.update_wait_s}});
   }
+  for (const CostResult& cost : costs_of(regime))
+    root["costs"].push_back({{"policy", name_of(cost.policy)},
+                             {"pairs", cost.pairs},
+                             {"times_bare", cost.ratio.median},
+                             {"times_bare_p10", cost.ratio.low},
+                             {"times_bare_p90", cost.ratio.high},
+                             {"times_bare_mean", cost.mean_ratio},
+                             {"t_bound_times_bare", cost.planned_ratio}});
   return root;
 }
 
@@ -152,6 +187,8 @@ void write_json(OutputFile& output, const BenchStepOptions& options,
                                  {"memory_share", options.memory_share},
                                  {"commit_every", options.commit_every},
                                  {"flush_ms", options.flush_ms},
+                                 {"write_cache_bytes", parse_size(options.write_cache)},
+                                 {"save_every", options.save_every},
                                  {"interrupted", interrupted()},
                                  {"regimes", nlohmann::ordered_json::array()}};
   for (const RegimeResult& regime : regimes) root["regimes"].push_back(json_of(regime));
@@ -193,7 +230,10 @@ int bench_step(const BenchStepOptions& options) {
                                          .window_units = options.window_units,
                                          .memory_share = options.memory_share,
                                          .commit_every = options.commit_every,
-                                         .flush_s = options.flush_ms * 1e-3};
+                                         .flush_s = options.flush_ms * 1e-3,
+                                         .write_cache_bytes = parse_size(options.write_cache),
+                                         .save_every = options.save_every,
+                                         .has_bare = options.has_bare};
   for (const std::string& regime : options.regimes.empty() ? step_regimes() : options.regimes) {
     if (interrupted()) break;
     {

@@ -23,6 +23,9 @@ struct BenchStepOptions {
   double memory_share = 0;             // the share of the state in host memory
   std::uint32_t commit_every = 0;      // steps per commit of a durable store; 0 = scratch files
   double flush_ms = 5;                 // the time for which a flush occupies the drive
+  std::string write_cache = "0";       // size of the throttled drive's write cache
+  std::uint32_t save_every = 0;        // steps per checkpoint beside training; 0 = none
+  bool has_bare = false;               // the same without commits and checkpoints, in turns
   std::string json_file;
   std::string plot_file;
 };

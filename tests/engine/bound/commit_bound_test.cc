@@ -88,6 +88,33 @@ TEST_F(CommitBound, FlushesHideBehindComputation) {
   EXPECT_GT(cost(OverlapPolicy::kDeferred, 2, 1, 1.0).step_s, 2.9);
 }
 
+// The drive has nothing else to do: what the cache holds back costs the flush as much, and a cache
+// that is smaller than the state fills up before.
+TEST_F(CommitBound, AFlushWritesWhatTheCacheHolds) {
+  model_.set_tiers(Tier::kHost, Tier::kHost);
+  for (const double cached : {0.0, 1.5, 3.0, 2 * kBlocks}) {
+    model_.rates.write_cache_bytes =
+        static_cast<std::uint64_t>(cached * (kParameterBytes + kRecordBytes));
+    const StepCost step = cost(OverlapPolicy::kDeferred, 2);
+    EXPECT_NEAR(step.step_s, kStateS + 3 * kFlush, 4e-5) << cached;
+    EXPECT_NEAR(step.busy(Resource::kStorage), kStateS + 3 * kFlush, 1e-8) << cached;
+  }
+}
+
+// Reads come first, and the cache is written out while the drive would be idle: with room for all
+// writes of a step, the step takes no longer than its reads and its computation.
+TEST_F(CommitBound, ACacheIsWrittenBesideComputation) {
+  model_.set_compute(kStateS, kStateS);  // the drive is idle most of the time
+  const double bare_s = cost(OverlapPolicy::kSerial, 0).step_s;
+  model_.rates.write_cache_bytes = 1 << 30;
+  const double cached_s = cost(OverlapPolicy::kSerial, 0).step_s;
+  EXPECT_LT(cached_s, bare_s - 0.1 * kStateS);
+  EXPECT_NEAR(cost(OverlapPolicy::kSerial, 0).busy(Resource::kStorage),
+              2 * kStateS + kBlocks * kParameterBytes / kRate, 0.2 * kStateS);
+  // A flush makes reads wait until it is written.
+  EXPECT_GT(cost(OverlapPolicy::kSerial, 2).step_s, cached_s);
+}
+
 // The device's updates wait for the saves, too.
 TEST_F(CommitBound, StateOnTheDeviceLeavesItFirst) {
   model_.set_tiers(Tier::kDevice, Tier::kDevice);

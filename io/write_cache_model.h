@@ -1,0 +1,70 @@
+// The volatile write cache of an emulated drive, as a count of bytes. Writes land in the cache
+// while it has room. The cache is written to the medium while the drive has nothing else to do, and
+// for a flush. A write that finds the cache full takes its turn among the drive's requests, and the
+// drive then writes as much of the cache as the write needs room.
+//
+//   256 MB, 1 GB/s: 300 MB in requests of 4 MB, at once -> 256 MB take no time, 44 MB take 44 ms;
+//   a flush then takes 256 ms
+//
+// Thread rule: not thread-safe; one object owns it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace sluice {
+
+class WriteCacheModel {
+ public:
+  // Without capacity the drive has no cache. A rate of 0 is no limit.
+  WriteCacheModel(std::uint64_t capacity_bytes, double write_bytes_per_second)
+      : capacity_bytes_(capacity_bytes), write_bytes_per_second_(write_bytes_per_second) {}
+
+  bool exists() const { return capacity_bytes_ != 0; }
+  // The drive has had nothing else to do for this time. Returns how long it wrote.
+  std::uint64_t idle(std::uint64_t duration_ns) {
+    const std::uint64_t busy_ns = std::min(duration_ns, time_ns(held_bytes_));
+    const auto written = static_cast<std::uint64_t>(static_cast<double>(duration_ns) * 1e-9 *
+                                                    write_bytes_per_second_);
+    held_bytes_ -= write_bytes_per_second_ == 0 ? held_bytes_ : std::min(held_bytes_, written);
+    return busy_ns;
+  }
+  // Takes a write at once if there is room and no earlier write waits for room. A write that is not
+  // taken waits for make_room().
+  bool take(std::uint64_t size_bytes) {
+    if (waiting_ != 0 || held_bytes_ + size_bytes > capacity_bytes_) {
+      ++waiting_;
+      return false;
+    }
+    held_bytes_ += size_bytes;
+    return true;
+  }
+  // The drive takes up a write that has waited. Returns the time for which the drive makes room.
+  std::uint64_t make_room(std::uint64_t size_bytes) {
+    --waiting_;
+    held_bytes_ += size_bytes;
+    const std::uint64_t over_bytes = held_bytes_ - std::min(held_bytes_, capacity_bytes_);
+    held_bytes_ -= over_bytes;
+    return time_ns(over_bytes);
+  }
+  // The drive writes everything that the cache holds. Returns the time for that.
+  std::uint64_t empty() {
+    const std::uint64_t bytes = held_bytes_;
+    held_bytes_ = 0;
+    return time_ns(bytes);
+  }
+
+ private:
+  std::uint64_t time_ns(std::uint64_t size_bytes) const {
+    if (write_bytes_per_second_ == 0) return 0;
+    return static_cast<std::uint64_t>(static_cast<double>(size_bytes) * 1e9 /
+                                      write_bytes_per_second_);
+  }
+
+  const std::uint64_t capacity_bytes_;
+  const double write_bytes_per_second_;
+  std::uint64_t held_bytes_ = 0;
+  std::uint64_t waiting_ = 0;  // writes
+};
+
+}  // namespace sluice
