@@ -19,6 +19,7 @@ constexpr std::string_view kFormat = "sluice checkpoint";
 constexpr std::uint64_t kVersion = 1;
 // The text carries this itself, beside its other fields.
 const std::string kChecksum = "checksum";
+const std::string kSha256 = "sha256";
 
 constexpr DType kTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
 constexpr CheckpointPart kParts[] = {CheckpointPart::kWeight, CheckpointPart::kMaster,
@@ -39,12 +40,14 @@ json json_of(const CheckpointManifest::Stored& stored) {
   json pieces = json::array();
   for (const CheckpointManifest::Piece& piece : stored.pieces)
     pieces.push_back({piece.first_element, piece.element_count, hex_of(piece.sum)});
-  return {{"tensor", stored.tensor},
-          {"part", name_of(stored.part)},
-          {"file", stored.file},
-          {"dtype", stored.dtype},
-          {"begin_bytes", stored.begin_bytes},
-          {"pieces", std::move(pieces)}};
+  json document{{"tensor", stored.tensor},
+                {"part", name_of(stored.part)},
+                {"file", stored.file},
+                {"dtype", stored.dtype},
+                {"begin_bytes", stored.begin_bytes},
+                {"pieces", std::move(pieces)}};
+  if (!stored.sha256.empty()) document[kSha256] = stored.sha256;
+  return document;
 }
 
 // Reads fields, and names the one that is wrong.
@@ -197,11 +200,13 @@ std::string manifest_text(const CheckpointManifest& manifest) {
   }
   document["application"] = manifest.application;
   document["files"] = json::array();
-  for (const CheckpointManifest::File& file : manifest.files)
+  for (const CheckpointManifest::File& file : manifest.files) {
     document["files"].push_back({{"name", file.name},
                                  {"size_bytes", file.size_bytes},
                                  {"header_bytes", file.beginning_bytes},
                                  {"header_checksum", hex_of(file.beginning)}});
+    if (!file.sha256.empty()) document["files"].back()[kSha256] = file.sha256;
+  }
   document["tensors"] = json::array();
   for (const CheckpointManifest::Stored& stored : manifest.stored)
     document["tensors"].push_back(json_of(stored));
@@ -231,7 +236,8 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& path
   if (const std::string found = sum_of(document); found != written)
     throw Error(ErrorCode::kDamaged,
                 fmt::format("\"{}\": field \"{}\" is {}, but the text has {}: it is damaged, or "
-                            "was changed by hand",
+                            "was changed by hand; use another checkpoint (`sluice train "
+                            "--resume` takes the newest that is whole)",
                             path, kChecksum, written, found));
   CheckpointManifest manifest;
   manifest.position.step = top.at("step").integer();

@@ -29,6 +29,7 @@ struct CheckpointManifest {
     std::uint64_t size_bytes = 0;
     Checksum128 beginning;  // of its header, with the length before it
     std::uint64_t beginning_bytes = 0;
+    std::string sha256 = {};  // of all of it; empty: not asked for
   };
   struct Piece {
     std::uint64_t first_element = 0;
@@ -42,6 +43,7 @@ struct CheckpointManifest {
     std::string dtype;              // safetensors' name for it
     std::uint64_t begin_bytes = 0;  // in the file
     std::vector<Piece> pieces;      // in order, without gaps
+    std::string sha256 = {};        // of all of them; empty: not asked for
   };
 
   StatePosition position;

@@ -6,12 +6,14 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
 #include "base/aligned_buffer.h"
+#include "engine/checkpoint/safetensors_header.h"
 
 namespace sluice {
 namespace {
@@ -129,10 +131,12 @@ SavedCheckpoint CheckpointWriter::finish(const std::optional<Error>& failure,
        ranks_.gather(std::as_bytes(std::span(options_.application)), kCheckpointSubject))
     own_application.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (application.empty()) application = std::move(own_application);
+  CheckpointManifest manifest;
+  if (fresh_ || options_.sha256) manifest = manifest_of(std::move(written), std::move(application));
+  if (options_.sha256) add_sha256(manifest);
   SavedCheckpoint saved{.path = {}, .step = position_.step, .size_bytes = plan_.size_bytes};
   ranks_.together(kCheckpointSubject, [&] {
     if (!fresh_) return;
-    const CheckpointManifest manifest = manifest_of(std::move(written), std::move(application));
     fresh_->write("model.safetensors.index.json", plan_.index);
     for (const auto& [name, text] : options_.files) fresh_->write(name, text);
     fresh_->write(std::string(kManifestName), manifest_text(manifest));
@@ -223,6 +227,38 @@ CheckpointManifest CheckpointWriter::manifest_of(std::vector<Written> written,
                  "every element is written by one rank");
   }
   return manifest;
+}
+
+// The ranks take the files in turns.
+void CheckpointWriter::add_sha256(CheckpointManifest& manifest) const {
+  std::string own;  // a digest per line
+  ranks_.together(kCheckpointSubject, [&] {
+    const auto add = [&](const CheckpointManifest::File& file, std::uint64_t begin,
+                         std::uint64_t size_bytes) {
+      own +=
+          options_.sha256(
+              {.path = folder_ + "/" + file.name, .begin_bytes = begin, .size_bytes = size_bytes}) +
+          "\n";
+    };
+    for (std::size_t i = ranks_.rank(); i < manifest.files.size(); i += ranks_.count()) {
+      add(manifest.files[i], 0, manifest.files[i].size_bytes);
+      for (const CheckpointManifest::Stored& stored : manifest.stored) {
+        if (stored.file != i) continue;
+        const CheckpointManifest::Piece& last = stored.pieces.back();
+        add(manifest.files[i], stored.begin_bytes,
+            (last.first_element + last.element_count) * safetensors_element_bytes(stored.dtype));
+      }
+    }
+  });
+  std::vector<std::istringstream> lines;
+  for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(own)), kCheckpointSubject))
+    lines.emplace_back(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    std::istringstream& line = lines[i % lines.size()];
+    line >> manifest.files[i].sha256;
+    for (CheckpointManifest::Stored& stored : manifest.stored)
+      if (stored.file == i) line >> stored.sha256;
+  }
 }
 
 }  // namespace sluice

@@ -81,6 +81,8 @@ class CheckpointWriter {
   CheckpointFile& open(OpenFiles& files, std::uint32_t index) const;
   std::vector<Written> write_block(const BlockView& view, OpenFiles& files,
                                    std::span<std::byte> room) const;
+  // Adds what the options' sha256 says of every file and tensor. All ranks take part.
+  void add_sha256(CheckpointManifest& manifest) const;
   CheckpointManifest manifest_of(std::vector<Written> written,
                                  std::vector<std::string> application) const;
 

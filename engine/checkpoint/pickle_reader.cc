@@ -37,15 +37,16 @@ class PickleMachine {
       if (opcode == '.') return pop();
       if (stack_.size() > kStackMax) fail("more values than a file of tensors has");
       if (!push_constant(opcode) && !remember(opcode) && !collect(opcode) && !build(opcode))
-        fail(fmt::format("opcode {:#04x} is none that files of tensors use", opcode));
+        fail(fmt::format("opcode {:#04x}, expected one that files of tensors use", opcode));
     }
   }
 
  private:
   [[noreturn]] void fail(const std::string& why) const {
     throw Error(ErrorCode::kInput,
-                fmt::format("\"{}\": pickle, byte {}: {}; nothing of it has been executed", path_,
-                            opcode_at_, why));
+                fmt::format("\"{}\": pickle, byte {}: {}; nothing of it has been executed; write "
+                            "the file again, such as with DeepSpeed's ds_to_universal",
+                            path_, opcode_at_, why));
   }
 
   std::string_view take(std::uint64_t count) {

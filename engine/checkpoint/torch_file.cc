@@ -100,7 +100,9 @@ TorchFile::TorchFile(const std::string& path, const std::string& key)
 
 void TorchFile::fail(const std::string& why) const {
   throw Error(ErrorCode::kInput,
-              fmt::format("\"{}\" is no usable file of torch.save(): {}", path_, why));
+              fmt::format("\"{}\" is no usable file of torch.save(): {}; write it again, such as "
+                          "with DeepSpeed's ds_to_universal",
+                          path_, why));
 }
 
 void TorchFile::read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const {

@@ -1,5 +1,7 @@
 # Builds the fuzzer of TARGET with clang's libFuzzer and AddressSanitizer and runs it:
 # cmake -DCOMPILER=... -DSOURCE=... -DTARGET=... -DFUZZER=... -DWORK=... -DSECONDS=... -P run.cmake
+set(checkpoint_files_sources
+  base/error.cc cpu_optim/optimizer_options.cc io/checksum.cc engine/checkpoint/checkpoint_manifest.cc engine/checkpoint/pickle_reader.cc engine/checkpoint/safetensors_header.cc)
 set(commit_record_sources
   base/error.cc io/checksum.cc engine/store/commit_choice.cc engine/store/commit_format.cc engine/store/commit_record.cc)
 set(trace_reader_sources

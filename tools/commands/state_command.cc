@@ -191,10 +191,12 @@ void add_state(CLI::App& app, StateOptions& options) {
   to->add_option("--shard-size", options.shard_size, "Largest size of a file, like 5GB")
       ->check(is_size())
       ->capture_default_str();
+  to->add_flag("--sha256", options.has_sha256, "The manifest has SHA-256 digests, too");
   add_output(to, "--json", options.json_file, json);
   CLI::App* from =
       add_subcommand(state, "import", "Make a new store from a portable checkpoint", options);
-  from->add_option("DIR", options.folder, "A checkpoint, or the folder of checkpoints it is in")
+  from->add_option("DIR", options.folder,
+                   "A checkpoint, the folder of checkpoints it is in, or a model's weights")
       ->required()
       ->type_name("");
   from->add_option("--ranks", options.ranks, "Ranks that will train with the store")

@@ -17,6 +17,7 @@ struct StateOptions {
   // checkpoints.
   std::string folder;
   std::string shard_size = "5GB";  // for `export`
+  bool has_sha256 = false;         // for `export`
   std::uint32_t ranks = 1;         // for `import`
   bool converts = false;           // for `import`
 };

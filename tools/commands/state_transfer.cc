@@ -18,7 +18,9 @@
 #include "tools/cli/print.h"
 #include "tools/commands/store_inputs.h"
 #include "tools/gpt/train/checkpointing.h"
+#include "tools/gpt/train/state_origin.h"
 #include "tools/gpt/train/train_config.h"
+#include "tools/report/sha256.h"
 
 namespace sluice {
 namespace {
@@ -72,6 +74,7 @@ int export_state(const StateOptions& options) {
   StoreSource source(storage.state.name, storage.paths);
   const CheckpointLock lock(options.folder);
   SaveOptions save{.file_bytes_max = parse_size(options.shard_size)};
+  if (options.has_sha256) save.sha256 = file_sha256;
   if (has_tensors_of(source.description(), training_model(config)))
     save.files = {{"config.json", gpt2_config_text(config.model)}};
   const SavedCheckpoint saved = export_checkpoint(source, source.run().model, source.run().config,
@@ -91,10 +94,11 @@ int import_state(const StateOptions& options) {
   const TrainConfig config = train_config(read_state_config(options));
   const Config::Storage& storage = config.engine.storage;
   require_store_name(storage, options);
-  const std::string folder = checkpoint_in(options.folder);
+  const std::string folder = state_origin_in(options.folder);
   StateJson json(options, storage, folder);
-  OpenCheckpoint opened = open_checkpoint(
-      folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
+  OpenCheckpoint opened = open_state_origin(
+      folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved,
+      config.model);
   if (opened.application.empty())
     opened.application = {application_for(config, options.ranks, opened.source->position().step)};
   const NewStore made = make_store(config.engine, training_model(config), options.ranks,

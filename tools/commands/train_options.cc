@@ -23,6 +23,8 @@ void add_checkpoints(CLI::App& train, CheckpointOptions& options) {
                   "Largest size of a checkpoint's file, like 5GB")
       ->check(is_size())
       ->capture_default_str();
+  train.add_flag("--sha256", options.has_sha256,
+                 "Checkpoints' manifests have the SHA-256 of every file and tensor, too");
   train
       .add_flag("--resume{newest}", options.resume,
                 "Go on from the durable store (storage.state.name) or the newest whole checkpoint, "
@@ -31,8 +33,8 @@ void add_checkpoints(CLI::App& train, CheckpointOptions& options) {
       ->check(CLI::IsMember({"newest", "required"}));
   train
       .add_option("--resume-from", options.resume_from,
-                  "Begin a new run with the state of this checkpoint: a folder of sluice train, or "
-                  "a universal checkpoint of DeepSpeed")
+                  "Begin a new run with the state of this checkpoint: a folder of sluice train, a "
+                  "universal checkpoint of DeepSpeed, or a model's weights (.safetensors)")
       ->excludes(train.get_option("--init"));
   train.add_flag("--convert", options.converts,
                  "Accept a checkpoint with another precision or other frozen units");

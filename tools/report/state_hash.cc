@@ -1,44 +1,19 @@
 #include "tools/report/state_hash.h"
 
-#include <openssl/evp.h>
-
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
 #include "engine/plan/layout.h"
+#include "tools/report/sha256.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::uint64_t kChunkElements = 64 << 10;
-
-class Sha256 {
- public:
-  Sha256() { check(EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr)); }
-
-  void update(std::span<const std::byte> bytes) {
-    check(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()));
-  }
-
-  std::string hex() {
-    std::array<unsigned char, 32> digest{};
-    check(EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr));
-    return fmt::format("{:02x}", fmt::join(digest, ""));
-  }
-
- private:
-  static void check(int status) {
-    if (status != 1) throw Error(ErrorCode::kInternal, "SHA-256 of the state failed");
-  }
-
-  std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_{EVP_MD_CTX_new(),
-                                                                   &EVP_MD_CTX_free};
-};
 
 }  // namespace
 

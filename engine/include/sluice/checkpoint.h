@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,6 +15,13 @@
 #include <sluice/state_source.h>
 
 namespace sluice {
+
+// A range of a file of a checkpoint that is complete, but has no name yet.
+struct FileRange {
+  std::string path;
+  std::uint64_t begin_bytes = 0;
+  std::uint64_t size_bytes = 0;
+};
 
 struct SaveOptions {
   // The data that this rank needs to continue, as UTF-8, such as its position in the training data.
@@ -28,6 +36,10 @@ struct SaveOptions {
   std::map<std::string, double> hyperparameters = {};
   // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
+  // Computes the SHA-256 of a range, as hexadecimal digits. The manifest then has that of every
+  // file and tensor, too, for other programs. Every rank gives this function, and reads its share
+  // of the files again before the checkpoint has its name.
+  std::function<std::string(const FileRange& range)> sha256 = {};
 };
 
 struct SavedCheckpoint {

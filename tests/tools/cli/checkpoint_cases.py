@@ -1,6 +1,8 @@
 """Checkpoints of sluice train: runs that are killed, ended by signals or on a full disk go on with the same bits,
 under another placement and at another number of ranks, and what cannot be used is named."""
 
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -119,7 +121,9 @@ class Checkpoints(CliCase):
                     self.assertIn(word, done.stderr)
                 run = self.read_json("run.json")
                 self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, whole))
-        self.assertIn("there is none in it", self.fail_train(2, values, "--resume-from", "storage"))
+        message = self.fail_train(2, values, "--resume-from", "storage")
+        for word in ('"storage" is no checkpoint', "there is none in it", "`sluice state export` write checkpoints"):
+            self.assertIn(word, message)
         self.assertIn("run.seed", self.fail_train(2, {**values, "run.seed": 9}, "--resume-from", "first"))
         self.assertIn("--init", self.fail_train(2, values, "--resume-from", "first", "--init", "first/latest"))
         # A checkpoint of the run itself comes first.
@@ -134,6 +138,52 @@ class Checkpoints(CliCase):
         self.run_sluice("state", "remove", store)
         for name in os.listdir(self.path("storage")):
             os.remove(self.path("storage", name))  # the lock
+
+    def expect_sha256(self, folder):
+        with open(os.path.join(folder, "sluice_state.json"), encoding="utf-8") as file:
+            manifest = json.load(file)
+        contents = []
+        for entry in manifest["files"]:
+            with open(os.path.join(folder, entry["name"]), "rb") as file:
+                contents.append(file.read())
+            self.assertEqual(entry["sha256"], hashlib.sha256(contents[-1]).hexdigest())
+        self.assertGreater(len(contents), 2)
+        for tensor in manifest["tensors"]:
+            size = sum(count for _, count, _ in tensor["pieces"]) * {"F32": 4, "BF16": 2, "I16": 2}[tensor["dtype"]]
+            bytes_of = contents[tensor["file"]][tensor["begin_bytes"]:tensor["begin_bytes"] + size]
+            self.assertEqual(tensor["sha256"], hashlib.sha256(bytes_of).hexdigest(), tensor["tensor"])
+
+    def test_manifests_have_sha256_where_asked_for(self):
+        values = {**BASE, "run.steps": 2, "storage.state.name": "kept"}
+        self.train(values, "--checkpoint", "with", "--shard-size", "64KiB", "--sha256")
+        self.expect_sha256(self.path("with", "latest"))
+        self.train({**BASE, "run.steps": 3}, "--checkpoint", "with", "--resume", "--accept-config")
+        with open(self.path("with", "latest", "sluice_state.json"), encoding="utf-8") as file:
+            self.assertNotIn("sha256", file.read())
+        config = self.write_config(values)
+        self.run_sluice("state", "export", config, "exported", "--shard-size", "64KiB", "--sha256")
+        self.expect_sha256(self.path("exported", "latest"))
+        self.run_sluice("state", "remove", config)
+        os.remove(self.path("storage", "kept.lock"))
+
+    def test_weights_alone_begin_a_run_or_a_store(self):
+        values = {**BASE, "precision.parameters": "fp32", "precision.gradients": "fp32"}
+        self.train({**values, "run.steps": 2}, "--checkpoint", "first", "--save", "single", "--shard-size", "64KiB")
+        hub = self.path("hub")  # as transformers writes it: several files with an index, and a config
+        shutil.copytree(self.path("first", "latest"), hub, ignore=shutil.ignore_patterns("sluice_state.json", "optimizer*"))
+        expected = self.train(values, "--init", "single")["state_sha256"]
+        config = self.write_config({**values, "storage.state.name": "moved"}, name="store.json")
+        for weights in ("hub", "single"):
+            with self.subTest(weights):
+                run = self.train(values, "--resume-from", weights)
+                self.assertEqual((run["resumed_steps"], run["state_sha256"]), (0, expected))
+                self.assertIn("step 0", self.run_sluice("state", "import", config, weights).stdout)
+                self.run_sluice("train", config, "--resume=required", "--quiet", "--json", "run.json")
+                self.assertEqual(self.read_json("run.json")["state_sha256"], expected)
+                self.run_sluice("state", "remove", config)
+        for name in os.listdir(self.path("storage")):
+            os.remove(self.path("storage", name))  # the lock
+        self.assertIn("model.layers", self.fail_train(2, {**values, "model.layers": 3}, "--resume-from", "hub"))
 
     def test_a_small_shard_size_needs_few_open_files(self):
         limited = ["prlimit", "--nofile=256:256"]

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <filesystem>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -10,9 +9,10 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "engine/checkpoint/universal_source.h"
 #include "tools/cli/print.h"
 #include "tools/gpt/train/run_settings.h"
+#include "tools/gpt/train/state_origin.h"
+#include "tools/report/sha256.h"
 
 namespace sluice {
 namespace {
@@ -53,18 +53,6 @@ std::string command_that_goes_on(std::span<char* const> words) {
     command += '\'';
   }
   return resumes ? command : command + " --resume";
-}
-
-std::string checkpoint_in(const std::string& folder) {
-  std::error_code error;
-  if (std::filesystem::exists(folder + "/" + std::string(kManifestName), error) ||
-      universal_parameters(folder))
-    return folder;
-  const std::vector<CheckpointName> names = list_checkpoints(folder);
-  if (names.empty())
-    throw Error(ErrorCode::kInput,
-                fmt::format("\"{}\" is no checkpoint, and there is none in it", folder));
-  return folder + "/" + names[0].text();
 }
 
 std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps) {
@@ -201,9 +189,10 @@ std::uint64_t Checkpointing::resume_from(Engine& engine) {
   OpenCheckpoint opened;
   std::string why;
   try {
-    from_ = checkpoint_in(options_.resume_from);
-    opened = open_checkpoint(
-        from_, options_.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
+    from_ = state_origin_in(options_.resume_from);
+    opened = open_state_origin(
+        from_, options_.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved,
+        config_.model);
   } catch (const Error& error) {
     why = fmt::format("--resume-from: {}", error.what());
   }
@@ -346,6 +335,7 @@ SaveOptions Checkpointing::save_options(std::uint64_t steps) const {
   SaveOptions options{.application = application(steps),
                       .keep = options_.keep,
                       .file_bytes_max = parse_size(options_.shard_size)};
+  if (options_.has_sha256) options.sha256 = file_sha256;
   if (is_first_) {
     options.hyperparameters = {{"learning_rate", config_.learning_rate}};
     options.files = {{"config.json", gpt2_config_text(config_.model)}};

@@ -34,6 +34,7 @@ struct CheckpointOptions {
   std::uint64_t every = 0;  // steps between checkpoints; 0 = only at the end
   std::uint32_t keep = 0;   // 0 = all
   std::string shard_size = "5GB";
+  bool has_sha256 = false;  // the manifest has SHA-256 digests, too
   std::string resume;       // empty, "newest" or "required"
   std::string resume_from;  // the checkpoint with which a new run begins; empty: none
   bool converts = false;
@@ -45,11 +46,6 @@ struct CheckpointOptions {
 
 // The same command with --resume, quoted for a shell.
 std::string command_that_goes_on(std::span<char* const> words);
-
-// Returns `folder` if it is a checkpoint, also a universal one of DeepSpeed, or else the newest
-// checkpoint in it.
-// Fails with: kInput where there is none.
-std::string checkpoint_in(const std::string& folder);
 
 // The text for a state that has no text, so that a run with `config` can continue from the state.
 // Fails with: kInput where the config's data cannot be opened.
