@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "engine/durable/copy_places.h"
 #include "engine/plan/striping.h"
 #include "engine/store/commit_opening.h"
+#include "engine/store/missing_promise.h"
 
 namespace sluice {
 namespace {
@@ -53,6 +55,9 @@ DurableStore::DurableStore(const Config& config, const ModelSpec& model, const L
       identity_(config, model, layout, ranks.count()) {
   lock();
   const StoreFinding found = find();
+  for (const std::string& path : config.storage.paths)
+    if (const std::string missing = missing_promise(path); !missing.empty())
+      notes_.push_back(fmt::format("storage: {} is {}", path, missing));
   start_.commit_every = config.storage.state.commit_every;
   start_.has_others = ranks.are_several();
   if (found.presence == StorePresence::kMade) {
@@ -103,7 +108,26 @@ StoreFinding DurableStore::find() {
 }
 
 StoreFiles::Options DurableStore::options() const {
-  return {.directories = config_.storage.paths, .name = name_, .id = id_, .rank = ranks_.rank()};
+  return {.directories = config_.storage.paths,
+          .name = name_,
+          .id = id_,
+          .rank = ranks_.rank(),
+          .whereabouts = whereabouts_};
+}
+
+// "; HOST has the files of ranks 0, 1; ..."
+std::string DurableStore::find_whereabouts() const {
+  if (!ranks_.are_several()) return {};
+  const std::set<std::uint32_t> found = ranks_on(paths_);
+  const std::string own = fmt::format("; {} has the files of {}{}", host_name(),
+                                      found.empty()       ? "no rank"
+                                      : found.size() == 1 ? "rank "
+                                                          : "ranks ",
+                                      fmt::join(found, ", "));
+  std::set<std::string> all;
+  for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(own)), kSubject))
+    all.emplace(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return fmt::format("{}", fmt::join(all, ""));
 }
 
 void DurableStore::make(const Placement& placement) {
@@ -136,16 +160,15 @@ void DurableStore::open(Placement& placement) {
   std::optional<CommitOpening> opening;
   const std::unique_ptr<IoQueue> queue = make_sync_queue({});
   CommitFiles records;
+  whereabouts_ = find_whereabouts();
   ranks_.together(kSubject, [&] {
     files_ = StoreFiles::open_records(options());
     records = files_->commit_files();
     opening.emplace(*queue, records);
     if (opening->newest() == nullptr)
-      throw Error(ErrorCode::kDamaged,
-                  fmt::format("the store \"{}\" has no commit in {}; continue from a checkpoint, "
-                              "and remove the store with `sluice state remove`",
-                              name_, records.twins[0].name));
-    check(*opening->newest());
+      throw Error(ErrorCode::kDamaged, fmt::format("the store \"{}\" has no commit in {}; {}",
+                                                   name_, records.twins[0].name, kStoreRemedy));
+    check(*opening->newest(), records.twins[0].name);
     files_->open_data(opening->newest()->file_count);
     take_planes(*opening->newest(), placement);
   });
@@ -169,7 +192,7 @@ void DurableStore::open(Placement& placement) {
 }
 
 // Comes before any change.
-void DurableStore::check(const CommitRecord& record) const {
+void DurableStore::check(const CommitRecord& record, const std::string& file) const {
   std::string obstacle = identity_.obstacle(record.model_hash, record.layout_hash, record.settings);
   if (obstacle.empty() && (record.rank != ranks_.rank() || record.rank_count != ranks_.count()))
     obstacle = fmt::format("its files are of rank {} of {}, and this is rank {} of {}", record.rank,
@@ -177,14 +200,17 @@ void DurableStore::check(const CommitRecord& record) const {
   if (!obstacle.empty())
     throw Error(ErrorCode::kInput,
                 fmt::format("the store \"{}\" ({}) cannot be continued, because {}; use the "
-                            "setup that made it, or choose another storage.state.name",
-                            name_, sluice::text_of(id_), obstacle));
+                            "setup that made it, as `sluice state inspect` shows it, choose "
+                            "another storage.state.name, or move the state with `sluice state "
+                            "export` and `sluice state import --convert`",
+                            name_, file, obstacle));
 }
 
 // Places the copies as in the record.
 void DurableStore::take_planes(const CommitRecord& record, Placement& placement) {
   const auto fail = [&](const std::string& why) {
-    throw Error(ErrorCode::kDamaged, fmt::format("the store \"{}\": {}", name_, why));
+    throw Error(ErrorCode::kDamaged,
+                fmt::format("the store \"{}\": {}; {}", name_, why, kStoreRemedy));
   };
   auto from = record.planes.begin();
   std::uint32_t copies = 0;
@@ -232,9 +258,8 @@ std::uint64_t DurableStore::agree_on_step(const CommitOffer& own) {
   for (std::uint32_t rank = 0; rank < ranks_.count(); ++rank)
     steps += fmt::format("{}rank {}: {}", rank == 0 ? "" : "; ", rank, text_of(offers[rank]));
   throw Error(ErrorCode::kDamaged,
-              fmt::format("the ranks of the store \"{}\" have no step in common ({}); continue "
-                          "from a checkpoint",
-                          name_, steps));
+              fmt::format("the ranks of the store \"{}\" have no step in common ({}); {}", name_,
+                          steps, kStoreRemedy));
 }
 
 void DurableStore::set_marks(StoreStage stage) {

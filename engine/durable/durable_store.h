@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/store/durable_identity.h"
 #include "engine/flow/commits.h"
 #include "engine/ranks/ranks.h"
 #include "engine/store/commit_choice.h"
+#include "engine/store/durable_identity.h"
 #include "engine/store/store_files.h"
 #include "engine/store/tiers.h"
 
@@ -63,7 +63,8 @@ class DurableStore {
   void set_marks(StoreStage stage);
   StoreFiles::Options options() const;
   std::uint64_t agree_on_step(const CommitOffer& own);
-  void check(const CommitRecord& record) const;
+  void check(const CommitRecord& record, const std::string& file) const;
+  std::string find_whereabouts() const;
 
   const Config& config_;
   const Layout& layout_;
@@ -73,6 +74,7 @@ class DurableStore {
   StoreId id_{};
   std::vector<StoreLock> locks_;  // by path
   std::vector<StorePath> paths_;
+  std::string whereabouts_;
   std::optional<StoreFiles> files_;
   CommitFiles commit_files_;
   DurableHomes homes_;

@@ -50,7 +50,8 @@ bool HomeSaver::comes_from_device(BlockId block) const {
 void HomeSaver::add(BlockId block) {
   SLUICE_CHECK(is_at_home(block) && !is_saving(block), "a block is saved once per commit");
   is_saving_[index_of(block)] = true;
-  queue_.push_back(block);
+  queues_[store_.version(block, Plane::kRecord)][comes_from_device(block) ? 1 : 0].push_back(block);
+  ++waiting_;
   hooks_.on_change();
 }
 
@@ -66,10 +67,11 @@ void HomeSaver::add_outdated() {
 }
 
 void HomeSaver::stop() {
-  while (!queue_.empty()) {
-    is_saving_[index_of(queue_.front())] = false;
-    queue_.pop_front();
-  }
+  for (const auto& [version, queues] : queues_)
+    for (const std::deque<BlockId>& queue : queues)
+      for (const BlockId block : queue) is_saving_[index_of(block)] = false;
+  queues_.clear();
+  waiting_ = 0;
 }
 
 bool HomeSaver::may_start(BlockId block) const {
@@ -80,20 +82,30 @@ bool HomeSaver::may_start(BlockId block) const {
   });
 }
 
-// Not always in the order of the queue: a block of a later version waits for the table of the
-// commit under way, which may need a block that comes after it.
+// A block of a later version waits for the table of the commit under way, which may need a block of
+// an earlier version that comes after it. Blocks of one version wait for the same commit, so the
+// first of them stands for all: there may be tens of thousands.
+std::optional<BlockId> HomeSaver::take_next(bool has_buffer) {
+  for (auto of_version = queues_.begin(); of_version != queues_.end(); ++of_version) {
+    auto& [in_host, on_device] = of_version->second;
+    for (std::deque<BlockId>* const queue : {&in_host, &on_device}) {
+      if (queue->empty() || (queue == &on_device && !has_buffer) || !may_start(queue->front()))
+        continue;
+      const BlockId block = queue->front();
+      queue->pop_front();
+      --waiting_;
+      if (in_host.empty() && on_device.empty()) queues_.erase(of_version);
+      return block;
+    }
+  }
+  return std::nullopt;
+}
+
 void HomeSaver::pump() {
   if (scheduler_.failed()) return stop();
-  for (std::uint32_t save = 0; save < kSaves && !queue_.empty(); ++save) {
+  for (std::uint32_t save = 0; save < kSaves && waiting_ != 0; ++save) {
     if (saves_[save].is_busy) continue;
-    const bool has_buffer = save < placement_.commit_buffers.count;
-    const auto next = std::ranges::find_if(queue_, [&](BlockId block) {
-      return (has_buffer || !comes_from_device(block)) && may_start(block);
-    });
-    if (next == queue_.end()) return;
-    const BlockId block = *next;
-    queue_.erase(next);
-    start(save, block);
+    if (const auto block = take_next(save < placement_.commit_buffers.count)) start(save, *block);
   }
 }
 

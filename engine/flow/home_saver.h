@@ -8,9 +8,12 @@
 // transfers. A save never waits for a lane, a slot or a gradient.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include <sluice/device.h>
@@ -43,7 +46,7 @@ class HomeSaver {
   // Whether the block has been added and is not on storage yet.
   bool is_saving(BlockId block) const { return is_saving_[index_of(block)]; }
   // Whether nothing has to be saved.
-  bool is_idle() const { return queue_.empty() && under_way_ == 0; }
+  bool is_idle() const { return waiting_ == 0 && under_way_ == 0; }
   // Whether nothing is under way.
   bool is_at_rest() const { return under_way_ == 0; }
 
@@ -63,6 +66,7 @@ class HomeSaver {
   Tier tier(BlockId block, Plane plane) const;
   bool comes_from_device(BlockId block) const;
   bool may_start(BlockId block) const;
+  std::optional<BlockId> take_next(bool has_buffer);
   void start(std::uint32_t save, BlockId block);
   void write(std::uint32_t save, Plane plane, std::byte* source);
   std::byte* buffer_of(std::uint32_t save, Plane plane) const;
@@ -79,8 +83,10 @@ class HomeSaver {
   std::uint32_t block_count_ = 0;
   std::vector<bool> is_at_home_;  // by block
   std::vector<bool> is_saving_;   // by block
-  std::deque<BlockId> queue_;
-  std::vector<Save> saves_;  // the first ones have a commit buffer
+  // By the blocks' version: those in host memory, and those that need a commit buffer.
+  std::map<std::uint64_t, std::array<std::deque<BlockId>, 2>> queues_;
+  std::uint32_t waiting_ = 0;  // blocks in the queues
+  std::vector<Save> saves_;    // the first ones have a commit buffer
   std::uint32_t under_way_ = 0;
 
   Stream stream_;  // last: its callbacks use everything above

@@ -113,6 +113,26 @@ std::span<float> room_for_masters(const Layout& layout, const BlockView& view, s
   return {moments + at, count};
 }
 
+// Masters that are already where set_values() reads them to, and zero moments.
+class MastersInPlace final : public StateSource {
+ public:
+  StatePosition position() const override { return {}; }
+  void read(const TensorPlace&, StateKind kind, std::uint64_t, std::span<float> values) override {
+    if (kind != StateKind::kMaster) std::ranges::fill(values, 0.0f);
+  }
+};
+
+// The part of the tensor that lies in the block, as elements of the unit.
+struct PartInBlock {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;  // at most `begin`: the tensor has no element in the block
+};
+PartInBlock part_in(const BlockPlace& block, const TensorPlace& tensor) {
+  return {.begin = std::max(tensor.offset_elements, block.offset_elements),
+          .end = std::min(tensor.offset_elements + tensor.element_count,
+                          block.offset_elements + block.element_count)};
+}
+
 // Elements [first, first + values.size()) of the block.
 void set_masters(const Layout& layout, const BlockView& view, std::uint64_t first,
                  std::span<const float> values, bool is_opaque) {
@@ -186,9 +206,7 @@ void set_values(const Layout& layout, const BlockView& view, StateSource& source
   std::vector<float> spare;
   clear_codes(layout, view);
   for (const TensorPlace& tensor : layout.tensors_of(block.unit)) {
-    const std::uint64_t begin = std::max(tensor.offset_elements, block.offset_elements);
-    const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
-                                       block.offset_elements + block.element_count);
+    const auto [begin, end] = part_in(block, tensor);
     if (begin >= end) continue;
     for (std::uint64_t at = begin; at < end;) {
       std::span<float> values =
@@ -204,6 +222,23 @@ void set_values(const Layout& layout, const BlockView& view, StateSource& source
     }
     set_moments(layout, view, tensor, begin - tensor.offset_elements, end - begin, source, spare);
   }
+}
+
+bool read_masters(const Layout& layout, const BlockView& view, StateSource& source) {
+  const BlockPlace& block = layout.block(view.block);
+  if (room_for_masters(layout, view, 0, 0).data() == nullptr) return false;
+  for (const TensorPlace& tensor : layout.tensors_of(block.unit)) {
+    const auto [begin, end] = part_in(block, tensor);
+    if (begin >= end) continue;
+    source.read(tensor, StateKind::kMaster, begin - tensor.offset_elements,
+                room_for_masters(layout, view, begin - block.offset_elements, end - begin));
+  }
+  return true;
+}
+
+void set_initial_values(const Layout& layout, const BlockView& view) {
+  MastersInPlace source;
+  set_values(layout, view, source);
 }
 
 void read_values(const Layout& layout, const BlockView& view, StateKind kind, std::uint64_t begin,

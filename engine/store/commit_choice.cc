@@ -18,22 +18,24 @@ void check_slot(const FoundCommits& found, std::uint32_t slot) {
   for (std::uint32_t twin = 0; twin < kCommitTwins; ++twin) {
     const CommitReading& reading = found.readings[slot][twin];
     if (reading.state == CommitState::kForeign)
-      throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{} cannot be read: {}; use the program that wrote it",
-                              place_of(found, slot, twin), reading.problem));
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("{} cannot be read: {}; use the program that wrote it, or move the state "
+                      "with its `sluice state export`",
+                      place_of(found, slot, twin), reading.problem));
   }
   if (first.state == CommitState::kDamaged && second.state == CommitState::kDamaged)
-    throw Error(
-        ErrorCode::kDamaged,
-        fmt::format("{} is damaged ({}), and so is its twin in {} ({}): the content of "
-                    "the store is unknown; continue from a checkpoint",
-                    place_of(found, slot, 0), first.problem, found.names[1], second.problem));
+    throw Error(ErrorCode::kDamaged,
+                fmt::format("{} is damaged ({}), and so is its twin in {} ({}): the content of "
+                            "the store is unknown; {}",
+                            place_of(found, slot, 0), first.problem, found.names[1], second.problem,
+                            kStoreRemedy));
   if (first.state == CommitState::kWhole && second.state == CommitState::kWhole &&
       first.record.generation == second.record.generation && first.checksum != second.checksum)
     throw Error(ErrorCode::kDamaged,
-                fmt::format("{} and its twin in {} are both of generation {} and differ; "
-                            "continue from a checkpoint",
-                            place_of(found, slot, 0), found.names[1], first.record.generation));
+                fmt::format("{} and its twin in {} are both of generation {} and differ; {}",
+                            place_of(found, slot, 0), found.names[1], first.record.generation,
+                            kStoreRemedy));
 }
 
 // All whole records are of one store and rank.
@@ -88,9 +90,8 @@ CommitChoice choose_commit(const FoundCommits& found) {
   }
   if (commits[0] && commits[1] && *commits[0] == *commits[1])
     throw Error(ErrorCode::kDamaged,
-                fmt::format("both commit records in {} are of generation {}; continue from a "
-                            "checkpoint",
-                            found.names[0], *commits[0]));
+                fmt::format("both commit records in {} are of generation {}; {}", found.names[0],
+                            *commits[0], kStoreRemedy));
   if (commits[0] || commits[1]) choice.newest = commits[1] > commits[0] ? 1 : 0;
   if (commits[0] && commits[1]) choice.older = 1 - *choice.newest;
   if (choice.newest) choice.next_slot = 1 - *choice.newest;

@@ -15,11 +15,16 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/store/commit_record.h"
 
 namespace sluice {
+
+// The way out where a store is damaged, for messages.
+inline constexpr std::string_view kStoreRemedy =
+    "continue from a checkpoint: `sluice state remove`, then `sluice train --resume-from`";
 
 // By slot and twin. `names`: for messages.
 struct FoundCommits {

@@ -124,29 +124,42 @@ void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint
 }
 
 // A source that allows it is read on the places' threads. Otherwise this thread reads it, while the
-// places' threads store.
+// places' threads store. If the source has initial values, this thread reads the masters alone: the
+// places' threads convert and store them, and then clear the memory for the block that comes next.
 void StateAccess::restore(StateSource& source) {
   invalidate();
   filled_ = {};
   const std::uint64_t step = source.position().step;
-  const auto fill = [this, &source](const BlockView& view) {
+  const bool is_initial = dynamic_cast<const InitialSource*>(&source) != nullptr;
+  const std::span<const BlockPlace> blocks = layout_.blocks();
+  const auto clear = [this](const BlockPlace& block) {
+    const BlockView view = view_of(block, place_of(block));
     std::memset(view.parameters, 0, layout_.parameter_bytes(view.block));
     std::memset(view.record, 0, layout_.record_bytes(view.block));
-    set_values(layout_, view, source);
   };
   BlockPlaces places(place_count());
-  for (const BlockPlace& block : layout_.blocks()) {
+  for (const BlockPlace& block : blocks.first(std::min<std::size_t>(place_count(), blocks.size())))
+    places.start(place_of(block), [&clear, &block] { clear(block); });
+  for (const BlockPlace& block : blocks) {
     const BlockView view = view_of(block, place_of(block));
     places.await(place_of(block));
-    if (!source.allows_threads()) fill(view);
-    places.start(place_of(block), [this, &source, &fill, view, step] {
-      if (source.allows_threads()) fill(view);
-      store_.begin_at(view.block, layout_.is_frozen(view.block) ? 0 : step);
-      store(view);
-    });
+    const bool has_masters = is_initial && read_masters(layout_, view, source);
+    const bool is_filled = !has_masters && !source.allows_threads();
+    if (is_filled) set_values(layout_, view, source);
+    places.start(place_of(block),
+                 [this, &source, &clear, &block, blocks, view, step, has_masters, is_filled] {
+                   if (has_masters)
+                     set_initial_values(layout_, view);
+                   else if (!is_filled)
+                     set_values(layout_, view, source);
+                   store_.begin_at(view.block, layout_.is_frozen(view.block) ? 0 : step);
+                   store(view);
+                   const std::size_t next = index_of(block.id) + place_count();
+                   if (next < blocks.size()) clear(blocks[next]);
+                 });
   }
   places.finish();
-  for (const BlockPlace& block : layout_.blocks()) count_homes(block);
+  for (const BlockPlace& block : blocks) count_homes(block);
 }
 
 void StateAccess::replace(const std::vector<bool>& is_wanted, const InitialValues& values,

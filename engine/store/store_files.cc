@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -13,6 +14,7 @@
 
 #include <sluice/error.h>
 #include "base/file_flush.h"
+#include "engine/store/commit_choice.h"
 #include "engine/store/commit_format.h"
 
 namespace sluice {
@@ -37,6 +39,19 @@ std::optional<StoreId> id_in(const std::string& file, const std::string& name) {
     id[i] = static_cast<std::uint8_t>(digit(digits[0]) * 16 + digit(digits[1]));
   }
   return id;
+}
+
+// NAME.ID.rRANK.commit0 -> RANK
+std::optional<std::uint32_t> rank_of(const std::string& file) {
+  constexpr std::string_view kTail = ".commit0";
+  if (!file.ends_with(kTail)) return std::nullopt;
+  const std::size_t end = file.size() - kTail.size();
+  const std::size_t begin = file.rfind(".r", end);
+  if (begin == std::string::npos) return std::nullopt;
+  std::uint32_t rank = 0;
+  const char* const last = file.data() + end;
+  if (std::from_chars(file.data() + begin + 2, last, rank).ptr != last) return std::nullopt;
+  return rank;
 }
 
 void sync_folder(const std::string& directory) {
@@ -98,6 +113,14 @@ StoreFinding find_store(const std::string& name, std::span<const StorePath> path
     if (path.files.empty()) throw_incomplete(name, *id, path, "has none of its files");
   }
   return {StorePresence::kMade, *id};
+}
+
+std::set<std::uint32_t> ranks_on(std::span<const StorePath> paths) {
+  std::set<std::uint32_t> ranks;
+  for (const StorePath& path : paths)
+    for (const StorePath::File& file : path.files)
+      if (const auto rank = rank_of(file.name)) ranks.insert(*rank);
+  return ranks;
 }
 
 StoreId random_store_id() {
@@ -176,9 +199,11 @@ void StoreFiles::find(const char* kind, std::uint32_t count, std::vector<DirectF
   }
   if (!missing.empty())
     throw Error(ErrorCode::kInput,
-                fmt::format("store \"{}\": {} not found in {}; this host may not be the one that "
-                            "has them, or a path is not mounted",
-                            options_.name, fmt::join(missing, ", "), fmt::join(folders, ", ")));
+                fmt::format("store \"{}\": {} not found in {} on {}{}; mount the missing path, "
+                            "correct storage.paths, or start each rank on the host that has its "
+                            "files (`sluice state list` shows what a host has)",
+                            options_.name, fmt::join(missing, ", "), fmt::join(folders, ", "),
+                            host_name(), options_.whereabouts));
 }
 
 StoreFiles StoreFiles::open_records(const Options& options) {
@@ -187,10 +212,11 @@ StoreFiles StoreFiles::open_records(const Options& options) {
   const std::vector<DirectFile>& twins = files.records_;
   if (twins[0].size_bytes() != twins[1].size_bytes() || twins[0].size_bytes() == 0 ||
       twins[0].size_bytes() % (kCommitSlots * kCommitAlignBytes) != 0)
-    throw Error(ErrorCode::kDamaged,
-                fmt::format("{} has {} B and {} has {} B; both should have the same whole pages",
-                            twins[0].name(), twins[0].size_bytes(), twins[1].name(),
-                            twins[1].size_bytes()));
+    throw Error(
+        ErrorCode::kDamaged,
+        fmt::format("{} has {} B and {} has {} B; both should have the same whole pages; {}",
+                    twins[0].name(), twins[0].size_bytes(), twins[1].name(), twins[1].size_bytes(),
+                    kStoreRemedy));
   return files;
 }
 

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -49,6 +50,9 @@ struct StoreFinding {
 // Fails with: kInput, naming the path, where a store exists, but not on all paths.
 StoreFinding find_store(const std::string& name, std::span<const StorePath> paths);
 
+// Returns the ranks whose records lie on the paths.
+std::set<std::uint32_t> ranks_on(std::span<const StorePath> paths);
+
 StoreId random_store_id();
 // Unlinks the files whose names have `id`. Requires: the paths' locks.
 void remove_store_files(std::span<const StorePath> paths, const StoreId& id);
@@ -60,6 +64,7 @@ class StoreFiles {
     std::string name;
     StoreId id{};
     std::uint32_t rank = 0;
+    std::string whereabouts = {};  // which hosts have the files of which ranks, for messages
   };
 
   // Makes the rank's files without names. Directory i gets a data file of data_bytes[i].

@@ -103,13 +103,6 @@ LockText read_text(int descriptor, const std::string& path) {
                           path));
 }
 
-std::string host_name() {
-  std::string name(256, '\0');
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "this host";
-  name.resize(name.find('\0'));
-  return name;
-}
-
 std::string time_text() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -127,6 +120,13 @@ std::string time_text() {
 }
 
 }  // namespace
+
+std::string host_name() {
+  std::string name(256, '\0');
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "this host";
+  name.resize(name.find('\0'));
+  return name;
+}
 
 StoreLock::StoreLock(const std::string& directory, const std::string& name, const std::string& job)
     : path_(directory + "/" + name + ".lock"),

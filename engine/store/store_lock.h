@@ -18,6 +18,9 @@
 
 namespace sluice {
 
+// Returns the name of this host, for messages.
+std::string host_name();
+
 enum class StoreStage : std::uint8_t { kNone, kCreating, kMade };
 
 // A path's knowledge of its store.

@@ -1,7 +1,6 @@
 #include "engine/store/store_survey.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -16,19 +15,6 @@ namespace sluice {
 namespace {
 
 constexpr std::string_view kLockSuffix = ".lock";
-
-// NAME.ID.rRANK.commit0 -> RANK
-std::optional<std::uint32_t> rank_of(const std::string& file) {
-  constexpr std::string_view kTail = ".commit0";
-  if (!file.ends_with(kTail)) return std::nullopt;
-  const std::size_t end = file.size() - kTail.size();
-  const std::size_t begin = file.rfind(".r", end);
-  if (begin == std::string::npos) return std::nullopt;
-  std::uint32_t rank = 0;
-  const char* const last = file.data() + end;
-  if (std::from_chars(file.data() + begin + 2, last, rank).ptr != last) return std::nullopt;
-  return rank;
-}
 
 StoreFiles::Options options_of(const StoreSurvey& store, std::uint32_t rank) {
   return {.directories = store.directories, .name = store.name, .id = store.id, .rank = rank};
@@ -85,16 +71,14 @@ StoreSurvey survey_store(const std::string& name, const std::vector<std::string>
   for (const std::string& directory : directories)
     if (const auto holder = store_holder(directory, name)) store.holder = *holder;
   if (found.presence == StorePresence::kNone) return store;
-  std::set<std::uint32_t> ranks;
   for (const StorePath& path : paths) {
     for (const StorePath::File& file : path.files) {
       std::error_code ignored;
       store.file_bytes += std::filesystem::file_size(path.directory + "/" + file.name, ignored);
-      if (const auto rank = rank_of(file.name)) ranks.insert(*rank);
     }
   }
   std::vector<CommitOffer> offers;
-  for (const std::uint32_t rank : ranks) {
+  for (const std::uint32_t rank : ranks_on(paths)) {
     store.ranks.push_back(survey_rank(store, rank));
     offers.push_back(store.ranks.back().offer);
   }

@@ -6,7 +6,8 @@ undisturbed run.
 
 Each case draws placement, policy, precision, ranks (1 to 4), ZeRO stage and commit_every. The run is killed with SIGKILL one to five times, and goes
 on each time with --resume=required (the first time --resume) under a placement and policy drawn anew. state_sha256 at the end has to be that of an
-uninterrupted run, and so have the losses of all steps.
+uninterrupted run, and so have the losses, loss scales and skips of all steps. The hash covers parameters, masters, moments and updates; the application's
+text has the position in the data, without which the losses would differ.
 
 With --shim the runs use the backends "sync" and "threads", and each kill is counted by what a process was doing: writing a commit record, flushing, or
 something else. A third of the kills is aimed: a process dies inside a record's write, which it has half done, or inside a flush.
@@ -118,7 +119,7 @@ def cwd_of(process):
 def losses_of(case, name):
     with open(os.path.join(case.folder, name), encoding="utf-8") as file:
         report = json.load(file)
-    return report["state_sha256"], {step["step"]: step["loss"] for step in report["steps"]}
+    return report["state_sha256"], {step["step"]: (step["loss"], step["loss_scale"], step["skipped"]) for step in report["steps"]}
 
 
 def make_case(case):
@@ -173,7 +174,7 @@ def make_case(case):
         return campaign.Outcome("end", "silent", f"{what}: {found} is not {expected}")
     wrong = [step for step, loss in seen.items() if losses[step] != loss]
     if wrong:
-        return campaign.Outcome("end", "silent", f"{what}: losses of steps {wrong} differ")
+        return campaign.Outcome("end", "silent", f"{what}: losses or loss scales of steps {wrong} differ")
     return campaign.Outcome(f"killed {len(phases)} times", "same result", what)
 
 

@@ -20,6 +20,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "base/topology.h"
+#include "engine/store/missing_promise.h"
 #include "gpu/cuda/cuda_environment.h"
 #include "gpu/ranks/mpi_collectives.h"
 #include "io/direct_file.h"
@@ -112,6 +113,8 @@ Finding look_at_path(const std::string& path) {
     };
     if (system.f_type == kTmpfsMagic) {
       warn("this is memory, not a drive", "name a folder on a drive in storage.paths");
+    } else if (const std::string missing = missing_promise(path); !missing.empty()) {
+      warn("this is " + missing, "name a folder on a local drive, if storage.state keeps a store");
     } else if (!file.is_direct()) {
       warn("slow, and it displaces other memory",
            "name a folder on ext4 or XFS on a local drive in storage.paths");

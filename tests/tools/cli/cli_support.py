@@ -244,18 +244,22 @@ def mount_tmpfs(case, path, size):
     mount(case, path, "-t", "tmpfs", "-o", f"size={size}", "tmpfs")
 
 
-def mount_ext4(case, path, size_bytes, sector_bytes):
-    """An ext4 on a loop device with sectors of `sector_bytes`. The device goes with the mount."""
+def mount_made(case, path, size_bytes, make, sector_bytes=512):
+    """A file system that the command `make` makes on a loop device with sectors of `sector_bytes`. The device goes with the mount."""
     image = path + ".img"
     with open(image, "wb") as file:
         file.truncate(size_bytes)
     device = as_root(case, "losetup", "--show", "--find", "--sector-size", str(sector_bytes), image)
     try:
-        as_root(case, "mkfs.ext4", "-q", "-m", "0", device)
+        as_root(case, *make, device)
         mount(case, path, device)
     finally:
         subprocess.run(["losetup", "--detach", device], check=True)  # once it is no longer in use
         os.unlink(image)
+
+
+def mount_ext4(case, path, size_bytes, sector_bytes):
+    mount_made(case, path, size_bytes, ("mkfs.ext4", "-q", "-m", "0"), sector_bytes)
 
 
 def as_ordinary_user(case):

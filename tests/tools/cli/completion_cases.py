@@ -14,7 +14,7 @@ class Completion(CliCase):
         """The subcommands and the long options of a command."""
         text = self.run_sluice(*command, "--help").stdout
         listed = text.partition("Subcommands:")[2]
-        return re.findall(r"^  ([a-z]+)\s", listed, re.MULTILINE), re.findall(r"^  (?:-\w,)?(--[a-z-]+)", text, re.MULTILINE)
+        return re.findall(r"^  ([a-z]+)\s", listed, re.MULTILINE), re.findall(r"^  (?:-\w,)?(--[a-z0-9-]+)", text, re.MULTILINE)
 
     def commands(self, *command):
         below, options = self.help_of(command)

@@ -10,7 +10,7 @@ import shutil
 import struct
 
 from cli_support import (ON_NVME, CliCase, as_ordinary_user, is_root, mount, mount_ext4,
-                         mount_tmpfs, unmount)
+                         mount_made, mount_tmpfs, unmount)
 
 IN_MEMORY = {"placement.parameters": "host", "placement.optimizer": "host"}
 IO_URING_SETUP = {"x86_64": 425, "aarch64": 425}
@@ -71,6 +71,66 @@ class FileSystem(StorageCase):
         mount_ext4(self, self.path("large-sectors"), 32 << 20, 4096)
         mount_tmpfs(self, self.path("drive"), "16m")
         self.run_on("small-sectors", "large-sectors", "drive", "storage")
+
+
+class StoreOnFileSystem(CliCase):
+    """Durable stores where the file system is nearly full: a run that goes on has the bits of one that never stopped."""
+
+    LABEL = "command"
+    STORE = {**ON_NVME, "storage.paths": ["drive"], "storage.state.name": "run-7", "run.steps": 6, "optimizer.schedule_steps": 6}
+
+    def setUp(self):
+        super().setUp()
+        os.mkdir(self.path("drive"))
+
+    def go_on(self, *words):
+        expected = self.train({"run.steps": 6, "optimizer.schedule_steps": 6, **IN_MEMORY})["state_sha256"]
+        first = self.run_sluice("train", self.write_config({**self.STORE, "run.steps": 3}))
+        for word in words:
+            self.assertIn(word, first.stdout)
+        space = os.statvfs(self.path("drive"))
+        self.fill(space.f_bavail * space.f_frsize - space.f_blocks * space.f_frsize // 20)
+        run = self.train(self.STORE, "--resume=required")
+        self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, expected))
+        self.run_sluice("state", "verify", self.write_config(self.STORE))
+        self.run_sluice("state", "remove", self.write_config(self.STORE))
+        self.assertEqual(sorted(set(os.listdir(self.path("drive"))) - {"lost+found"}), ["filler", "run-7.lock"])
+
+    def fill(self, size_bytes):
+        self.assertGreater(size_bytes, 0)
+        with open(self.path("drive", "filler"), "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+
+    def made_with(self, *command):
+        """A loop device with a file system that `command` makes."""
+        if shutil.which(command[0]) is None:
+            self.skipTest(f"{command[0]} is missing")
+        mount_made(self, self.path("drive"), 512 << 20, command)
+
+    def test_ext4(self):
+        mount_ext4(self, self.path("drive"), 32 << 20, 4096)
+        self.go_on()
+
+    def test_xfs(self):
+        self.made_with("mkfs.xfs", "-q")
+        self.go_on()
+
+    def test_btrfs(self):
+        self.made_with("mkfs.btrfs", "-q")
+        self.go_on()
+
+    def test_tmpfs_is_named(self):
+        mount_tmpfs(self, self.path("drive"), "32m")
+        self.go_on("storage: drive is memory, not a drive: a durable store is gone when the machine stops")
+
+    def test_an_overlay_is_named(self):
+        os.mkdir(self.path("layers"))
+        mount_ext4(self, self.path("layers"), 32 << 20, 4096)
+        for name in ("lower", "upper", "work"):
+            os.mkdir(self.path("layers", name))
+        options = ",".join(f"{name}dir={self.path('layers', name)}" for name in ("lower", "upper", "work"))
+        mount(self, self.path("drive"), "-t", "overlay", "-o", options, "overlay")
+        self.go_on("storage: drive is an overlay")
 
 
 class FullDisk(StorageCase):

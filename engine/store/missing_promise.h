@@ -1,0 +1,14 @@
+// The promises that a file system does not make to a durable store.
+//
+// Thread rule: a function of the file system.
+#pragma once
+
+#include <string>
+
+namespace sluice {
+
+// Returns why a store in `directory` may be lost although its flushes have succeeded; empty where
+// nothing speaks for it.
+std::string missing_promise(const std::string& directory);
+
+}  // namespace sluice
