@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "io/io_queue.h"
+#include "io/transfer_progress.h"
 
 namespace sluice::test {
 
@@ -30,7 +31,7 @@ class FlushFault final : public IoQueue {
       } else {
         const std::scoped_lock lock(mutex_);
         held_.push_back(request);
-        request->started_ns = 1;
+        note_start(*request, 1);
       }
     }
   }
