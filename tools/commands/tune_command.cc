@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -116,8 +117,17 @@ class Tuning {
   void search() {
     tell("searching by the model");
     outcome_.search = tune_search(
-        axes_, [this](const TuneSettings& settings) { return model_.predict(settings); },
+        axes_, [this](const TuneSettings& settings) { return predict(settings); },
         options_.finalists);
+  }
+
+  // The given config has run: where that took longer than the model says, others that the model
+  // finds no better may be.
+  TunePrediction predict(const TuneSettings& settings) const {
+    TunePrediction prediction = model_.predict(settings);
+    if (settings.empty() && prediction.obstacle.empty() && !probe_.step_s.empty())
+      prediction.rank_s = std::max(prediction.rank_s, probe_.median_s());
+    return prediction;
   }
 
   // Runs the given config, or the best that fits, for its times and rates.

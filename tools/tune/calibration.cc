@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <ranges>
 #include <set>
 #include <tuple>
 
@@ -85,6 +86,22 @@ double rate_at(const MachineCalibration& machine, IoPattern pattern, std::uint64
   return std::exp((1 - deep.share) * along(deep.low) + deep.share * along(deep.high));
 }
 
+// The time for which a small read is longer on its way than its bytes take to move.
+double latency_of(const MachineCalibration& machine) {
+  const auto of_reads = [](const DriveRate& rate) { return rate.pattern == IoPattern::kRead; };
+  const DriveRate* smallest = nullptr;
+  double best = 0;
+  for (const DriveRate& rate : machine.drives | std::views::filter(of_reads)) {
+    best = std::max(best, rate.bytes_per_second);
+    if (smallest == nullptr || std::tie(rate.request_bytes, rate.depth) <
+                                   std::tie(smallest->request_bytes, smallest->depth))
+      smallest = &rate;
+  }
+  const auto size_bytes = static_cast<double>(smallest->request_bytes);
+  return std::max(0.0,
+                  smallest->depth * size_bytes / smallest->bytes_per_second - size_bytes / best);
+}
+
 // Every pattern at every size and depth, or the interpolation would miss a corner.
 bool is_whole(const MachineCalibration& machine) {
   std::set<std::uint64_t> sizes;
@@ -114,6 +131,8 @@ void MachineCalibration::set_storage_rates_for(std::uint64_t request_bytes, std:
   const double write = rate_at(*this, IoPattern::kWrite, request_bytes, depth);
   const double mixed = rate_at(*this, IoPattern::kMixed, request_bytes, depth);
   set_storage_rates(read, write, 2 / mixed / (1 / read + 1 / write), rates);
+  // A rate at depth 1 has all of the latency in it.
+  rates.latency_s = (1 - 1.0 / depth) * latency_of(*this);
 }
 
 double age_days(const MachineCalibration& calibration) {

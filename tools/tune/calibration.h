@@ -34,7 +34,8 @@ struct MachineCalibration {
   double adam_parameters_per_second = 0;
 
   // Sets the storage rates for requests of `request_bytes`, `depth` of them in flight: between the
-  // measured sizes and depths by interpolation over their logarithms, beyond them the nearest.
+  // measured sizes and depths by interpolation over their logarithms, beyond them the nearest. The
+  // latency is that of a small read alone, as far as others in flight hide it.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 

@@ -151,10 +151,8 @@ TunePrediction RunModel::predicted(TrainConfig config) const {
   if (const auto shortage = shortage_of(host)) return {.obstacle = *shortage};
   const std::uint64_t request_bytes = static_cast<std::uint64_t>(
       static_cast<double>(planning.layout().block_elements()) * format.state_bytes_per_element());
-  const auto lanes = static_cast<std::uint32_t>(planned.placement.lanes.count);
-  machine_.set_storage_rates_for(request_bytes,
-                                 std::min(config.engine.storage.queue_depth, std::max(1u, lanes)),
-                                 request.rates);
+  // Lanes bound what is in flight, too; the simulation sees that by the latency.
+  machine_.set_storage_rates_for(request_bytes, config.engine.storage.queue_depth, request.rates);
   const StepCost cost = planning.step_of(planned.placement, planned.policy, planning.rates());
   double hidden_s = 0;
   for (std::size_t i = 0; i < kResourceCount; ++i)

@@ -104,6 +104,21 @@ TuneAxis weights_axis(const MachineCalibration& machine) {
   return axis;
 }
 
+// Small blocks divide a small model finely enough for its buffers and homes; of a large one they
+// only make requests slow.
+TuneAxis blocks_axis(const TrainConfig& given) {
+  constexpr std::uint64_t kSmallBlock = 16 << 10;
+  constexpr std::uint64_t kSmallBlocksMax = 4096;
+  std::vector<std::string> sizes = {"null", "65536", "262144", "1048576", "4194304"};
+  if (validated(training_model(given)).element_count() <= kSmallBlock * kSmallBlocksMax)
+    sizes.insert(sizes.begin() + 1, std::to_string(kSmallBlock));
+  TuneAxis axis = number_axis("block size", "storage.block_elements", sizes);
+  axis.is_fine = false;
+  axis.is_unsure =
+      true;  // of a block, the model knows the bytes, and not what it costs beside them
+  return axis;
+}
+
 bool is_under(const std::string& key, const std::string& section) {
   return key == section || key.starts_with(section + ".");
 }
@@ -127,8 +142,7 @@ std::vector<TuneAxis> tune_axes(const ConfigDocument& document, const TrainConfi
   std::vector<TuneAxis> axes = {homes_axis(), batch_axis(given), policy_axis(given)};
   // The files of a durable store have their blocks already.
   if (given.engine.storage.state.name.empty()) {
-    axes.push_back(number_axis("block size", "storage.block_elements",
-                               {"null", "65536", "262144", "1048576", "4194304"}));
+    axes.push_back(blocks_axis(given));
     if (machine.path_rates.size() > 1) axes.push_back(weights_axis(machine));
   }
   axes.push_back(number_axis("lanes", "optimizer.lanes", {"null", "2", "4", "8", "16", "32"}));

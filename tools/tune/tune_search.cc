@@ -45,13 +45,16 @@ class Search {
     return at;
   }
 
-  // Gives back every choice that gains nothing.
+  // Gives back every choice that gains nothing. A choice that costs time is another candidate's,
+  // which has a rank of its own; along a fine axis there is no such candidate.
   Choices simplified(Choices at) {
     const double limit_s = (1 + kEqual) * rank_s(at);
+    const double least_s = (1 - kEqual) * rank_s(at);
     for (std::size_t axis = axes_.size(); axis-- > 0;) {
       Choices without = at;
       without[axis] = 0;
-      if (rank_s(without) <= limit_s) at = without;
+      const double without_s = rank_s(without);
+      if (without_s <= limit_s && (axes_[axis].is_fine || without_s >= least_s)) at = without;
     }
     return at;
   }
@@ -75,6 +78,12 @@ class Search {
   bool compete(const Choices& a, const Choices& b) const {
     for (std::size_t axis = 0; axis < axes_.size(); ++axis)
       if (!axes_[axis].is_fine && a[axis] != b[axis]) return true;
+    return false;
+  }
+
+  bool is_unsurely_other(const Choices& a, const Choices& b) const {
+    for (std::size_t axis = 0; axis < axes_.size(); ++axis)
+      if (axes_[axis].is_unsure && a[axis] != b[axis]) return true;
     return false;
   }
 
@@ -142,16 +151,25 @@ TuneResult tune_search(const std::vector<TuneAxis>& axes, const TunePredictor& p
       (void)search.simplified(end);
   const double given_s = search.rank_s(given);
   std::set<Choices> taken{given};
-  for (const Choices& choices : search.ranked()) {
-    if (result.best.size() == finalists || search.rank_s(choices) >= (1 - kEqual) * given_s) break;
-    const Choices simple = search.simplified(choices);
-    if (search.rank_s(simple) >= (1 - kEqual) * given_s && given_s != kNever) continue;
-    if (std::ranges::any_of(result.best, [&](const TuneCandidate& other) {
-          return !search.compete(simple, other.choices);
-        }))
-      continue;
-    if (taken.insert(simple).second) result.best.push_back(search.candidate(simple));
-  }
+  const auto take = [&](std::size_t count, const auto& accepts) {
+    for (const Choices& choices : search.ranked()) {
+      if (result.best.size() >= count || search.rank_s(choices) >= (1 - kEqual) * given_s) break;
+      const Choices simple = search.simplified(choices);
+      if (search.rank_s(simple) >= (1 - kEqual) * given_s && given_s != kNever) continue;
+      if (!accepts(simple)) continue;
+      if (std::ranges::any_of(result.best, [&](const TuneCandidate& other) {
+            return !search.compete(simple, other.choices);
+          }))
+        continue;
+      if (taken.insert(simple).second) result.best.push_back(search.candidate(simple));
+    }
+  };
+  const auto accepts_all = [](const Choices&) { return true; };
+  take(std::min<std::size_t>(1, finalists), accepts_all);
+  take(std::min<std::size_t>(2, finalists), [&](const Choices& choices) {
+    return result.best.empty() || search.is_unsurely_other(choices, result.best.front().choices);
+  });
+  take(finalists, accepts_all);
   std::ranges::stable_sort(
       result.best, {}, [](const TuneCandidate& candidate) { return candidate.prediction.rank_s; });
   result.predictions = search.size();

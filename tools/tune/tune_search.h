@@ -23,6 +23,9 @@ struct TuneAxis {
   // True for an axis whose choices a model can hardly tell apart. Candidates that differ only in
   // such axes do not compete in a trial.
   bool is_fine = false;
+  // True for an axis whose choices have costs that a model does not know. The second candidate in a
+  // trial makes another choice there than the first.
+  bool is_unsure = false;
 };
 
 struct TunePrediction {

@@ -55,6 +55,18 @@ TEST(Calibration, ReadingAndWritingAtOnceTakesTheMeasuredTime) {
   EXPECT_NEAR(rates.read_bytes_per_second, 1e9 / (2 * 2.0 / 3), 1);
 }
 
+// A read of 1 MiB has 1 GB/s alone, and 8 GB/s where many large ones are in flight. A queue of
+// depth 1 has all of the latency in its rate.
+TEST(Calibration, LatencyIsThatOfASmallReadAlone) {
+  for (const std::uint64_t request_bytes : {1 << 20, 16 << 20}) {
+    Rates rates;
+    made().set_storage_rates_for(request_bytes, 4, rates);
+    EXPECT_NEAR(rates.latency_s, 0.75 * (1 << 20) * (1 / 1e9 - 1 / 8e9), 1e-12);
+    made().set_storage_rates_for(request_bytes, 1, rates);
+    EXPECT_EQ(rates.latency_s, 0);
+  }
+}
+
 TEST(Calibration, AFileHoldsAllOfIt) {
   const test::TempDirectory folder;
   const std::string path = folder.path() + "/deep/calibration.json";

@@ -188,6 +188,19 @@ TEST(TuneAxes, KeptKeysAndGivenValuesAreLeftOut) {
   }
 }
 
+TEST(TuneAxes, SmallBlocksAreForSmallModels) {
+  const auto has_small_blocks = [](const Tuned& tuned) {
+    for (const TuneAxis& axis : tuned.axes())
+      for (const TuneSettings& choice : axis.choices)
+        if (choice.contains("storage.block_elements") &&
+            choice.at("storage.block_elements") == "16384")
+          return true;
+    return false;
+  };
+  EXPECT_TRUE(has_small_blocks(Tuned()));
+  EXPECT_FALSE(has_small_blocks(Tuned(nlohmann::json::parse(R"({"model": {"layers": 24}})"))));
+}
+
 // Sequences of a step stay, and a tied head, whose bits the order changes, keeps its order.
 // Whatever stays as given: the sequences of a step, and with a tied head the order of additions.
 TEST(TuneAxes, NothingChangesWhatAStepLearns) {

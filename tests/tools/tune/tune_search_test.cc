@@ -104,6 +104,45 @@ TEST(TuneSearch, FinalistsDifferInMoreThanFineAxes) {
   EXPECT_EQ(homes, (std::vector<int>{2, 1, 0}));
 }
 
+// The model finds the given block the best, and the given config has run slower than that: other
+// blocks are tried, too.
+TEST(TuneSearch, AChoiceThatCostsTimeStaysACandidate) {
+  const std::vector<TuneAxis> axes = {axis("block", {"1", "2"}),
+                                      axis("lanes", {"1", "2"}, /*is_fine=*/true)};
+  const TuneResult result = tune_search(
+      axes,
+      [](const TuneSettings& settings) -> TunePrediction {
+        const double seconds = 1 + 0.1 * value_of(settings, "block", 0) +
+                               (value_of(settings, "lanes", 0) == 2 ? 0 : 1);
+        return {.step_s = seconds, .rank_s = settings.empty() ? 1.5 : seconds};
+      },
+      3);
+  ASSERT_EQ(result.best.size(), 3u);
+  std::vector<int> blocks;
+  for (const TuneCandidate& candidate : result.best)
+    blocks.push_back(value_of(candidate.settings, "block", 0));
+  EXPECT_EQ(blocks, (std::vector<int>{0, 1, 2}));
+}
+
+TEST(TuneSearch, TheSecondFinalistDiffersWhereTheModelIsUnsure) {
+  std::vector<TuneAxis> axes = {axis("order", {"1", "2", "3"}), axis("block", {"1", "2"})};
+  const auto seconds_of = [](const TuneSettings& settings) {
+    return step_of(3 - 0.1 * value_of(settings, "order", 0) + value_of(settings, "block", 0));
+  };
+  const auto with_given = [&](const TuneSettings& settings) {
+    return settings.empty() ? step_of(9) : seconds_of(settings);
+  };
+  const auto blocks_of = [&] {
+    std::vector<int> blocks;
+    for (const TuneCandidate& candidate : tune_search(axes, with_given, 3).best)
+      blocks.push_back(value_of(candidate.settings, "block", 0));
+    return blocks;
+  };
+  EXPECT_EQ(blocks_of(), (std::vector<int>{0, 0, 0}));
+  axes[1].is_unsure = true;
+  EXPECT_EQ(blocks_of(), (std::vector<int>{0, 0, 1}));
+}
+
 TEST(TuneSearch, RanksEqualStepsByTheirWork) {
   const std::vector<TuneAxis> axes = {axis("a", {"1", "2"})};
   const TuneResult result = tune_search(
