@@ -1,33 +1,70 @@
 #include "engine/plan/announced_uses.h"
 
+#include <algorithm>
 #include <utility>
 
+#include <sluice/error.h>
 #include "engine/plan/traffic.h"
 
 namespace sluice {
+namespace {
+
+constexpr std::uint32_t kNeverUsed = UINT32_MAX;
+
+}  // namespace
 
 AnnouncedUses::AnnouncedUses(const ModelSpec& model, const Layout& layout,
                              const Placement& placement)
-    : layout_(layout), placement_(placement), concurrent_leases_(model.concurrent_leases) {
-  for (const UnitPlace& unit : layout.units())
-    place_bytes_.push_back(
-        placement.is_leased_at_home(unit) ? 0 : placement.announced_window.slot_bytes);
-}
+    : layout_(layout),
+      placement_(placement),
+      concurrent_leases_(model.concurrent_leases),
+      places_(placement.announced_window.count),
+      next_uses_(layout.units().size(), kNeverUsed) {}
 
 void AnnouncedUses::begin() {
   schedule_.clear();
   window_ = {};
+  places_.assign(places_.size(), {});
 }
 
-// The places of the uses so far are those of a step that has come to their end.
 void AnnouncedUses::add(std::span<const UnitId> units, Pass pass) {
-  const auto count = static_cast<std::uint32_t>(schedule_.size());
-  Schedule longer = schedule_;
-  for (const UnitId unit : units) longer.push_back({.unit = unit, .pass = pass});
-  window_ =
-      replan_window(schedule_, window_, {.acquired = count, .fetched = count}, longer, place_bytes_,
-                    placement_.announced_window.size_bytes(), concurrent_leases_);
-  schedule_ = std::move(longer);
+  auto next = static_cast<std::uint32_t>(schedule_.size());
+  for (const UnitId unit : units) next_uses_[index_of(unit)] = next++;
+  for (const UnitId unit : units) {
+    next_uses_[index_of(unit)] = kNeverUsed;
+    window_.uses.push_back(use_of(unit));
+    schedule_.push_back({.unit = unit, .pass = pass});
+  }
+}
+
+// A unit at home on the device needs no place.
+WindowUse AnnouncedUses::use_of(UnitId unit) {
+  if (placement_.is_leased_at_home(layout_.unit(unit))) return {};
+  const auto use = static_cast<std::uint32_t>(schedule_.size());
+  WindowUse planned;
+  const auto found = std::ranges::find(places_, std::optional(unit), &Place::unit);
+  Place& place = found == places_.end() ? place_for(use) : *found;
+  planned.offset_bytes =
+      static_cast<std::uint64_t>(&place - places_.data()) * placement_.announced_window.slot_bytes;
+  planned.fetch = found == places_.end();
+  if (planned.fetch && place.unit) planned.evicted_uses.push_back(place.last_use);
+  place = {.unit = unit, .last_use = use};
+  return planned;
+}
+
+// An empty place, or one whose unit no lease holds when `use` comes.
+AnnouncedUses::Place& AnnouncedUses::place_for(std::uint32_t use) {
+  Place* best = nullptr;
+  for (Place& place : places_) {
+    if (!place.unit) return place;
+    if (place.last_use + concurrent_leases_ > use) continue;
+    const auto wanted = [this](const Place& of) {  // the latest next use, then the earliest last
+      return std::pair(next_uses_[index_of(*of.unit)], ~of.last_use);
+    };
+    if (best == nullptr || wanted(place) > wanted(*best)) best = &place;
+  }
+  SLUICE_CHECK(best != nullptr, "there are as many places as leases");
+  return *best;
 }
 
 std::uint64_t AnnouncedUses::read_bytes() const {

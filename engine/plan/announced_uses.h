@@ -1,12 +1,16 @@
 // The uses that a step announces on the way, and their places in a separate part of the device
 // window. All places have the length of the largest announced unit, so that any free place fits any
 // of these units. Announcements only add uses: the plan so far, and the schedule of the other
-// units, stay as they are. So a step reads exactly the bytes of the units that it announces.
+// units, stay as they are. So a step reads exactly the bytes of the units that it announces. A unit
+// takes the place of the unit that comes latest among the uses announced with it, and of those that
+// do not come, the one whose last use is the longest ago. The time for an announcement grows with
+// its units, and not with the uses before.
 //
 // Thread rule: one thread at a time. References stay valid.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,10 +37,19 @@ class AnnouncedUses {
   std::uint64_t read_bytes() const;
 
  private:
+  struct Place {
+    std::optional<UnitId> unit;
+    std::uint32_t last_use = 0;
+  };
+
+  WindowUse use_of(UnitId unit);
+  Place& place_for(std::uint32_t use);
+
   const Layout& layout_;
   const Placement& placement_;
   const std::uint32_t concurrent_leases_;
-  std::vector<std::uint64_t> place_bytes_;  // by unit; 0 where it needs no place
+  std::vector<Place> places_;
+  std::vector<std::uint32_t> next_uses_;  // by unit; the uses that are being added, and not yet
   Schedule schedule_;
   WindowPlan window_;
 };
