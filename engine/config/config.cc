@@ -223,7 +223,12 @@ std::string_view name_of(NonFinitePolicy policy) {
 }
 
 std::string_view name_of(RankReduction reduction) {
-  return reduction == RankReduction::kNccl ? "nccl" : "exact";
+  switch (reduction) {
+    case RankReduction::kExact: break;
+    case RankReduction::kNccl: return "nccl";
+    case RankReduction::kNodes: return "nodes";
+  }
+  return "exact";
 }
 
 std::string_view name_of(OverlapPolicy policy) {
@@ -305,7 +310,9 @@ Config engine_config(const ConfigDocument& document) {
   config.sharding.keep_gathered_bytes =
       document.size_bytes("sharding.keep_gathered").value_or(config.sharding.keep_gathered_bytes);
   config.sharding.reduction =
-      named(document.string("sharding.reduction"), {RankReduction::kExact, RankReduction::kNccl});
+      named(document.string("sharding.reduction"),
+            {RankReduction::kExact, RankReduction::kNccl, RankReduction::kNodes});
+  config.sharding.node_ranks = static_cast<std::uint32_t>(document.integer("sharding.node_ranks"));
   config.sharding.timeout_s = document.number("sharding.timeout");
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
   return config;

@@ -72,6 +72,7 @@ ordered_json sharding_json(const Config::Sharding& sharding) {
                        {"group", "world"},
                        {"keep_gathered", bytes_text(sharding.keep_gathered_bytes)},
                        {"reduction", name_of(sharding.reduction)},
+                       {"node_ranks", sharding.node_ranks},
                        {"timeout", sharding.timeout_s}};
   if (sharding.group_is_node) json["group"] = "node";
   if (sharding.group_ranks != 0) json["group"] = sharding.group_ranks;

@@ -23,10 +23,29 @@ std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count) 
   return group;
 }
 
+std::uint32_t first_level_ranks(const Config::Sharding& sharding, std::uint32_t count) {
+  const std::uint32_t group = group_size(sharding, count);
+  if (count == 1 || sharding.reduction != RankReduction::kNodes) return group < count ? group : 1;
+  if (group < count)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.reduction is \"nodes\" and sharding.group is {} of {} ranks; "
+                            "groups add inside themselves first anyway, so set sharding.reduction "
+                            "to \"exact\", or sharding.group to \"world\"",
+                            group, count));
+  const std::uint32_t node = sharding.node_ranks;
+  if (node == 0 || count % node != 0)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.reduction is \"nodes\", and sharding.node_ranks is {} for {} "
+                            "ranks; set it to the number of ranks on a node, a divisor of {}",
+                            node, count, count));
+  return node < count ? node : 1;
+}
+
 Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count) {
   const std::uint32_t group = group_size(sharding, count);
+  const bool has_levels = first_level_ranks(sharding, count) > 1;
   if (group == 1 || sharding.stage == 0)
-    return {.keeps_all_gradients = count > 1, .pieces = group > 1 && group < count ? count : 1};
+    return {.keeps_all_gradients = count > 1, .pieces = has_levels ? count : 1};
   return {.index = rank % group,
           .count = group,
           .keeps_all_gradients = sharding.stage < 2,
@@ -42,11 +61,11 @@ bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatc
 
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout) {
-  const std::uint32_t group = group_size(sharding, count);
+  const std::uint32_t first = first_level_ranks(sharding, count);
   std::uint64_t elements = 0;
-  if (group == 1 || group == count) return elements;
+  if (first == 1) return elements;
   for (const UnitPlace& unit : layout.units())
-    if (!unit.is_frozen) elements = std::max(elements, unit.element_count / group);
+    if (!unit.is_frozen) elements = std::max(elements, unit.element_count / first);
   return elements;
 }
 

@@ -14,6 +14,12 @@ namespace sluice {
 // Fails with: kConfig for a group that does not divide the ranks.
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 
+// How many consecutive ranks add up their gradients and gather parameters among themselves, before
+// others take part: those of a group, or those of a node (sharding.reduction "nodes"); 1 = all
+// ranks do it at once. Requires: as above, and node_ranks likewise.
+// Fails with: kConfig for nodes that do not divide the ranks, and for nodes with groups.
+std::uint32_t first_level_ranks(const Config::Sharding& sharding, std::uint32_t count);
+
 // The part that rank `rank` of `count` keeps. Requires and fails with: as above.
 Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count);
 
@@ -23,9 +29,9 @@ Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32
 // there. Otherwise these stages communicate once per step.
 bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order);
 
-// The device memory that each of `count` ranks needs beside the pools. With hybrid sharding, fp32
-// elements hold a unit's part of a gradient while groups add their sums. Ranks also need bytes to
-// exchange values that all of them have to know.
+// The device memory that each of `count` ranks needs beside the pools. Where ranks add in two
+// levels, fp32 elements hold a unit's part of a gradient between the levels. Ranks also need bytes
+// to exchange values that all of them have to know.
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
 std::uint64_t vote_buffer_bytes(std::uint32_t count);

@@ -43,7 +43,8 @@ RankTraffic predict_rank_traffic(const Config::Sharding& sharding, std::uint32_t
                                  const Placement& placement) {
   RankTraffic traffic;
   if (ranks == 1) return traffic;
-  const std::uint32_t group = group_size(sharding, ranks);
+  const std::uint32_t first = first_level_ranks(sharding, ranks);
+  const bool has_groups = group_size(sharding, ranks) < ranks;
   const StateFormat& format = layout.format();
   const std::vector<std::uint64_t> gathered = gathers(step, layout, placement);
   const std::vector<std::uint64_t> reduced = reductions(step, layout);
@@ -53,23 +54,24 @@ RankTraffic predict_rank_traffic(const Config::Sharding& sharding, std::uint32_t
     traffic.gathered_bytes += gathered[i] * unit.payload_elements * format.parameter_bytes();
     traffic.reduced_bytes += reduced[i] * gradient_bytes;
     if (layout.shard().count == 1) traffic.gathered_bytes += reduced[i] * gradient_bytes;
-    if (group > 1 && group < ranks)
-      traffic.crossed_bytes +=
-          reduced[i] * (unit.payload_elements * (sizeof(float) + format.gradient_bytes()) / group);
+    const std::uint64_t crossing_bytes =
+        sizeof(float) + (has_groups ? format.gradient_bytes() : 0);  // per element
+    if (first > 1)
+      traffic.crossed_bytes += reduced[i] * (unit.payload_elements * crossing_bytes / first);
   }
+  if (first > 1 && !has_groups) traffic.crossed_bytes += traffic.gathered_bytes / first;
   return traffic;
 }
 
 double link_seconds(const RankTraffic& traffic, const Config::Sharding& sharding,
                     std::uint32_t ranks, double link_bytes_per_second) {
   if (ranks == 1 || link_bytes_per_second == 0) return 0;
-  const std::uint32_t group = group_size(sharding, ranks);
-  const std::uint32_t groups = ranks / group;
+  const std::uint32_t first = first_level_ranks(sharding, ranks);
   const auto share = [](std::uint32_t count) { return 1 - 1 / static_cast<double>(count); };
-  // Without hybrid sharding, one collective has all ranks.
-  const double within = share(group == 1 ? ranks : group);
+  // Without a second level, one collective has all ranks.
+  const double within = share(first == 1 ? ranks : first);
   return (within * static_cast<double>(traffic.gathered_bytes + traffic.reduced_bytes) +
-          share(groups) * static_cast<double>(traffic.crossed_bytes)) /
+          share(ranks / first) * static_cast<double>(traffic.crossed_bytes)) /
          link_bytes_per_second;
 }
 

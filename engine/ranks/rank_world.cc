@@ -25,7 +25,7 @@ struct RankWorld::Parts {
   void connect();
   void prepare_gpus() const;
   void start_mpi();
-  std::uint32_t ranks_of_node() const;
+  std::uint32_t ranks_of_node(std::string_view setting, std::string_view key) const;
   void require_first_join(RankDevice device);
   NcclId share_id();
 
@@ -84,19 +84,20 @@ void RankWorld::Parts::start_mpi() {
 }
 
 // Ranks of a host have to follow each other, or a group would span hosts.
-std::uint32_t RankWorld::Parts::ranks_of_node() const {
+std::uint32_t RankWorld::Parts::ranks_of_node(std::string_view setting,
+                                              std::string_view key) const {
   const std::uint32_t local = launch.local_rank_count;
   if (!launch.knows_local_ranks)
     throw Error(ErrorCode::kConfig,
-                fmt::format("sharding.group is \"node\", but {} does not tell how many ranks a "
-                            "host has; set sharding.group to that number",
-                            launch.launcher));
+                fmt::format("{}, but {} does not tell how many ranks a host has; set {} to that "
+                            "number",
+                            setting, launch.launcher, key));
   if (launch.rank_count % local != 0 || launch.rank % local != launch.local_rank)
     throw Error(ErrorCode::kConfig,
-                fmt::format("sharding.group is \"node\", but rank {} of {} is number {} of {} on "
-                            "its host; start equally many ranks on every host, one host after the "
-                            "other (mpirun --map-by slot)",
-                            launch.rank, launch.rank_count, launch.local_rank, local));
+                fmt::format("{}, but rank {} of {} is number {} of {} on its host; start equally "
+                            "many ranks on every host, one host after the other (mpirun --map-by "
+                            "slot)",
+                            setting, launch.rank, launch.rank_count, launch.local_rank, local));
   return local;
 }
 
@@ -156,9 +157,13 @@ const std::string& RankWorld::launcher() const {
 Config RankWorld::shared(Config config) const {
   if (!are_several()) return config;
   if (config.sharding.group_is_node) {
-    config.sharding.group_ranks = parts_->ranks_of_node();
+    config.sharding.group_ranks =
+        parts_->ranks_of_node("sharding.group is \"node\"", "sharding.group");
     config.sharding.group_is_node = false;
   }
+  if (config.sharding.reduction == RankReduction::kNodes && config.sharding.node_ranks == 0)
+    config.sharding.node_ranks =
+        parts_->ranks_of_node("sharding.reduction is \"nodes\"", "sharding.node_ranks");
   if (config.threads == 0) config.threads = std::max(1u, granted_threads(0) / host_ranks());
   return config;
 }

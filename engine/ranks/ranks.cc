@@ -8,6 +8,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "gpu/ranks/two_level_collectives.h"
 #include "io/checksum.h"
 
 namespace sluice {
@@ -32,12 +33,12 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
   count_ = collectives->rank_count();
   if (!are_several()) return;
   group_ = group_size(sharding, count_);
+  first_level_ = first_level_ranks(sharding, count_);
   shard_ = shard_of(sharding, rank_, count_);
   std::vector<std::uint32_t> all(count_);
   std::iota(all.begin(), all.end(), 0u);
-  const std::vector<std::uint32_t> group = ranks_of_group();
   for (auto* const sequence : {&gathers_, &resident_gathers_, &reductions_})
-    *sequence = std::make_unique<RankSequence>(collectives->open(group), device);
+    *sequence = std::make_unique<RankSequence>(open_level(), device);
   votes_ = std::make_unique<RankSequence>(collectives->open(all), device);
   if (is_hybrid()) {
     std::vector<std::uint32_t> peers;
@@ -54,6 +55,13 @@ std::vector<std::uint32_t> Ranks::ranks_of_group() const {
   return ranks;
 }
 
+// The ranks of this rank's group, which may gather and add in two levels.
+std::unique_ptr<Collectives> Ranks::open_level() {
+  if (has_nodes())
+    return std::make_unique<TwoLevelCollectives>(*collectives_, first_level_, device_);
+  return collectives_->open(ranks_of_group());
+}
+
 void Ranks::reserve(const Config::Sharding& sharding, const Layout& layout) {
   RankRange announced(
       static_cast<std::uint64_t>(std::ranges::count_if(layout.units(), &UnitPlace::is_announced)));
@@ -64,11 +72,13 @@ void Ranks::reserve(const Config::Sharding& sharding, const Layout& layout) {
                             "same model",
                             announced.least, announced.most));
   if (are_several() && announced.most != 0)
-    announced_gathers_ =
-        std::make_unique<RankSequence>(collectives_->open(ranks_of_group()), device_);
+    announced_gathers_ = std::make_unique<RankSequence>(open_level(), device_);
   const std::uint64_t elements = partial_sum_elements(sharding, count_, layout);
   if (elements == 0) return;
   partial_ = DeviceBuffer(device_, elements * sizeof(float), "gradients summed in a group");
+  if (has_nodes())
+    dynamic_cast<TwoLevelCollectives&>(reductions_->collectives())
+        .use_for_sums({partial_.data(), partial_.size_bytes()});
 }
 
 std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::string_view subject) {
@@ -202,6 +212,7 @@ void Ranks::reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint
   const std::uint64_t payload_bytes = unit.payload_elements * size_of(type);
   traffic_.reduced_bytes += payload_bytes;
   if (!shard_optimizer()) traffic_.gathered_bytes += payload_bytes;
+  if (has_nodes()) traffic_.crossed_bytes += unit.payload_elements * sizeof(float) / first_level_;
   const CollectiveSpan span{.unit = unit.id,
                             .size_bytes = payload_bytes,
                             .step = step,

@@ -5,7 +5,8 @@
 // Hybrid sharding: `sharding.group_ranks` consecutive ranks form a group, and every group has a
 // copy of the state. Gathers stay within the group. Gradients are added within each group, in rank
 // order and fp32. Then the sums of the groups are added in the order of the groups, and the result
-// is rounded once.
+// is rounded once. With sharding.reduction "nodes", all ranks share one copy, and gather and add in
+// two levels (gpu/ranks/two_level_collectives.h).
 //
 // Thread rule: gathers(), reduce() and take_traffic() on the scheduler's thread, everything else on
 // the application's thread.
@@ -79,6 +80,10 @@ class Ranks {
   // Where ranks do not share optimizer state, the whole gradient becomes the sum.
   void reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
               StreamId stream);
+  // How many of `gathered_bytes` cross nodes.
+  std::uint64_t crossing_bytes(std::uint64_t gathered_bytes) const {
+    return has_nodes() ? gathered_bytes / first_level_ : 0;
+  }
   // The bytes moved since the last call.
   RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
@@ -139,7 +144,9 @@ class Ranks {
 
   void share_failure(const std::optional<Error>& own, std::string_view subject);
   std::vector<std::uint32_t> ranks_of_group() const;
+  std::unique_ptr<Collectives> open_level();
   bool is_hybrid() const { return group_ > 1 && group_ < count_; }
+  bool has_nodes() const { return first_level_ > 1 && !is_hybrid(); }
   void reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, StreamId stream);
   void reduce_across(const Part& part, DType type, std::string_view subject, StreamId stream);
 
@@ -148,7 +155,8 @@ class Ranks {
   Device& device_;
   std::uint32_t rank_ = 0;
   std::uint32_t count_ = 1;
-  std::uint32_t group_ = 1;  // ranks in a group; consecutive
+  std::uint32_t group_ = 1;        // ranks in a group; consecutive
+  std::uint32_t first_level_ = 1;  // ranks that add among themselves first
   Shard shard_;
   std::unique_ptr<RankSequence> gathers_;
   std::unique_ptr<RankSequence> resident_gathers_;
@@ -157,7 +165,7 @@ class Ranks {
   std::unique_ptr<RankSequence> votes_;
   std::unique_ptr<Collectives> across_;  // hybrid: over the ranks of equal place in their groups
   DeviceBuffer buffer_;                  // for votes
-  DeviceBuffer partial_;                 // hybrid: sums of a group, in fp32; from reserve() on
+  DeviceBuffer partial_;                 // sums of the first level, in fp32; from reserve() on
   Stream stream_;
 
   RankTraffic traffic_;  // scheduler's thread only

@@ -104,6 +104,7 @@ void StepLoop::describe_changes(StepReport& report) const {
       report.copies.parameter_bytes += announced_->fetches().take_copied_bytes();
     });
   }
+  report.rank_traffic.crossed_bytes += ranks_.crossing_bytes(report.rank_traffic.gathered_bytes);
   if (cursor_.changes() != 0)
     report.notes.push_back(
         fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "

@@ -178,6 +178,8 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
       {"optimizer.weight_decay", fmt::format("{}", config.optimizer.adam.weight_decay)},
       {"optimizer.momentum", fmt::format("{}", config.optimizer.momentum)},
       {"optimizer.clip_norm", fmt::format("{}", config.optimizer.clip_norm)}};
+  if (ranks > 1 && config.sharding.reduction == RankReduction::kNodes)
+    config_["sharding.reduction"] = fmt::format("nodes of {} ranks", config.sharding.node_ranks);
   if (config.optimizer.state == OptimizerState::kBf16)
     config_["optimizer.rounding_seed"] = fmt::format("{}", config.optimizer.rounding_seed);
   for (std::size_t i = 0; i < config.optimizer.groups.size(); ++i) {

@@ -162,10 +162,12 @@ class Oracle {
     }
   }
 
-  // Rank order in each group, then the groups in order, fp32, one rounding.
+  // Rank order in each group or node, then these in order, fp32, one rounding.
   std::vector<std::byte> sum_over_ranks(const Parts& parts, std::size_t count) const {
     const DType type = config_.precision.gradients;
-    const std::size_t given = config_.sharding.group_ranks;
+    const std::size_t given = config_.sharding.reduction == RankReduction::kNodes
+                                  ? config_.sharding.node_ranks
+                                  : config_.sharding.group_ranks;
     const std::size_t group = given == 0 ? parts.size() : given;
     std::vector<std::byte> result = parts.front();
     for (std::size_t i = 0; i < count && parts.size() > 1; ++i) {

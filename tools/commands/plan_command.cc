@@ -89,10 +89,18 @@ void set_drives(const PlanOptions& options, PlanSubject& subject) {
     subject.rated_bytes = static_cast<double>(parse_size(options.bytes_written_rating)) * share;
 }
 
-// "node" as the number of ranks on a node, which --nodes tells.
-void settle_group(const PlanOptions& options, std::uint32_t node_ranks,
+// "node" and "nodes" as the number of ranks on a node, which --nodes tells.
+void settle_nodes(const PlanOptions& options, std::uint32_t node_ranks,
                   Config::Sharding& sharding) {
-  if (options.ranks == 1 || !sharding.group_is_node) return;
+  if (options.ranks == 1) return;
+  if (sharding.reduction == RankReduction::kNodes && sharding.node_ranks == 0) {
+    if (!options.nodes)
+      throw Error(ErrorCode::kConfig,
+                  "sharding.reduction is \"nodes\", and a plan does not know how many ranks a node "
+                  "has; say with --nodes how many nodes there are, or set sharding.node_ranks");
+    sharding.node_ranks = node_ranks;
+  }
+  if (!sharding.group_is_node) return;
   if (!options.nodes)
     throw Error(ErrorCode::kConfig,
                 "sharding.group is \"node\", and a plan does not know how many ranks a node has; "
@@ -156,7 +164,7 @@ PlanSubject subject_of(const PlanOptions& options) {
   settle(subject, options, config.engine);
   PlanRequest& request = subject.request;
   request.config = config.engine;
-  settle_group(options, subject.sharing_ranks, request.config.sharding);
+  settle_nodes(options, subject.sharing_ranks, request.config.sharding);
   for (const UnitSpec& unit : model.spec.units) {
     for (const TensorSpec& tensor : unit.tensors)
       subject.parameters += static_cast<double>(tensor.element_count());

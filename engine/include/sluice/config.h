@@ -84,8 +84,9 @@ struct LossScaleOptions {
 
 // The order in which gradients are added over the ranks. `kExact` stands for rank order, which
 // gives the same bits everywhere. `kNccl`, on GPUs, stands for the order that NCCL chooses by
-// length and topology.
-enum class RankReduction : std::uint8_t { kExact, kNccl };
+// length and topology. `kNodes` stands for rank order inside each node, and then the order of the
+// nodes. It has the same bits on hosts and GPUs, too, and sends less between nodes.
+enum class RankReduction : std::uint8_t { kExact, kNccl, kNodes };
 SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 
 // The reaction when the pools need more memory than the host or a GPU has free: an error, a note,
@@ -201,6 +202,9 @@ struct Config {
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // For the code that makes the collectives:
     RankReduction reduction = RankReduction::kExact;
+    // For kNodes: the number of consecutive ranks that are a node, a divisor of the number of
+    // ranks. 0 = those of a host; RankWorld::shared() sets it.
+    std::uint32_t node_ranks = 0;
     double timeout_s = 120;  // how long a rank waits for another
   } sharding;
 

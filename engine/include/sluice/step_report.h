@@ -64,7 +64,8 @@ struct RankTraffic {
   std::uint64_t reduced_bytes = 0;
   // Hybrid sharding: the bytes of the rank's shard, which leave the group in fp32 and come back in
   // the gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and receives as
-  // many.
+  // many. With sharding.reduction "nodes", the bytes that cross nodes likewise: a node's sums in
+  // fp32, and gathered parts.
   std::uint64_t crossed_bytes = 0;
 };
 

@@ -181,6 +181,20 @@ TEST(EngineOverNccl, GivesTheBitsOfHosts) {
   }
 }
 
+TEST(EngineOverNccl, NodesGiveTheBitsOfHosts) {
+  for (const std::uint32_t stage : {0u, 3u}) {
+    const TempDirectory directory;
+    Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+    config.memory.device_bytes = 4_MiB;
+    config.sharding.reduction = RankReduction::kNodes;
+    config.sharding.node_ranks = 2;
+    (void)take_fake_nccl_counts(FAKE_NCCL);
+    const std::vector<StateBytes> expected = on_hosts(config);
+    for (const StateBytes& actual : on_gpus(config)) EXPECT_TRUE(actual == expected[0]);
+    EXPECT_EQ(take_fake_nccl_counts(FAKE_NCCL).unequal_offsets, 0) << "stage " << stage;
+  }
+}
+
 // In a window NCCL takes the caller's offset for every rank's: whichever way a gradient is added
 // up, it lies at the same one on all ranks, though they go through their uses at different times.
 TEST(EngineOverNccl, TheGradientOfAUseHasOnePlaceOnAllRanks) {

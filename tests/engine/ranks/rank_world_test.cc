@@ -120,6 +120,11 @@ TEST_F(RankWorldTest, ARankTakesItsPartOfTheHost) {
   EXPECT_EQ(world.shared(config).threads, std::max(1u, granted_threads(0) / 2));
   config.threads = 7;
   EXPECT_EQ(world.shared(config).threads, 7u);
+  EXPECT_EQ(world.shared(config).sharding.node_ranks, 0u);
+  config.sharding.reduction = RankReduction::kNodes;
+  EXPECT_EQ(world.shared(config).sharding.node_ranks, 2u);
+  config.sharding.node_ranks = 4;
+  EXPECT_EQ(world.shared(config).sharding.node_ranks, 4u);
 }
 
 TEST_F(RankWorldTest, HostsOfDifferentSizesAreNoGroups) {
@@ -129,6 +134,12 @@ TEST_F(RankWorldTest, HostsOfDifferentSizesAreNoGroups) {
   config.sharding.group_is_node = true;
   const std::string message = expect_error(ErrorCode::kConfig, [&] { (void)world.shared(config); });
   EXPECT_NE(message.find("rank 0 of 4 is number 0 of 3"), std::string::npos) << message;
+  config.sharding = {.reduction = RankReduction::kNodes};
+  const std::string of_nodes =
+      expect_error(ErrorCode::kConfig, [&] { (void)world.shared(config); });
+  EXPECT_NE(of_nodes.find("sharding.reduction is \"nodes\", but rank 0 of 4 is number 0 of 3"),
+            std::string::npos)
+      << of_nodes;
 }
 
 TEST_F(RankWorldTest, ALauncherThatDoesNotTellOfHostsMakesNoGroups) {

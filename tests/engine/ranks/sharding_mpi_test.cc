@@ -81,5 +81,16 @@ TEST(ShardingOverMpi, GroupsOfTwoEqualTheOracle) {
   }
 }
 
+TEST(ShardingOverMpi, NodesOfTwoEqualTheOracle) {
+  if (this_rank().world.rank_count() != 4) GTEST_SKIP() << "four ranks make two nodes of two";
+  for (const std::uint32_t stage : {0u, 2u, 3u}) {
+    const TempDirectory directory;
+    Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+    config.sharding.reduction = RankReduction::kNodes;
+    config.sharding.node_ranks = 2;
+    expect_oracle_here(config, {.steps = 3}, "stage " + std::to_string(stage));
+  }
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -1,0 +1,68 @@
+// Collectives in two levels: among the ranks of a node, and among the ranks of equal place in all
+// nodes. The network between nodes then carries each gathered byte once per node instead of once
+// per rank, and its messages are longer by as much.
+//
+// Sums of floating-point values are another result than in one level. They run over the ranks of
+// each node in rank order, then over the nodes in order, in fp32, with one rounding at the end.
+//
+// Thread rule: as Collectives.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include <sluice/collectives.h>
+
+namespace sluice {
+
+class TwoLevelCollectives final : public Collectives {
+ public:
+  // `node_ranks` consecutive ranks of `whole` are a node. Every rank of `whole` makes the same
+  // calls. `whole` and `device` must outlive the object.
+  // Requires: node_ranks divides the number of ranks.
+  TwoLevelCollectives(Collectives& whole, std::uint32_t node_ranks, Device& device);
+
+  // Device memory for the sums of this rank's node, which must outlive the last reduction.
+  // Requires: 4 / node_ranks bytes for each element of the longest reduction's source.
+  void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
+
+  std::string_view name() const override { return whole_.name(); }
+  std::uint32_t rank() const override { return whole_.rank(); }
+  std::uint32_t rank_count() const override { return whole_.rank_count(); }
+  const Device* memory_device() const override { return whole_.memory_device(); }
+
+  void all_gather(const AllGather& gather, StreamId stream) override;
+  void reduce_scatter(const ReduceScatter& reduce, StreamId stream) override;
+  // Requires: the number of elements is a multiple of the number of ranks.
+  void all_reduce(const AllReduce& reduce, StreamId stream) override;
+  void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) override;
+  void broadcast(const Broadcast& broadcast, StreamId stream) override;
+  void barrier(std::string_view subject, StreamId stream) override;
+
+  std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
+    return whole_.open(ranks);
+  }
+  void use_memory(std::span<std::byte> memory) override;
+  void forget_memory() noexcept override;
+  void on_failure(std::function<void(const Error&)> handler) override {
+    whole_.on_failure(std::move(handler));
+  }
+  void abort(std::string_view reason) noexcept override { whole_.abort(reason); }
+
+ private:
+  std::uint32_t node_count() const { return across_->rank_count(); }
+
+  // Constant after construction.
+  Collectives& whole_;  // opens sequences, and does nothing else
+  Device& device_;
+  std::unique_ptr<Collectives> node_;    // the ranks of this rank's node
+  std::unique_ptr<Collectives> across_;  // this rank's peers, one of each node
+
+  std::span<std::byte> sums_;
+};
+
+}  // namespace sluice
