@@ -125,15 +125,9 @@ class TrainRun {
     record_.host_pool_bytes = engine_.placement().host_bytes();
     record_.activation_bytes = trainer_->activation_bytes();
     if (is_quiet_) return;
-    const std::uint32_t group = config_.engine.sharding.group_ranks;
-    const Config::Sharding& sharding = config_.engine.sharding;
     if (engine_.rank_count() > 1)
-      say("{} ranks{}{}, ZeRO stage {}; the figures below are rank 0's\n", engine_.rank_count(),
-          group == 0 ? "" : fmt::format(" in groups of {}", group),
-          sharding.reduction != RankReduction::kNodes
-              ? ""
-              : fmt::format(", gradients added in nodes of {}", sharding.node_ranks),
-          sharding.stage);
+      say("{} ranks{}, ZeRO stage {}; the figures below are rank 0's\n", engine_.rank_count(),
+          describe_levels(config_.engine.sharding), config_.engine.sharding.stage);
     say("GPT with {} parameters on {}; {} of state, moments in {}; {} training and {} validation "
         "tokens\n",
         record_.parameters, device_.description(), format_bytes(record_.state_bytes),

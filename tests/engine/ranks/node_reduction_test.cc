@@ -57,8 +57,8 @@ TEST(NodeReduction, MicroBatchesAndPoliciesChangeNoBit) {
   }
 }
 
-// Of each gradient a rank's part of its node crosses in fp32, and of each gathered unit as large a
-// part.
+// A rank's part of its node's gradient crosses in fp32. As large a part of each gathered unit
+// crosses as it is.
 TEST(NodeReduction, TrafficIsThatOfTheFormula) {
   for (std::uint32_t stage = 0; stage <= 3; ++stage) {
     const TempDirectory directory;

@@ -33,6 +33,13 @@ void print_failure(std::uint32_t rank, std::uint32_t count, const std::exception
 
 }  // namespace
 
+std::string describe_levels(const Config::Sharding& sharding) {
+  if (sharding.reduction == RankReduction::kNodes)
+    return fmt::format(" that add gradients in nodes of {}", sharding.node_ranks);
+  if (sharding.group_ranks != 0) return fmt::format(" in groups of {}", sharding.group_ranks);
+  return "";
+}
+
 void check_ranks_config(const TrainConfig& config) {
   if (config.engine.sharding.reduction == RankReduction::kNccl &&
       config.device != DeviceChoice::kCuda)

@@ -16,6 +16,9 @@
 
 namespace sluice {
 
+// " in groups of 4": how the ranks divide the state or their sums; empty for one level.
+std::string describe_levels(const Config::Sharding& sharding);
+
 // Fails with: kConfig for settings that several ranks cannot have.
 void check_ranks_config(const TrainConfig& config);
 
