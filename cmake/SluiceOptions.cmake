@@ -82,7 +82,8 @@ if(SLUICE_WERROR)
 endif()
 if(SLUICE_SANITIZE STREQUAL "address")
   # Left out is what costs much to compile and says little here: AddressSanitizer sees a null or short object itself, and
-  # the access behind a pointer that has wrapped around. Alignment is checked where bytes become numbers (sluice_add_library).
+  # the access behind a pointer that has wrapped around. Alignment is checked where bytes become numbers: in all
+  # layers but the engine (sluice_add_library), and in sources of the engine and the tools that their CMakeLists.txt name.
   set(SLUICE_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize=null,vptr,object-size,pointer-overflow,alignment -fno-sanitize-recover=all
       -fno-omit-frame-pointer)
 elseif(SLUICE_SANITIZE STREQUAL "thread")

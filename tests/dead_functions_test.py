@@ -55,7 +55,7 @@ def words_of_sources():
         is_header = path.suffix == ".h"
         (declared if is_header else used).update(uses_in(path.read_text(encoding="utf-8"), is_header))
         if "include/sluice" in path.as_posix() or path.name == "sluice.h":
-            public.update(uses_in(path.read_text(encoding="utf-8"), True))
+            public.update(re.findall(r"(\w+)\s*\(", without_comments(path.read_text(encoding="utf-8"))))
     for word, count in declared.items():
         used[word] += count - 1
     return used, public

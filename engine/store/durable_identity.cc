@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -25,23 +26,36 @@ json parsed(const std::string& settings) {
   return document.is_object() ? document : json::object();
 }
 
-std::string text_in(const json& from, const std::string& key) {
-  const auto found = from.find(key);
-  return found != from.end() && found->is_string() ? found->get<std::string>() : "nothing";
+constexpr const char* kOptimizerState = "optimizer.state";
+constexpr const char* kReduction = "sharding.reduction";
+
+// A key that is not there has the value that older versions knew alone, and did not name.
+std::string absent_value(std::string_view key) {
+  if (key == kOptimizerState) return std::string(name_of(OptimizerState::kFp32));
+  if (key == kReduction) return std::string(name_of(RankReduction::kExact));
+  return "nothing";
 }
 
-constexpr const char* kOptimizerState = "optimizer.state";
-
-// "KEY was A and is B" for each key whose value differs.
+// "KEY was A and is B" for each key of either whose value differs.
 std::vector<std::string> differences(const json& before,
                                      const std::map<std::string, std::string>& now) {
+  std::map<std::string, std::string> was;
+  if (before.is_object())
+    for (const auto& [key, value] : before.items())
+      if (value.is_string()) was[key] = value.get<std::string>();
+  std::set<std::string> keys;
+  for (const auto& [key, value] : was) keys.insert(key);
+  for (const auto& [key, value] : now) keys.insert(key);
+  const auto value_in = [](const std::map<std::string, std::string>& words,
+                           const std::string& key) {
+    const auto found = words.find(key);
+    return found == words.end() ? absent_value(key) : found->second;
+  };
   std::vector<std::string> all;
-  for (const auto& [key, value] : now) {
-    std::string was = before.is_object() ? text_in(before, key) : "nothing";
-    // Older versions knew only fp32, and did not say so.
-    if (key == kOptimizerState && was == "nothing") was = name_of(OptimizerState::kFp32);
-    if (was != value) all.push_back(fmt::format("{} was {} and is {}", key, was, value));
-  }
+  for (const std::string& key : keys)
+    if (value_in(was, key) != value_in(now, key))
+      all.push_back(
+          fmt::format("{} was {} and is {}", key, value_in(was, key), value_in(now, key)));
   return all;
 }
 
@@ -179,7 +193,7 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
       {"optimizer.momentum", fmt::format("{}", config.optimizer.momentum)},
       {"optimizer.clip_norm", fmt::format("{}", config.optimizer.clip_norm)}};
   if (ranks > 1 && config.sharding.reduction == RankReduction::kNodes)
-    config_["sharding.reduction"] = fmt::format("nodes of {} ranks", config.sharding.node_ranks);
+    config_[kReduction] = fmt::format("nodes of {} ranks", config.sharding.node_ranks);
   if (config.optimizer.state == OptimizerState::kBf16)
     config_["optimizer.rounding_seed"] = fmt::format("{}", config.optimizer.rounding_seed);
   for (std::size_t i = 0; i < config.optimizer.groups.size(); ++i) {

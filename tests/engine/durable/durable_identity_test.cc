@@ -47,5 +47,23 @@ TEST(DurableIdentity, KnowsTheSeedWithWhichMomentsAreRounded) {
             std::vector<std::string>{"optimizer.rounding_seed was 5 and is 6"});
 }
 
+TEST(DurableIdentity, KnowsTheOrderInWhichRanksAdd) {
+  const ModelSpec model = validated(toy_model());
+  const Config exact;
+  Config nodes;
+  nodes.sharding.reduction = RankReduction::kNodes;
+  nodes.sharding.node_ranks = 2;
+  const Layout layout(model, state_format(exact), 4096);
+  const DurableIdentity of_exact(exact, model, layout, 4);
+  const DurableIdentity of_nodes(nodes, model, layout, 4);
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(of_exact.changes(of_exact.settings()), Words());
+  EXPECT_EQ(of_nodes.changes(of_nodes.settings()), Words());
+  EXPECT_EQ(of_nodes.changes(of_exact.settings()),
+            Words{"sharding.reduction was exact and is nodes of 2 ranks"});
+  EXPECT_EQ(of_exact.changes(of_nodes.settings()),
+            Words{"sharding.reduction was nodes of 2 ranks and is exact"});
+}
+
 }  // namespace
 }  // namespace sluice::test

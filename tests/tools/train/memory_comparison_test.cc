@@ -28,7 +28,7 @@ TEST(MemoryComparison, IsRefusedWhereTheMemoryDoesNotHoldIt) {
 TEST(MemoryComparison, IsRefusedWithSeveralRanks) {
   const HostMemory host{.room = {1_GiB, "this test"}};
   const std::string message = expect_error(ErrorCode::kUnsupported, [&] {
-    (void)train_in_memory(small_training(), host, {.rank_count = 2});
+    (void)train_in_memory(small_training(), host, {.rank_count = 2, .init_file = {}});
   });
   EXPECT_NE(message.find("one rank, and 2 train together"), std::string::npos) << message;
 }

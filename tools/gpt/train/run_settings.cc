@@ -13,6 +13,7 @@ namespace sluice {
 namespace {
 
 constexpr std::size_t kSummedPieceBytes = 4 << 20;
+constexpr const char* kReduction = "sharding.reduction";
 
 }  // namespace
 
@@ -49,6 +50,10 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   add("precision.loss_scale",
       fmt::format("{} {} {} {} {} {}", scale.static_scale, scale.initial_scale_power, scale.window,
                   scale.hysteresis, scale.consecutive_hysteresis, scale.minimum));
+  if (ranks > 1)
+    settings[kReduction] = engine.sharding.reduction == RankReduction::kNodes
+                               ? fmt::format("nodes of {} ranks", engine.sharding.node_ranks)
+                               : std::string(name_of(engine.sharding.reduction));
   add("run.seed", config.seed);
   add("run.steps", config.steps);
   return settings;
@@ -56,6 +61,7 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
 
 std::string value_before(const std::string& key) {
   if (key == "optimizer.schedule") return describe(ScheduleOptions{});
+  if (key == kReduction) return std::string(name_of(RankReduction::kExact));
   return key == "optimizer.clip_epsilon" ? "0" : "nothing";
 }
 
