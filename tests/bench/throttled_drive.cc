@@ -1,11 +1,11 @@
 // Put before libc by LD_PRELOAD: makes the scratch files of the backends "sync" and "threads" as
-// slow as a drive of a given rate and latency, half duplex, so that runs of any command repeat to
-// about a hundredth, whatever else the machine does. Real transfers must be faster.
+// slow as a drive of a given rate and latency, half duplex, so that the drive and not the machine
+// decides how long a step takes. On a machine with other work, a run repeats only under SCHED_RR:
+// tune_grid.py --real-time. Real transfers must be faster.
 //
 //   SLUICE_DRIVE_RATE=N      bytes a second, of reads and writes together
-//   SLUICE_DRIVE_LATENCY=N   microseconds of a request, after its transfer; requests in flight
-//   share
-//                            it
+//   SLUICE_DRIVE_LATENCY=N   microseconds of a request, after its transfer, which the requests in
+//                            flight share
 //
 // Thread rule: any thread. The times follow from the arrivals, so late wake-ups do not add up.
 #include <dlfcn.h>

@@ -40,7 +40,8 @@ CONFIG = {
     "run": {"steps": 5, "seed": 1, "device": "host", "threads": 2}}
 GRID = {"placement.optimizer": ("auto", "nvme"), "storage.block_elements": (16384, 65536, 131072), "optimizer.lanes": (1, 4, 16),
         "storage.queue_depth": (1, 8, 32), "batch.order": ("horizontal", "vertical")}
-# Every other key stays, so that tuning has no other means than the grid.
+# Keys that tuning leaves alone. It still has means that the grid lacks: placement.parameters, placement.gradients, and other values of lanes
+# and blocks.
 KEPT = ["memory", "activations", "batch.sequences", "batch.micro_batches", "optimizer.overlap"]
 BAD = {"a block of 4096 elements": {"storage.block_elements": 4096}, "one lane": {"optimizer.lanes": 1},
        "depth 1": {"storage.queue_depth": 1},
