@@ -9,8 +9,9 @@ backward, and release it after; gradients go to the engine as they come.
 
 Rules: the engine asks that before use i the lease of use i - leases has ended, so older leases are ended before each
 acquire; a gradient that comes after that acquires anew. In backward nothing else ends a lease: the gradient that ends one
-module's backward is the one that begins the next one's, so a hook of its own on the inputs would tell nothing. Thread rule:
-one thread at a time, not always the same.
+module's backward is mostly the one that begins the next one's. Where torch's own code stands between two modules, the lease,
+its place in the window and its place for gradients stay taken through that code. Thread rule: one thread at a time, not
+always the same.
 """
 
 import ctypes as C
@@ -31,7 +32,12 @@ from .storage import UnitStorage
 from .units import Member, Site, Unit, Units
 
 _graph_task = torch._C._current_graph_task_id  # -1 outside of backward
+_next_node = torch._C._autograd._get_sequence_nr  # autograd's count of this thread's nodes
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def _is_made_since(node: int, x: torch.Tensor) -> bool:
+    return x.grad_fn is not None and x.grad_fn._sequence_nr() >= node
 
 
 class _Hook:
@@ -295,6 +301,7 @@ class Walk:
         assert self.active is not None
         for unit in site.units:
             self._lend(unit, self.active)
+        site.first_node = _next_node()
 
     def _site_ends(self, site: Site, module: nn.Module, args: Any, output: Any) -> None:
         if _graph_task() != -1:
@@ -310,16 +317,19 @@ class Walk:
             self._watch_outputs(site, output)
 
     def _watch_outputs(self, site: Site, output: Any) -> None:
+        """Watches what the module has computed. An input that it gives back is another's output, whose lease a second hook
+        on it would end; one that was changed in place has a new node."""
         if isinstance(output, torch.Tensor):
-            if output.requires_grad:
+            if output.requires_grad and _is_made_since(site.first_node, output):
                 output.register_hook(_BackwardBegins(self, site))
             return
         leaves = tree_flatten(output)[0]
-        watched = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
-        if watched:
+        found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+        if found:
             begins = _BackwardBegins(self, site)
-            for x in watched:
-                x.register_hook(begins)
+            for x in found:
+                if _is_made_since(site.first_node, x):
+                    x.register_hook(begins)
             return
         for x in leaves:
             if not isinstance(x, (torch.Tensor, *_PLAIN)):

@@ -57,6 +57,7 @@ class Site:
     module: nn.Module
     name: str
     units: "list[Unit]" = dataclasses.field(default_factory=list)
+    first_node: int = 0  # autograd's count of nodes when its forward began
 
 
 @dataclasses.dataclass

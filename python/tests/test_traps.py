@@ -271,6 +271,52 @@ def test_inputs_that_are_changed_in_place(config):
     assert_still_right((reference, model, adamw(reference, config), sluice.offload(model, config, units=[InPlace])))
 
 
+class Passing(Block):
+    """Gives its input back in every second call: as layers do that are dropped at random, as a view of it, beside what it computes
+    or an object, or with that added in place."""
+    how, calls = "", 0
+
+    def forward(self, x):
+        self.calls += 1
+        if not self.how or self.calls % 2:
+            return super().forward(x)
+        if self.how in ("beside", "beside an object"):
+            return x, super().forward(x) if self.how == "beside" else object()
+        if self.how == "changed":
+            return x.add_(super().forward(x.clone()))
+        return x if self.how == "itself" else x.view_as(x)
+
+
+class Dropping(Tiny):
+    """With a unit in the middle that gives its input back."""
+
+    def __init__(self, how, layers):
+        super().__init__(block=Passing, layers=layers)
+        for block in self.blocks[1:-1]:
+            block.how = how
+
+    def forward(self, tokens, labels):
+        x = self.embedding(tokens) + self.positions[:tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x=x)
+            x = x[0] if isinstance(x, tuple) else x
+        return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("layers", [3, 4])
+@pytest.mark.parametrize("how", ["itself", "view", "beside", "beside an object", "changed"])
+def test_inputs_that_are_given_back(config, how, layers):
+    """Their gradient begins the backward of the unit that made them, not of those that passed them on."""
+    torch.manual_seed(0)
+    reference = Dropping(how, layers)
+    model = copy.deepcopy(reference)
+    optimizer = sluice.offload(model, config, units=[Passing])
+    expected = train(reference, adamw(reference, config), 3, clip_norm=1.0, micro_batches=2)
+    actual = train(model, optimizer, 3, micro_batches=2)
+    assert worst(actual[0], expected[0]) <= 2e-6 and worst(actual[1], expected[1]) <= 2e-6
+    optimizer.close()
+
+
 def test_meta_device_and_values(config):
     reference = tiny()
     with torch.device("meta"):
