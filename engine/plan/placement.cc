@@ -35,7 +35,7 @@ std::vector<Pool> Placement::pools() const {
       {Tier::kDevice, "optimizer state", device_record_bytes, "units updated on the device"},
       {Tier::kDevice, "tallies", tally_bytes, "sums of squares of gradients that wait here"},
       {Tier::kDevice, "ranks' buffers", rank_buffer_bytes,
-       "votes, and gradients while a group adds them"},
+       "votes, and gradients while groups or nodes add them"},
       {Tier::kDevice, "activation window", activation_window.size_bytes(),
        slots(activation_window) + ", between units: in use, read ahead, to come"},
       {Tier::kHost, "gradient set", gradient_set_bytes,

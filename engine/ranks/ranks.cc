@@ -75,7 +75,7 @@ void Ranks::reserve(const Config::Sharding& sharding, const Layout& layout) {
     announced_gathers_ = std::make_unique<RankSequence>(open_level(), device_);
   const std::uint64_t elements = partial_sum_elements(sharding, count_, layout);
   if (elements == 0) return;
-  partial_ = DeviceBuffer(device_, elements * sizeof(float), "gradients summed in a group");
+  partial_ = DeviceBuffer(device_, elements * sizeof(float), "gradients summed in a group or node");
   if (has_nodes())
     dynamic_cast<TwoLevelCollectives&>(reductions_->collectives())
         .use_for_sums({partial_.data(), partial_.size_bytes()});

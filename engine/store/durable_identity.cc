@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include "engine/plan/sharding.h"
 #include "io/checksum.h"
 
 namespace sluice {
@@ -28,6 +29,7 @@ json parsed(const std::string& settings) {
 
 constexpr const char* kOptimizerState = "optimizer.state";
 constexpr const char* kReduction = "sharding.reduction";
+constexpr const char* kNodeRanks = "sharding.node_ranks";
 
 // A key that is not there has the value that older versions knew alone, and did not name.
 std::string absent_value(std::string_view key) {
@@ -180,6 +182,13 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
     layout_["sharding.stage"] = fmt::format("{}", config.sharding.stage);
     layout_["sharding.group_ranks"] = fmt::format("{}", config.sharding.group_ranks);
   }
+  // With nodes the sums are others, and at stage 0 the blocks have another padding.
+  const bool has_nodes = config.sharding.reduction == RankReduction::kNodes &&
+                         first_level_ranks(config.sharding, ranks) > 1;
+  if (has_nodes) {
+    layout_[kReduction] = name_of(config.sharding.reduction);
+    layout_[kNodeRanks] = fmt::format("{}", config.sharding.node_ranks);
+  }
   const LossScaleOptions& scale = config.precision.loss_scale;
   config_ = {
       {"precision.gradients", std::string(name_of(config.precision.gradients))},
@@ -192,8 +201,6 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
       {"optimizer.weight_decay", fmt::format("{}", config.optimizer.adam.weight_decay)},
       {"optimizer.momentum", fmt::format("{}", config.optimizer.momentum)},
       {"optimizer.clip_norm", fmt::format("{}", config.optimizer.clip_norm)}};
-  if (ranks > 1 && config.sharding.reduction == RankReduction::kNodes)
-    config_[kReduction] = fmt::format("nodes of {} ranks", config.sharding.node_ranks);
   if (config.optimizer.state == OptimizerState::kBf16)
     config_["optimizer.rounding_seed"] = fmt::format("{}", config.optimizer.rounding_seed);
   for (std::size_t i = 0; i < config.optimizer.groups.size(); ++i) {
@@ -272,6 +279,11 @@ DescribedRun described_run(const std::string& settings, const std::string& store
   if (run.ranks > 1) {
     config.sharding.stage = reader.number<std::uint32_t>("layout", "sharding.stage");
     config.sharding.group_ranks = reader.number<std::uint32_t>("layout", "sharding.group_ranks");
+  }
+  constexpr std::array kReductions{RankReduction::kNodes};
+  if (reader.has("layout", kReduction)) {
+    config.sharding.reduction = reader.one_of(kReductions, "layout", kReduction);
+    config.sharding.node_ranks = reader.number<std::uint32_t>("layout", kNodeRanks);
   }
   return run;
 }

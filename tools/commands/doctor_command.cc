@@ -11,6 +11,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -211,29 +212,32 @@ void look_at_width(const PciLink& link, Finding& finding) {
   }
 }
 
+// A run uses one of the GPUs, and each of its drives.
 void look_at_nodes(const std::vector<PciLink>& links, const std::vector<int>& usable,
                    Finding& finding) {
-  std::vector<int> with_gpus;
+  std::set<int> with_gpus;
   for (const PciLink& link : links)
-    if (link.is_gpu && link.node) with_gpus.push_back(*link.node);
+    if (link.is_gpu && link.node) with_gpus.insert(*link.node);
+  const auto is_usable = [&](int node) { return std::ranges::find(usable, node) != usable.end(); };
+  const bool has_usable_gpu = std::ranges::any_of(with_gpus, is_usable);
   for (const PciLink& link : links) {
-    if (!link.node) continue;
-    if (std::ranges::find(usable, *link.node) == usable.end()) {
+    if (!link.node || (link.is_gpu && has_usable_gpu)) continue;
+    if (!is_usable(*link.node)) {
       add_problem(finding,
                   fmt::format("this process may not compute on node {}, where {} is", *link.node,
                               link.name),
                   fmt::format("numactl --cpunodebind={} --membind={}", *link.node, *link.node));
-    } else if (!link.is_gpu && !with_gpus.empty() &&
-               std::ranges::find(with_gpus, *link.node) == with_gpus.end()) {
+    } else if (!link.is_gpu && !with_gpus.empty() && !with_gpus.contains(*link.node)) {
       add_problem(finding,
-                  fmt::format("{} is on node {}, the GPUs are on node {}: its bytes cross sockets",
+                  fmt::format("{} is on node {}, and no GPU is there but on {}: its bytes cross "
+                              "sockets",
                               link.name, *link.node, fmt::join(with_gpus, ", ")),
                   "name a folder on a drive of the GPU's node in storage.paths");
     }
   }
 }
 
-// Says which node each GPU and drive hangs on. Nodes are named where there are several.
+// Says which node each GPU and drive hangs on, where the kernel tells.
 Finding look_at_links(const DoctorOptions& options) {
   Finding finding{.subject = "links", .text = "", .remedy = ""};
   const std::vector<PciLink> links = pci_links(options.paths, options.sysfs);
@@ -246,7 +250,10 @@ Finding look_at_links(const DoctorOptions& options) {
   for (const PciLink& link : links) of_node[link.node].push_back(text_of(link));
   for (const auto& [node, names] : of_node) {
     if (!finding.text.empty()) finding.text += "; ";
-    if (node) finding.text += fmt::format("node {}: ", *node);
+    if (node)
+      finding.text += fmt::format("node {}: ", *node);
+    else if (of_node.size() > 1)
+      finding.text += "node unknown: ";
     finding.text += fmt::format("{}", fmt::join(names, ", "));
   }
   for (const PciLink& link : links) look_at_width(link, finding);

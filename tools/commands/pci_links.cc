@@ -16,6 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::size_t kCpuSetsMax = 64;  // 65,536 processors
 constexpr unsigned kNvidia = 0x10de;
 // The upper two bytes of a PCI class: a display controller with and without a screen.
 constexpr unsigned kVgaController = 0x0300;
@@ -81,7 +82,8 @@ void add_gpus(const std::string& sysfs, std::vector<PciLink>& found) {
   std::ranges::sort(found, {}, &PciLink::address);
 }
 
-// A drive's folder lies below that of its PCI device.
+// A drive's folder lies below that of its PCI device. With several paths to it, as NVMe over
+// fabrics has them, the kernel puts it below no device, and there is no one link.
 void add_drive(const StorageDrive& drive, std::vector<PciLink>& found) {
   const auto is_same = [&](const PciLink& other) { return other.name == drive.name; };
   if (std::ranges::any_of(found, is_same)) return;
@@ -93,7 +95,7 @@ void add_drive(const StorageDrive& drive, std::vector<PciLink>& found) {
 }
 
 // A list of processors, "0-3,8", against those of this process.
-bool has_usable(std::string_view list, const cpu_set_t& usable) {
+bool has_usable(std::string_view list, const std::vector<cpu_set_t>& usable) {
   while (!list.empty()) {
     const std::string_view range = list.substr(0, list.find(','));
     list.remove_prefix(std::min(list.size(), range.size() + 1));
@@ -103,8 +105,8 @@ bool has_usable(std::string_view list, const cpu_set_t& usable) {
     const unsigned last = dash == std::string_view::npos
                               ? *first
                               : leading_number<unsigned>(range.substr(dash + 1)).value_or(*first);
-    for (unsigned cpu = *first; cpu <= last && cpu < CPU_SETSIZE; ++cpu)
-      if (CPU_ISSET(cpu, &usable)) return true;
+    for (unsigned cpu = *first; cpu <= last && cpu / CPU_SETSIZE < usable.size(); ++cpu)
+      if (CPU_ISSET_S(cpu, usable.size() * sizeof(cpu_set_t), usable.data())) return true;
   }
   return false;
 }
@@ -121,9 +123,12 @@ std::vector<PciLink> pci_links(const std::vector<std::string>& folders, const st
 
 std::vector<int> usable_nodes(const std::string& sysfs) {
   std::vector<int> nodes;
-  cpu_set_t usable;
-  CPU_ZERO(&usable);
-  if (::sched_getaffinity(0, sizeof usable, &usable) != 0) return nodes;
+  // The call fails while the set is smaller than the kernel's.
+  std::vector<cpu_set_t> usable(1);
+  while (::sched_getaffinity(0, usable.size() * sizeof(cpu_set_t), usable.data()) != 0) {
+    if (usable.size() == kCpuSetsMax) return nodes;
+    usable.resize(2 * usable.size());
+  }
   std::error_code error;
   for (fs::directory_iterator entry(fs::path(sysfs) / "devices/system/node", error), end;
        !error && entry != end; entry.increment(error)) {

@@ -26,8 +26,7 @@ void print_pools(const PlannedPlacement& planned, const PlanSubject& subject) {
       format_bytes(planned.placement.device_bytes()),
       "of a budget of " + format_bytes(planned.placement.device_budget_bytes) +
           (subject.is_on_host ? ", in the host's memory: one pool with the next" : ""),
-      "host", "= sum",
-      format_bytes(planned.placement.host_bytes()),
+      "host", "= sum", format_bytes(planned.placement.host_bytes()),
       "of a budget of " + format_bytes(planned.placement.host_budget_bytes), "nvme", "= sum",
       format_bytes(planned.placement.nvme_bytes()));
   const std::uint64_t device_bytes = planned.placement.device_bytes();
@@ -113,9 +112,9 @@ void print_links(const PlannedPlacement& planned) {
       link_s == 0 ? "collectives take no time in this plan (--link-rate)"
                   : fmt::format("collectives take {:.4g} s beside the rest", link_s),
       format_bytes(traffic.gathered_bytes), format_bytes(traffic.reduced_bytes),
-      traffic.crossed_bytes == 0
-          ? ""
-          : fmt::format(", and {} go to other groups", format_bytes(traffic.crossed_bytes)));
+      traffic.crossed_bytes == 0 ? ""
+                                 : fmt::format(", and {} go to other groups or nodes",
+                                               format_bytes(traffic.crossed_bytes)));
 }
 
 void print_deepspeed(const PlanOptions& options, const PlanSubject& subject,

@@ -127,7 +127,8 @@ class TrainRun {
     if (is_quiet_) return;
     if (engine_.rank_count() > 1)
       say("{} ranks{}, ZeRO stage {}; the figures below are rank 0's\n", engine_.rank_count(),
-          describe_levels(config_.engine.sharding), config_.engine.sharding.stage);
+          describe_levels(config_.engine.sharding, engine_.rank_count()),
+          config_.engine.sharding.stage);
     say("GPT with {} parameters on {}; {} of state, moments in {}; {} training and {} validation "
         "tokens\n",
         record_.parameters, device_.description(), format_bytes(record_.state_bytes),

@@ -203,7 +203,8 @@ struct Config {
     // For the code that makes the collectives:
     RankReduction reduction = RankReduction::kExact;
     // For kNodes: the number of consecutive ranks that are a node, a divisor of the number of
-    // ranks. 0 = those of a host; RankWorld::shared() sets it.
+    // ranks. 0 = those of a host; RankWorld::shared() sets it. With split_ranks() it is the
+    // number of the part's ranks on a host, which the application sets.
     std::uint32_t node_ranks = 0;
     double timeout_s = 120;  // how long a rank waits for another
   } sharding;

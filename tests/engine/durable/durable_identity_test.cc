@@ -56,13 +56,21 @@ TEST(DurableIdentity, KnowsTheOrderInWhichRanksAdd) {
   const Layout layout(model, state_format(exact), 4096);
   const DurableIdentity of_exact(exact, model, layout, 4);
   const DurableIdentity of_nodes(nodes, model, layout, 4);
-  using Words = std::vector<std::string>;
-  EXPECT_EQ(of_exact.changes(of_exact.settings()), Words());
-  EXPECT_EQ(of_nodes.changes(of_nodes.settings()), Words());
-  EXPECT_EQ(of_nodes.changes(of_exact.settings()),
-            Words{"sharding.reduction was exact and is nodes of 2 ranks"});
-  EXPECT_EQ(of_exact.changes(of_nodes.settings()),
-            Words{"sharding.reduction was nodes of 2 ranks and is exact"});
+  const auto obstacle = [](const DurableIdentity& identity, const DurableIdentity& saved) {
+    return identity.obstacle(saved.model_hash(), saved.layout_hash(), saved.settings());
+  };
+  EXPECT_EQ(obstacle(of_nodes, of_nodes), "");
+  EXPECT_NE(obstacle(of_nodes, of_exact).find("sharding.reduction was exact and is nodes"),
+            std::string::npos);
+  EXPECT_NE(obstacle(of_exact, of_nodes).find("sharding.reduction was nodes and is exact"),
+            std::string::npos)
+      << obstacle(of_exact, of_nodes);
+  const DescribedRun described = described_run(of_nodes.settings(), "a store");
+  EXPECT_EQ(described.config.sharding.reduction, RankReduction::kNodes);
+  EXPECT_EQ(described.config.sharding.node_ranks, 2u);
+  // One node alone adds as one level does.
+  nodes.sharding.node_ranks = 4;
+  EXPECT_EQ(obstacle(DurableIdentity(nodes, model, layout, 4), of_exact), "");
 }
 
 }  // namespace

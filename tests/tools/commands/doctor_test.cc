@@ -210,9 +210,16 @@ TEST_F(DoctorLinks, ADriveOfAnotherSocket) {
   add_nvme({.node = 1});
   const Finding found = look();
   EXPECT_EQ(found.health, Health::kWarn);
-  EXPECT_NE(found.text.find("nvme0n1 is on node 1, the GPUs are on node 0"), std::string::npos)
+  EXPECT_NE(found.text.find("nvme0n1 is on node 1, and no GPU is there but on 0: "),
+            std::string::npos)
       << found.text;
   EXPECT_NE(found.remedy.find("storage.paths"), std::string::npos);
+}
+
+TEST_F(DoctorLinks, AProcessOnTheSocketOfOneOfTheGpus) {
+  add_gpu(0, 16);
+  add("0000:af:00.0", {.kind = "0x030200", .vendor = "0x10de", .node = 1});
+  EXPECT_EQ(look().health, Health::kOk) << look().text;
 }
 
 TEST_F(DoctorLinks, AProcessThatIsKeptAwayFromItsGpu) {

@@ -51,9 +51,10 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
       fmt::format("{} {} {} {} {} {}", scale.static_scale, scale.initial_scale_power, scale.window,
                   scale.hysteresis, scale.consecutive_hysteresis, scale.minimum));
   if (ranks > 1)
-    settings[kReduction] = engine.sharding.reduction == RankReduction::kNodes
-                               ? fmt::format("nodes of {} ranks", engine.sharding.node_ranks)
-                               : std::string(name_of(engine.sharding.reduction));
+    settings[kReduction] =
+        engine.sharding.reduction == RankReduction::kNodes && engine.sharding.node_ranks < ranks
+            ? fmt::format("nodes of {} ranks", engine.sharding.node_ranks)
+            : std::string(name_of(engine.sharding.reduction));
   add("run.seed", config.seed);
   add("run.steps", config.steps);
   return settings;

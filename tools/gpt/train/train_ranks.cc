@@ -33,8 +33,8 @@ void print_failure(std::uint32_t rank, std::uint32_t count, const std::exception
 
 }  // namespace
 
-std::string describe_levels(const Config::Sharding& sharding) {
-  if (sharding.reduction == RankReduction::kNodes)
+std::string describe_levels(const Config::Sharding& sharding, std::uint32_t ranks) {
+  if (sharding.reduction == RankReduction::kNodes && sharding.node_ranks < ranks)
     return fmt::format(" that add gradients in nodes of {}", sharding.node_ranks);
   if (sharding.group_ranks != 0) return fmt::format(" in groups of {}", sharding.group_ranks);
   return "";
