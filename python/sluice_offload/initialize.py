@@ -22,6 +22,7 @@ from .errors import ArgumentError, ConfigError
 from .files import replace_file
 from .offload import managed_places, offload
 from .optimizer import OffloadOptimizer
+from .plans import bytes_of
 from .schedule import ConfigSchedule, names_schedule
 
 logger = logging.getLogger("sluice_offload")
@@ -41,7 +42,8 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     model_parameters: all that require a gradient, or param_groups of them, for the config's optimizer.
     lr_scheduler: a scheduler of `optimizer`, or a function of an optimizer; by default the config's.
     auto: what "auto" in a DeepSpeed config stands for, by the names of `sluice config import`'s options: {"batch": 4}.
-    sluice: keys of Sluice's config beside a DeepSpeed config, which has none for them: {"memory": {"device": "2GiB"}}.
+    sluice: keys of Sluice's config beside a DeepSpeed config, which has none for them: {"memory": {"device": "2GiB"}}. They are
+        added to a config of Sluice's as well. A key that is there has to mean the same.
     options: `units`, `values`, `buffers`, `storage`, `resume` of offload(). The `buffers` keep their type.
     Raises what offload() raises; the model is as before then.
     """
@@ -96,11 +98,18 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
 
 
 def _add(settings: "dict[str, Any]", more: "Mapping[str, Any]", section: str = "") -> None:
-    """Adds keys to a config. Raises ConfigError for one that is there with another value."""
+    """Adds keys to a config. Raises ConfigError for one that is there with another value, and for a value that no config can
+    have."""
     for key, value in more.items():
         if isinstance(value, Mapping) and isinstance(settings.get(key, {}), dict):
             _add(settings.setdefault(key, {}), value, f"{section}{key}.")
-        elif settings.setdefault(key, value) != value:
+            continue
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"initialize(): sluice= says {section}{key} = {value!r}, a {type(value).__name__}; configs have texts, "
+                              "numbers, true, false, lists and dictionaries") from None
+        if settings.setdefault(key, value) != value and (bytes_of(value) is None or bytes_of(settings[key]) != bytes_of(value)):
             raise ConfigError(f"initialize(): sluice= says {section}{key} = {json.dumps(value)}, but the config means "
                               f"{json.dumps(settings[key])}; change the config instead")
 

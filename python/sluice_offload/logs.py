@@ -13,10 +13,12 @@ NANOSECOND = 1e-9
 
 def log_steps(optimizer: OffloadOptimizer, log: "Callable[..., Any]") -> RemovableHandle:
     """Calls `log(figures, step=number)` behind every step of an offloaded model: `log_steps(optimizer, wandb.log)` is a hook for
-    Weights & Biases. `figures` maps names, as `sluice train --tensorboard` has them, to numbers: learning rate, gradient norm,
-    the time since the step before, stalls, bytes from and to storage. A number that does not exist is left out: the norm of a
-    skipped step, the first step's time. Each process calls its own `log`. The handle's remove() ends it."""
-    last = {"report": optimizer.report, "at": None}
+    Weights & Biases. `figures` maps names to numbers: learning rate, gradient norm, the time since the step before, and bytes
+    from and to storage by the names that `sluice train --tensorboard` gives them, and train/skipped, train/loss_scale and
+    speed/stall_s, which it does not have. A number that does not exist is left out: the norm of a skipped step, the first
+    step's time. `step` counts updates and skipped steps, and goes up at every call. Each process calls its own `log`. The
+    handle's remove() ends it."""
+    last = {"report": optimizer.report, "at": None, "step": 0}
 
     def tell(*_: Any) -> None:
         report = optimizer.report
@@ -30,7 +32,8 @@ def log_steps(optimizer: OffloadOptimizer, log: "Callable[..., Any]") -> Removab
             figures["train/gradient_norm"] = report.gradient_norm
         if last["at"] is not None:
             figures["speed/step_s"] = now - last["at"]
-        last.update(report=report, at=now)
-        log(figures, step=report.step)
+        # The report's own number counts updates, so that a skipped step and the one behind it share theirs.
+        last.update(report=report, at=now, step=max(last["step"] + 1, report.step))
+        log(figures, step=last["step"])
 
     return optimizer.register_step_post_hook(tell)

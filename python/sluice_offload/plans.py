@@ -2,8 +2,10 @@
 
 import importlib
 import os
+import re
 import sys
-from typing import Any, Sequence
+from fractions import Fraction
+from typing import Any, Optional, Sequence
 
 import torch
 from torch import nn
@@ -45,6 +47,19 @@ def _of_transformers(path: str) -> nn.Module:
     kind = getattr(transformers, name, None)
     model: nn.Module = kind(config) if kind is not None else transformers.AutoModelForCausalLM.from_config(config)
     return model
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+          **{letter + rest: 1 << power for letter, power in zip("kmgt", (10, 20, 30, 40)) for rest in ("", "ib")}}
+
+
+def bytes_of(size: Any) -> Optional[int]:
+    """The bytes of a size as configs write them, "2147483648" or "2GiB"; None for what is none."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", str(size), re.ASCII)
+    if isinstance(size, (bool, float)) or parts is None or parts[2].lower() not in _UNITS:
+        return None
+    count = Fraction(parts[1]) * _UNITS[parts[2].lower()]
+    return int(count) if count.denominator == 1 else None
 
 
 def _size(count: float) -> str:

@@ -12,6 +12,7 @@ import torch
 
 import sluice_offload as sluice
 from conftest import Block, Tiny, adamw, batch, budgeted, moves_as_planned, tiny, worst
+from sluice_offload.plans import bytes_of
 
 RATE, WARMUP = 1e-3, 4
 
@@ -109,6 +110,27 @@ def test_deepspeeds_loop_under_small_budgets(deepspeed):
     engine.destroy()
     with pytest.raises(sluice.ConfigError, match='sluice= says optimizer.clip_norm = 2.0, but the config means 1'):
         sluice.initialize(model=tiny(), config=deepspeed, units=[Block], sluice={"optimizer": {"clip_norm": 2.0}})
+
+
+def test_keys_of_sluice_beside_those_that_are_there(config):
+    """They are compared by what they mean."""
+    config["memory"]["device"] = "400K"
+    more = {"memory": {"device": 400 << 10, "host": "4 MiB"}}
+    engine = sluice.initialize(model=tiny(), config=config, units=[Block], sluice=more)[0]
+    assert engine.config["memory"] == {"device": "400K", "host": "4MiB"}
+    engine.destroy()
+    with pytest.raises(sluice.ConfigError, match='says memory.device = "400KB", but the config means "400K"'):
+        sluice.initialize(model=tiny(), config=config, units=[Block], sluice={"memory": {"device": "400KB"}})
+    for odd, name in ((torch.tensor(3), "Tensor"), ({1}, "set")):
+        with pytest.raises(sluice.ConfigError, match=f"says memory.activations = .*, a {name}; configs have"):
+            sluice.initialize(model=tiny(), config=config, units=[Block], sluice={"memory": {"activations": odd}})
+
+
+@pytest.mark.parametrize("size, expected", [
+    (5, 5), ("5", 5), ("2GiB", 2 << 30), ("2G", 2 << 30), ("2GB", 2 * 10**9), ("1.5 kib", 1536), ("0.3KB", 300), ("3 B", 3), ("1TiB", 1 << 40),
+    ("0.3KiB", None), ("2Q", None), ("-1", None), ("1.", None), ("", None), (True, None), (1.0, None), (None, None)])
+def test_sizes(size, expected):
+    assert bytes_of(size) == expected
 
 
 def test_checkpoints_go_on_with_the_same_bits(deepspeed, tmp_path, monkeypatch):

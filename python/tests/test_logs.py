@@ -55,6 +55,27 @@ def test_a_skipped_step_has_no_norm(config):
     (model(tokens, labels) * torch.tensor(math.inf)).backward()
     optimizer.step()
     (step, figures), = run.rows
-    assert (step, figures["train/skipped"]) == (optimizer.report.step, 1.0)
+    assert (step, figures["train/skipped"]) == (1, 1.0)
     assert "train/gradient_norm" not in figures
     optimizer.close()
+
+
+def test_numbers_go_up_over_skipped_steps(config):
+    """Weights & Biases drops what comes with a number that it has seen. Resumed training goes on counting its updates."""
+    config["optimizer"]["non_finite"] = "skip"
+    config["storage"]["state"] = {"name": "run"}
+    run, model = Run(), tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    sluice.log_steps(optimizer, run.log)
+    for step, factor in enumerate((1, math.inf, math.inf, 1)):
+        (model(*batch(step)) * factor).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [(step, figures["train/skipped"]) for step, figures in run.rows] == [(1, 0.0), (2, 1.0), (3, 1.0), (4, 0.0)]
+    optimizer.close()
+    again = sluice.offload(model := tiny(), config, units=[Block], resume=True)
+    resumed = Run()
+    sluice.log_steps(again, resumed.log)
+    train(model, again, 2, first=4)
+    assert [step for step, _ in resumed.rows] == [again.resumed_step + 1, again.resumed_step + 2] and again.resumed_step > 0
+    again.close()

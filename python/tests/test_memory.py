@@ -8,9 +8,16 @@ import sys
 PROGRAM = pathlib.Path(__file__).parents[1] / "bench" / "memory.py"
 
 
+def test_budgets_are_read_first():
+    for size in ("2Q", "MiB", "0"):
+        ran = subprocess.run([sys.executable, "-B", str(PROGRAM), "--device", size], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             check=False, timeout=300)
+        assert ran.returncode == 2 and "--device is no size; write a number with a unit" in ran.stderr and not ran.stdout, ran
+
+
 def test_memory_is_that_of_the_budgets(tmp_path):
     ran = subprocess.run([sys.executable, "-B", str(PROGRAM), "--path", str(tmp_path), "--parameters", "0.055", "--width", "512",
-                          "--device", "32MiB", "--host", "28MiB"], stdout=subprocess.PIPE, text=True, check=False)
+                          "--device", "32M", "--host", "28MiB"], stdout=subprocess.PIPE, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
     assert float(ran.stdout.split("the state is ")[1].split(" times")[0]) >= 10, ran.stdout
     assert "kept" in ran.stdout and "bytes are the plan's" in ran.stdout
