@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """usage: python/bench/peers.py [--pairs N] [--path FOLDER] [--tokens N] [--python PYTHON] [--command SLUICE] [optimizer | whole | hidden | trainer ...]
 
-Compares with DeepSpeed, on the CPU. Each side is a process of its own that makes one step when it is told to, in turns; the
-others wait meanwhile. Each ratio is the median over N pairs (10) with its 10th and 90th percentile.
+Compares with DeepSpeed, on the CPU. Each side is a process of its own that makes its steps when it is told to, in turns;
+the others wait meanwhile. Each ratio is the median over N pairs (10) with its 10th and 90th percentile.
 
-  optimizer  the update alone of 16 million bf16 parameters, with state in host memory and on NVMe: sluice_offload.optim
-             against ZeRO-Offload (stage 2), the bare DeepSpeedCPUAdam, ZeRO-3 with the optimizer on NVMe, and torch's fused
-             AdamW; the last and the bare one update fp32 masters and copy them to bf16
+  optimizer  the update alone of 16 million bf16 parameters without clipping, with state in host memory and on NVMe:
+             sluice_offload.optim against ZeRO-Offload (stage 2), the bare DeepSpeedCPUAdam, ZeRO-3 with the optimizer on NVMe,
+             and torch's fused AdamW; for the last and the bare one the time has the gradients' conversion to fp32
+             (grad.float(), which allocates), the update of fp32 masters, and their copy to bf16
   whole      a step of a GPT-2 in bf16 with everything on NVMe: sluice_offload.offload against ZeRO-Infinity, on torch's compute
   hidden     the same with more tokens, against torch's fused AdamW of bf16 in memory; DeepSpeed is not needed
   trainer    a step of the same GPT-2 by sluice_offload.offload against `sluice train` (--command), which computes by itself, with
              everything on NVMe
+
+In the cases of whole steps a side makes 4 in its turn, and their time ends when the last update has drained: Sluice's step()
+returns before that, and what is left of the update would run beside the other side's steps. The trainer's time is the median
+of the last two of the 4 steps of a run.
 
 DeepSpeed is in an environment of its own (--python), which needs torch, deepspeed, ninja and libaio-dev; its first use
 compiles. Each case takes two minutes on a quiet machine, and up to 1 GB of storage. Figures of a machine that does
@@ -29,11 +34,12 @@ import time
 
 ELEMENTS, COUNT = 1 << 20, 16
 WARM_UP = 2
+STEPS = 4  # of a turn, where steps are whole
 HOST, DEVICE = "512MiB", "192MiB"
 WIDTH = int(os.environ.get("PEERS_WIDTH", "512"))  # of the GPT-2; a small one tries the program, and says nothing
 
 
-# --- What a worker builds: a function that makes one step and returns its seconds.
+# --- What a worker builds: a function that makes the steps of a turn and returns the seconds of one.
 
 def parameters_of(torch):
     class Many(torch.nn.Module):
@@ -52,6 +58,15 @@ def timed(call):
     begin = time.monotonic()
     call()
     return time.monotonic() - begin
+
+
+def timed_steps(train, drain=lambda: None):
+    """Seconds per step of STEPS consecutive ones, until nothing of them is under way."""
+    def steps():
+        for _ in range(STEPS):
+            train()
+        drain()
+    return lambda: timed(steps) / STEPS
 
 
 def sluice_update(home, path):
@@ -105,9 +120,9 @@ def bare_deepspeed():
     return masters_update(lambda masters: DeepSpeedCPUAdam(masters, lr=1e-4, adamw_mode=True))
 
 
-def deepspeed_engine(model, zero):
+def deepspeed_engine(model, zero, clip_norm):
     import deepspeed
-    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}, "gradient_clipping": 1.0,
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}, "gradient_clipping": clip_norm,
               "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "zero_optimization": zero,
               "aio": {"block_size": 1 << 20, "queue_depth": 32, "intra_op_parallelism": 1, "single_submit": False, "overlap_events": True}}
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
@@ -117,7 +132,7 @@ def deepspeed_update(home, path):
     import torch
     place = {"device": "cpu"} if home == "host" else {"device": "nvme", "nvme_path": path, "buffer_count": 4}
     engine = deepspeed_engine(parameters_of(torch), {"stage": 2 if home == "host" else 3, "offload_optimizer": place,
-                                                    "sub_group_size": 4 * ELEMENTS, "stage3_param_persistence_threshold": 0})
+                                                    "sub_group_size": 4 * ELEMENTS, "stage3_param_persistence_threshold": 0}, 0.0)
     x = torch.ones((), dtype=torch.bfloat16)
 
     def step():
@@ -184,7 +199,7 @@ def sluice_whole(path, tokens):
         model(ids).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return lambda: timed(train)
+    return timed_steps(train, optimizer._engine.drain)
 
 
 def deepspeed_whole(path, tokens):
@@ -193,12 +208,12 @@ def deepspeed_whole(path, tokens):
     engine = deepspeed_engine(gpt2(), {"stage": 3, "offload_optimizer": place,
                                        "offload_param": {"device": "nvme", "nvme_path": path, "buffer_count": 6, "buffer_size": 8 << 20,
                                                          "max_in_cpu": 1000000},
-                                       "sub_group_size": 4 * ELEMENTS, "stage3_param_persistence_threshold": 0})
+                                       "sub_group_size": 4 * ELEMENTS, "stage3_param_persistence_threshold": 0}, 1.0)
 
     def train():
         engine.backward(engine(ids))
         engine.step()
-    return lambda: timed(train)
+    return timed_steps(train)
 
 
 def torch_whole(tokens):
@@ -211,7 +226,7 @@ def torch_whole(tokens):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    return lambda: timed(train)
+    return timed_steps(train)
 
 
 def trainer(path, tokens, command):
@@ -251,7 +266,7 @@ CASES = {"optimizer": (["sluice-host", "deepspeed-host", "deepspeed-adam", "fuse
 
 
 def work(name, path, tokens):
-    """A worker: one step for each line of its input."""
+    """A worker: the steps of a turn for each line of its input."""
     import torch
     torch.set_num_threads(os.cpu_count() or 1)
     answers = os.fdopen(os.dup(1), "w")
@@ -271,16 +286,37 @@ def free_port():
 
 
 def start(name, given, path):
+    """Returns the worker and the file of what it prints, None where it is shown (--verbose). A pipe that is not read would fill."""
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "SLUICE_COMMAND": given.command or ""}
     if name.startswith("deepspeed"):
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(free_port())}
         environment["PATH"] = os.path.dirname(given.python) + os.pathsep + environment["PATH"]
     python = given.python if name.startswith("deepspeed") else sys.executable
+    said = None if given.verbose else tempfile.TemporaryFile(mode="w+", errors="replace")
     worker = subprocess.Popen([python, __file__, "--worker", name, "--path", path, "--tokens", str(given.tokens)], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE if not given.verbose else None, text=True, env=environment)
+                              stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
     if worker.stdout.readline() != "ready\n":
-        sys.exit(f"peers.py: {name} did not start:\n{(worker.communicate()[1] or '')[-2000:]}")
-    return worker
+        died(name, "did not start", worker, said)
+    return worker, said
+
+
+def turn(name, worker, said):
+    """Seconds of a step."""
+    try:
+        print("go", file=worker.stdin, flush=True)
+        return float(worker.stdout.readline())
+    except (OSError, ValueError):
+        died(name, "ended in a step", worker, said)
+
+
+def died(name, what, worker, said):
+    worker.kill()
+    worker.wait()
+    text = ""
+    if said is not None:
+        said.seek(0)
+        text = f":\n{said.read()[-2000:]}"
+    sys.exit(f"peers.py: {name} {what}{text}")
 
 
 def spread(values):
@@ -298,11 +334,12 @@ def compare(case, given, path):
         for name in wanted:
             workers[name] = start(name, given, path)
         for _ in range(given.pairs):
-            for name, worker in workers.items():
-                print("go", file=worker.stdin, flush=True)
-                seconds[name].append(float(worker.stdout.readline()))
+            for name, (worker, said) in workers.items():
+                seconds[name].append(turn(name, worker, said))
     finally:
-        for worker in workers.values():
+        for worker, said in workers.values():
+            if said is not None:
+                said.close()
             worker.kill()
             worker.wait()
     for name in wanted:
