@@ -70,8 +70,10 @@ std::vector<BudgetStep> steps_by_host_memory(const PlanRequest& request, std::si
     const Budgeted budgeted(request, budgets[i]);
     const PlannedPlacement planned = budgeted.place();
     if (!planned.obstacle.empty()) return;
-    steps[i] = {
-        .host_bytes = budgets[i], .policy = planned.policy, .step = budgeted.step_of(planned)};
+    steps[i] = {.host_bytes = budgets[i],
+                .nvme_bytes = planned.placement.nvme_bytes(),
+                .policy = planned.policy,
+                .step = budgeted.step_of(planned)};
   });
   std::erase_if(steps, [](const BudgetStep& step) { return step.host_bytes == 0; });
   return steps;

@@ -12,6 +12,7 @@ namespace sluice {
 
 struct BudgetStep {
   std::uint64_t host_bytes = 0;  // the budget
+  std::uint64_t nvme_bytes = 0;  // that the placement takes on storage
   OverlapPolicy policy{};
   StepCost step;
 };

@@ -19,8 +19,6 @@ namespace sluice {
 namespace {
 
 constexpr std::size_t kRequestBytesMax = 16384;
-constexpr std::size_t kClientsMax = 32;
-constexpr std::chrono::seconds kClientTime{5};
 
 std::string draw_token() {
   std::array<unsigned char, 16> bytes{};
@@ -57,7 +55,8 @@ std::string refusal(std::string_view status, std::string_view words) {
 
 }  // namespace
 
-LocalServer::LocalServer(std::uint16_t port) : token_(draw_token()) {
+LocalServer::LocalServer(std::uint16_t port, std::chrono::milliseconds client_time)
+    : client_time_(client_time), token_(draw_token()) {
   const auto fail = [&](const char* what, const char* remedy) {
     throw Error(ErrorCode::kConfig, fmt::format("cannot {} port {} of 127.0.0.1: {}; {}", what,
                                                 port, errno_text(errno), remedy));
@@ -91,25 +90,36 @@ void LocalServer::serve(int timeout_ms, const Respond& respond) {
     polled.push_back({.fd = client.socket.get(),
                       .events = static_cast<short>(client.answer.empty() ? POLLIN : POLLOUT),
                       .revents = 0});
-  polled.push_back(
-      {.fd = clients_.size() < kClientsMax ? socket_.get() : -1, .events = POLLIN, .revents = 0});
+  const bool has_room = clients_.size() < kClientsMax || oldest_without_answer() != clients_.end();
+  polled.push_back({.fd = has_room ? socket_.get() : -1, .events = POLLIN, .revents = 0});
   (void)::poll(polled.data(), polled.size(), timeout_ms);  // after a failure, nothing is ready
   const auto now = std::chrono::steady_clock::now();
   std::vector<Client> rest;
   for (std::size_t i = 0; i < clients_.size(); ++i) {
+    // Bytes that trickle in win a client no time.
     const bool is_done =
-        polled[i].revents != 0 ? attend(clients_[i], respond) : now > clients_[i].deadline;
+        (polled[i].revents != 0 && attend(clients_[i], respond)) || now > clients_[i].deadline;
     if (!is_done) rest.push_back(std::move(clients_[i]));
   }
   clients_ = std::move(rest);
   if (polled.back().revents != 0) admit();
 }
 
+std::vector<LocalServer::Client>::iterator LocalServer::oldest_without_answer() {
+  return std::ranges::find_if(clients_, [](const Client& client) { return client.answer.empty(); });
+}
+
 void LocalServer::admit() {
   UniqueFd socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket) return;  // the client has gone again, or there are no descriptors at the moment
+  if (clients_.size() >= kClientsMax) {
+    // Those that were silent when poll() was called may have been answered since.
+    const auto oldest = oldest_without_answer();
+    if (oldest == clients_.end()) return;
+    clients_.erase(oldest);
+  }
   clients_.push_back({.socket = std::move(socket),
-                      .deadline = std::chrono::steady_clock::now() + kClientTime,
+                      .deadline = std::chrono::steady_clock::now() + client_time_,
                       .request = {},
                       .answer = {}});
 }
@@ -119,6 +129,7 @@ bool LocalServer::attend(Client& client, const Respond& respond) const {
     std::array<char, 4096> piece{};
     const ssize_t got = ::recv(client.socket.get(), piece.data(), piece.size(), 0);
     if (got < 0) return errno != EAGAIN && errno != EINTR;
+    if (client.is_answered) return got == 0;
     client.request.append(piece.data(), static_cast<std::size_t>(got));
     const bool is_whole = client.request.find("\r\n\r\n") != std::string::npos;
     if (client.request.size() > kRequestBytesMax)
@@ -127,13 +138,16 @@ bool LocalServer::attend(Client& client, const Respond& respond) const {
       client.answer = answer_to(client.request, respond);
     else
       return got == 0;
-    client.deadline = std::chrono::steady_clock::now() + kClientTime;
+    client.deadline = std::chrono::steady_clock::now() + client_time_;
   }
   const ssize_t sent =
       ::send(client.socket.get(), client.answer.data(), client.answer.size(), MSG_NOSIGNAL);
   if (sent < 0) return errno != EAGAIN && errno != EINTR;
   client.answer.erase(0, static_cast<std::size_t>(sent));
-  return client.answer.empty();
+  // Closing a socket with unread bytes resets the connection, and the answer may be lost with it.
+  // So the rest is read until the client has closed its side, too.
+  client.is_answered = client.answer.empty();
+  return client.is_answered && ::shutdown(client.socket.get(), SHUT_WR) != 0;
 }
 
 std::string LocalServer::answer_to(std::string_view request, const Respond& respond) const {

@@ -2,7 +2,9 @@
 // address ends with `?token=` and its token, which no other user knows.
 //
 // Thread rule: one thread.
-// Invariants: a client that is slow or silent delays no other. It is dropped after a few seconds.
+// Invariants: a client that is slow or silent delays no other. It is dropped after a few seconds,
+// whether or not it sends a byte now and then. Where there are too many clients, the oldest that
+// waits for no bytes of an answer is dropped for a new one.
 #pragma once
 
 #include <chrono>
@@ -27,9 +29,12 @@ class LocalServer {
   // Nothing for a path that is not there.
   using Respond = std::function<std::optional<WebAnswer>(std::string_view path)>;
 
-  // Port 0 is any free one. Draws the token.
+  static constexpr std::size_t kClientsMax = 32;
+
+  // Port 0 is any free one. Draws the token. A client has `client_time` for its request, and as
+  // long again for the answer.
   // Fails with: kConfig, naming the port, if it is in use or may not be taken.
-  explicit LocalServer(std::uint16_t port);
+  explicit LocalServer(std::uint16_t port, std::chrono::milliseconds client_time = kClientTime);
 
   // The address of the first page, with the token.
   std::string address() const;
@@ -37,18 +42,24 @@ class LocalServer {
   void serve(int timeout_ms, const Respond& respond);
 
  private:
+  static constexpr std::chrono::seconds kClientTime{5};
+
   struct Client {
     UniqueFd socket;
     std::chrono::steady_clock::time_point deadline;
     std::string request;
-    std::string answer;  // what is still to be sent
+    std::string answer;        // what is still to be sent
+    bool is_answered = false;  // what it still sends is read and thrown away
   };
 
+  // The oldest client that waits for no bytes of an answer, or the end.
+  std::vector<Client>::iterator oldest_without_answer();
   void admit();
   // Whether the client is done.
   bool attend(Client& client, const Respond& respond) const;
   std::string answer_to(std::string_view request, const Respond& respond) const;
 
+  std::chrono::milliseconds client_time_;
   std::uint16_t port_ = 0;
   std::string token_;
   UniqueFd socket_;

@@ -28,8 +28,10 @@ double median_of(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// Memory that the plan does not have at all is 100 % off.
 double percent_off(double measured, double planned) {
   if (measured == planned) return 0;
+  if (planned == 0) return 100;
   return 100 * (measured / planned - 1);
 }
 
@@ -159,11 +161,13 @@ int run_bench_matrix(const BenchMatrixOptions& options) {
       measure_all(options, world);
       return kExitOk;
     });
-  } catch (const Error& error) {
+  } catch (const std::exception& failure) {
     if (!world.are_several()) throw;
-    warn("sluice: rank {}: {}\n", world.rank(), error.what());
+    warn("sluice: rank {}: {}\n", world.rank(), failure.what());
     world.abort();
-    ::_exit(exit_code_of(error.code()));  // MPI may wait inside this process
+    const auto* error = dynamic_cast<const Error*>(&failure);
+    // MPI may wait inside this process.
+    ::_exit(error == nullptr ? kExitInternal : exit_code_of(error->code()));
   }
   world.leave();
   return kExitOk;

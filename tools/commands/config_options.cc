@@ -46,7 +46,8 @@ void add_deepspeed_values(CLI::App* command, DeepspeedValues& values) {
   count("--batch", values.batch, "Sequences of a micro-batch", 1);
   count("--micro-batches", values.micro_batches, "Micro-batches of a step", 1);
   number("--lr", values.learning_rate, "Learning rate");
-  command->add_option("--betas", values.betas, "The two betas, such as --betas 0.9 0.999")
+  command
+      ->add_option("--betas", values.betas, "The two betas, such as --betas 0.9 0.999 or 0.9,0.999")
       ->delimiter(',')
       ->expected(2)
       ->group(kGroup);

@@ -126,17 +126,39 @@ std::string drive_obstacle(const PlanSubject& subject, std::uint64_t needed_byte
       format_bytes(needed_bytes), room_of(subject));
 }
 
-// Placements that the drives have no room for do not fit.
-void check_drives(const PlanSubject& subject, std::vector<PlannedPlacement>& all) {
+// Why `sluice train` would refuse here pools of that size that the budgets allow; empty where it
+// would not.
+std::string obstacle_here(const PlanSubject& subject, const HostMemory& with_its_pools) {
+  const bool matters = subject.request.config.memory.check == RoomCheck::kError;
+  if (!subject.is_of_this_machine || !matters) return {};
+  return shortage_of(with_its_pools).value_or("");
+}
+
+std::string obstacle_here(const PlanSubject& subject, const PlannedPlacement& planned) {
+  if (!planned.obstacle.empty()) return {};
+  return obstacle_here(subject, with_pools(subject.host, planned.placement));
+}
+
+// Placements that the drives have no room for do not fit. Nor do the alternatives that this machine
+// has no memory for; the config's own placement, the first, says so in a line of its own.
+void check_room(const PlanSubject& subject, std::vector<PlannedPlacement>& all) {
   for (PlannedPlacement& planned : all)
     if (planned.obstacle.empty())
       planned.obstacle = drive_obstacle(subject, planned.placement.nvme_bytes());
+  for (std::size_t i = 1; i < all.size(); ++i)
+    if (all[i].obstacle.empty()) all[i].obstacle = obstacle_here(subject, all[i]);
 }
 
 std::vector<MatrixRow> matrix_of(const PlanSubject& subject) {
   std::vector<MatrixRow> rows = plan_matrix(subject.request);
-  for (MatrixRow& row : rows)
+  for (MatrixRow& row : rows) {
     if (row.obstacle.empty()) row.obstacle = drive_obstacle(subject, row.nvme_bytes);
+    if (!row.obstacle.empty()) continue;
+    HostMemory host = subject.host;
+    host.device_pool_bytes = host.device_is_host ? row.device_bytes : 0;
+    host.host_pool_bytes = row.host_bytes;
+    row.obstacle = obstacle_here(subject, host);
+  }
   return rows;
 }
 
@@ -192,13 +214,6 @@ PlanSubject subject_of(const PlanOptions& options) {
   return subject;
 }
 
-// Why `sluice train` would refuse here what the budgets allow; empty where it would not.
-std::string obstacle_here(const PlannedPlacement& own, const PlanSubject& subject) {
-  const bool matters = subject.request.config.memory.check == RoomCheck::kError;
-  if (!own.obstacle.empty() || !subject.is_of_this_machine || !matters) return {};
-  return shortage_of(with_pools(subject.host, own.placement)).value_or("");
-}
-
 }  // namespace
 
 int run_plan(const PlanOptions& options) {
@@ -219,19 +234,19 @@ int run_plan(const PlanOptions& options) {
   if (tensors.is_wanted()) write_whole(tensors, subject.tensors);
   std::optional<Progress> progress(std::in_place, "planning every place for the state");
   std::vector<PlannedPlacement> all = plan_alternatives(subject.request);
-  check_drives(subject, all);
+  check_room(subject, all);
   const PlannedPlacement& own = all.front();
   const bool fits = own.obstacle.empty();
-  subject.obstacle_here = obstacle_here(own, subject);
+  subject.obstacle_here = obstacle_here(subject, own);
   PlanFindings findings;
   if (fits) progress->set("looking for the computation that hides all else");
   if (const auto factor = compute_factor_that_hides(subject.request, own))
     findings.free_tokens = *factor * subject.tokens;
   findings.verdict = plan_verdict(all, subject);
-  std::string picture;
+  std::optional<std::string> picture;
   if (plot.is_wanted()) {
     progress->set("planning under other budgets of host memory");
-    picture = plan_plot(subject, own.obstacle);
+    picture = plan_plot(subject);
   }
   if (options.matrix) {
     progress->set("planning every ZeRO stage and offload");
@@ -240,7 +255,10 @@ int run_plan(const PlanOptions& options) {
   progress.reset();
   print_plan(options, subject, all, findings);
   if (json.is_wanted()) write_plan(options, subject, all, findings, json);
-  if (plot.is_wanted()) write_whole(plot, picture);
+  if (picture)
+    write_whole(plot, *picture);
+  else if (plot.is_wanted())
+    warn("sluice: --plot: no budget of host memory lets this config fit, so there is no picture\n");
   return fits && subject.obstacle_here.empty() ? kExitOk : kExitResource;
 }
 

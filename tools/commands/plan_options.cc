@@ -11,8 +11,11 @@ namespace {
 constexpr std::uint64_t kSequenceMax = 1'000'000'000;
 
 void add_model_and_machine(CLI::App* plan, PlanOptions& options) {
-  add_input(plan, "--model", options.model,
-            "Plan for the model of a config.json, of safetensors files, or of a folder with them");
+  add_input(
+      plan, "--model", options.model,
+      "Plan for a model known by name, of a config.json, of safetensors files, or of a folder "
+      "with them")
+      ->type_name("PATH");
   add_output(plan, "--tensors", options.tensors_file,
              "Write the model's units, tensors and shapes");
   plan->add_option(

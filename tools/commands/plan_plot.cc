@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/planner/budget_sweep.h"
 #include "tools/report/svg_chart.h"
@@ -25,11 +24,12 @@ std::string count_text(double count) {
 
 }  // namespace
 
-std::string plan_plot(const PlanSubject& subject, const std::string& obstacle) {
-  const std::vector<BudgetStep> steps = steps_by_host_memory(subject.request, kBudgets);
-  if (steps.empty())
-    throw Error(ErrorCode::kOutOfMemory,
-                fmt::format("--plot: no budget of host memory lets this config fit: {}", obstacle));
+std::optional<std::string> plan_plot(const PlanSubject& subject) {
+  std::vector<BudgetStep> steps = steps_by_host_memory(subject.request, kBudgets);
+  std::erase_if(steps, [&](const BudgetStep& step) {
+    return subject.drive_bytes && step.nvme_bytes > *subject.drive_bytes;
+  });
+  if (steps.empty()) return std::nullopt;
   const BudgetStep& enough = enough_memory(steps);
   LineChart chart{
       .title = "One step of " + count_text(subject.parameters) + " parameters over host memory",

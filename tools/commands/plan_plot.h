@@ -2,13 +2,14 @@
 // budgets of host memory.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "tools/commands/plan_subject.h"
 
 namespace sluice {
 
-// The picture as SVG. Fails with: kOutOfMemory if the config fits under no budget of host memory.
-std::string plan_plot(const PlanSubject& subject, const std::string& obstacle);
+// The picture as SVG. Nothing if the config, or its drives, fit under no budget of host memory.
+std::optional<std::string> plan_plot(const PlanSubject& subject);
 
 }  // namespace sluice

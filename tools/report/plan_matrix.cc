@@ -38,6 +38,8 @@ MatrixRow row_of(const PlanRequest& request, const Planning& planning, const Off
   row.obstacle = planned.obstacle;
   if (!row.obstacle.empty()) return row;
   row.policy = planned.policy;
+  row.device_bytes = planned.placement.device_bytes();
+  row.host_bytes = planned.placement.host_bytes();
   row.nvme_bytes = planned.placement.nvme_bytes();
   row.compute_s = planned.compute_s;
   row.rank_traffic = planned.rank_traffic;

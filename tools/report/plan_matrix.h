@@ -20,7 +20,9 @@ struct MatrixRow {
   Config::Placement choices;
   std::string obstacle;  // why there is no such plan; the members below are unset then
   OverlapPolicy policy{};
-  PhaseMarks most_in_use{};  // by phase of a step
+  PhaseMarks most_in_use{};        // by phase of a step
+  std::uint64_t device_bytes = 0;  // of the pools
+  std::uint64_t host_bytes = 0;
   std::uint64_t nvme_bytes = 0;
   StepCost step;
   double compute_s = 0;

@@ -60,7 +60,7 @@ std::string percent_text(const TraceChange& change) {
 std::string verdict_text(const TraceChange& step) {
   const std::string change = fmt::format("The mean step went from {:.3f} ms to {:.3f} ms ({})",
                                          step.before_ms, step.after_ms, percent_text(step));
-  return change + (step.is_certain() ? "; that is no chance." : "; that may be chance.");
+  return change + (step.is_certain() ? "; that is not chance." : "; that may be chance.");
 }
 
 std::string row_text(const TraceChange& change) {

@@ -72,6 +72,22 @@ class Limited(CliCase):
         plan = self.read_json("plan.json")
         self.assertIn("lower memory.host", plan["obstacle_here"])
         self.assertTrue(plan["placements"][0]["fits"])
+        # Nor is a row proposed, or a cell of the matrix said to fit, that this machine has no memory for.
+        done = self.run_sluice("plan", "config.json", "--matrix", "--json", "plan.json", expect=5, preexec_fn=self.enter)
+        plan = self.read_json("plan.json")
+        cells = {cell["offload"]: cell for cell in plan["matrix"]}
+        rows = {row["name"]: row for row in plan["placements"]}
+        for same in (cells["all to host"], rows["host"]):
+            self.assertFalse(same["fits"])
+            self.assertIn("lower memory.host", same["obstacle"])
+        self.run_sluice("plan", "config.json", "--matrix", "--json", "plan.json", "--set", "memory.check=off", preexec_fn=self.enter)
+        plan = self.read_json("plan.json")
+        self.assertTrue(all(row["fits"] for row in plan["matrix"] + plan["placements"]))
+        small = {**values, "memory.host": "4MiB", "memory.device": "600MiB"}
+        done = self.run_sluice("plan", self.write_config(small), expect=5, preexec_fn=self.enter)
+        self.assertRegex(done.stdout, "^does not fit: memory.host = ")
+        self.assertNotIn("it fits", done.stdout.splitlines()[0])
+        self.write_config(large)
         # `train` goes on, so the plan is one that can be had; and plans of other machines are not of this one.
         elsewhere = (["--host-memory", "600MiB"], ["--gpu", "4090"], ["--ranks", 2], ["--parameters", "6e6"])
         for arguments in (*elsewhere, ["--set", "memory.check=warn"], ["--set", "memory.check=off"]):

@@ -1,5 +1,5 @@
 """Every file that a command reads may be gone, a folder, without end, or no such file at all: each is a clear error at once. There is a
-row for every FILE and DIR in --help, so that a new one without a row is noticed."""
+row for every FILE, DIR and PATH in --help, so that a new one without a row is noticed."""
 
 import os
 import re
@@ -71,7 +71,7 @@ class HostileInputs(CliCase):
             positionals = shown.partition("Positionals:")[2].partition("\n\n")[0]
             found |= {(command, name) for name in re.findall(r"^  ([A-Z]+) FILE\b", positionals, re.MULTILINE)}
             found |= {(command, name) for name in re.findall(r"^  (DIR)\b", positionals, re.MULTILINE)}
-            found |= {(command, option) for option in re.findall(r"(--[a-z-]+) (?:FILE|DIR)\b", shown)}
+            found |= {(command, option) for option in re.findall(r"(--[a-z-]+) (?:FILE|DIR|PATH)\b", shown)}
         self.assertEqual(found, set(READS) | WRITTEN)
 
     def test_each_is_a_clear_error_at_once(self):

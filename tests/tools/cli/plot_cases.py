@@ -116,9 +116,20 @@ class Plots(CliCase):
         self.assertIn("this config's budget, 500 MiB", texts)
 
     def test_a_plan_that_fits_no_budget_has_no_picture(self):
-        done = self.run_sluice("plan", "--parameters", "100M", "--layers", 8, "--set", "memory.device=1MiB", "--plot", "plan.svg", expect=5)
-        self.assertIn("no budget of host memory lets this config fit", done.stderr)
+        words = ("plan", "--parameters", "100M", "--layers", 8, "--set", "memory.device=1MiB")
+        bare = self.run_sluice(*words, "--json", "bare.json", expect=5)
+        done = self.run_sluice(*words, "--json", "plan.json", "--plot", "plan.svg", expect=5)
+        self.assertEqual((done.stdout, self.read_json("plan.json")), (bare.stdout, self.read_json("bare.json")))
+        self.assertIn("no budget of host memory lets this config fit, so there is no picture", done.stderr)
         self.assertFalse(os.path.exists(self.path("plan.svg")))
+
+    def test_budgets_that_the_drives_have_no_room_for_are_left_out(self):
+        self.plan("--host-memory", "500MiB", "--drive-space", "300MB", "--plot", "plan.svg", expect=5)
+        budgets = sorted({int(point.get("data-place")) for point in self.picture("plan.svg").iter(SPACE + "circle")})
+        self.assertNotIn(500 << 20, budgets)
+        self.assertTrue(self.plan("--host-memory", budgets[0], "--drive-space", "300MB")["fits"])
+        self.plan("--host-memory", "500MiB", "--drive-space", "1MB", "--set", "placement.optimizer=nvme", "--plot", "none.svg", expect=5)
+        self.assertFalse(os.path.exists(self.path("none.svg")))
 
     def test_the_same_figures_give_the_same_file(self):
         for name in ("one.svg", "two.svg"):
@@ -134,7 +145,7 @@ class Plots(CliCase):
             page = file.read()
         diff = self.read_json("diff.json")
         self.assertEqual(os.stat(self.path("diff.html")).st_mode & 0o777, 0o600)
-        self.assertRegex(page, r"The mean step went from 10\.025 ms to 12\.050 ms \(\+20\.\d %\); that is no chance\.")
+        self.assertRegex(page, r"The mean step went from 10\.025 ms to 12\.050 ms \(\+20\.\d %\); that is not chance\.")
         for change in (diff["step"], *diff["parts"], *diff["causes"], *diff["units"]):
             row = f"<td>{1e3 * change['before_s']:.3f}</td><td>{1e3 * change['after_s']:.3f}</td>"
             self.assertIn(row, page)

@@ -257,10 +257,10 @@ class TopOnWeb(StatusPages, CliCase):
         silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(40)]
         for client in silent:
             self.addCleanup(client.close)
-        silent[0].sendall(b"GET /runs?tok")
+        silent[-1].sendall(b"GET /runs?tok")
         self.assertEqual(self.fetch(address)[0], 200)
         # The server lets it go after some seconds.
-        self.assertEqual(silent[0].recv(1), b"")
+        self.assertEqual(silent[-1].recv(1), b"")
 
     def test_a_port_in_use_is_named(self):
         with socket.socket() as taken:
