@@ -29,7 +29,7 @@ std::uint16_t port_of(const LocalServer& server) {
   return static_cast<std::uint16_t>(std::stoi(address.substr(colon + 1)));
 }
 
-std::optional<WebAnswer> page(std::string_view path) {
+std::optional<WebAnswer> answer_with(std::string_view path) {
   return WebAnswer{.type = "text/plain", .body = "page " + std::string(path)};
 }
 
@@ -43,7 +43,7 @@ class LocalServerTest : public testing::Test {
     address.sin_port = htons(port_of(server));
     EXPECT_EQ(::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address),
               0);
-    server.serve(0, page);
+    server.serve(0, answer_with);
     return client;
   }
 
@@ -79,7 +79,7 @@ TEST_F(LocalServerTest, SilentClientsDelayNoOther) {
     silent.push_back(connect_to(server));
   const UniqueFd client = connect_to(server);
   send_to(client, request_of(server));
-  for (int i = 0; i < 8; ++i) server.serve(0, page);
+  for (int i = 0; i < 8; ++i) server.serve(0, answer_with);
   std::string end;
   EXPECT_TRUE(received(client, end).ends_with("page /"));
   EXPECT_EQ(end, "closed");
@@ -94,7 +94,7 @@ TEST_F(LocalServerTest, AClientThatTricklesIsDropped) {
   LocalServer server(0, std::chrono::milliseconds(0));
   const UniqueFd client = connect_to(server);
   send_to(client, "G");
-  server.serve(0, page);
+  server.serve(0, answer_with);
   std::string end;
   EXPECT_EQ(received(client, end), "");
   EXPECT_NE(end, "open");
@@ -104,13 +104,13 @@ TEST_F(LocalServerTest, ARequestThatIsTooLongIsAnsweredWithoutAReset) {
   LocalServer server(0, kLong);
   const UniqueFd client = connect_to(server);
   send_to(client, "GET / HTTP/1.1\r\nX-Long: " + std::string(60000, 'x'));
-  for (int i = 0; i < 8; ++i) server.serve(0, page);
+  for (int i = 0; i < 8; ++i) server.serve(0, answer_with);
   std::string end;
   EXPECT_TRUE(received(client, end).starts_with("HTTP/1.1 431 "));
   EXPECT_EQ(end, "closed");
   // Once the client has closed its side, nothing is left.
   EXPECT_EQ(::shutdown(client.get(), SHUT_WR), 0);
-  for (int i = 0; i < 20; ++i) server.serve(0, page);
+  for (int i = 0; i < 20; ++i) server.serve(0, answer_with);
   EXPECT_EQ(received(client, end), "");
   EXPECT_EQ(end, "closed");
 }
