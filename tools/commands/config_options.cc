@@ -1,6 +1,9 @@
 #include "tools/commands/config_options.h"
 
 #include <algorithm>
+#include <charconv>
+
+#include <fmt/format.h>
 
 #include "tools/cli/option_checks.h"
 #include "tools/cli/option_files.h"
@@ -50,6 +53,13 @@ void add_deepspeed_values(CLI::App* command, DeepspeedValues& values) {
       ->add_option("--betas", values.betas, "The two betas, such as --betas 0.9 0.999 or 0.9,0.999")
       ->delimiter(',')
       ->expected(2)
+      ->check([](const std::string& text) -> std::string {
+        double beta = 0;
+        const auto read = std::from_chars(text.data(), text.data() + text.size(), beta);
+        const bool is_beta = read.ec == std::errc{} && read.ptr == text.data() + text.size() &&
+                             beta >= 0 && beta < 1;
+        return is_beta ? "" : fmt::format("{} is no number from 0 to below 1", text);
+      })
       ->group(kGroup);
   number("--eps", values.epsilon, "Epsilon of the optimizer");
   number("--weight-decay", values.weight_decay, "Weight decay");

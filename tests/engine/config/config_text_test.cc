@@ -66,6 +66,7 @@ const std::vector<std::pair<const char*, json>> kKeys = {
     {"/sharding/group", "node"},
     {"/sharding/keep_gathered", "0"},
     {"/sharding/reduction", "nccl"},
+    {"/sharding/node_ranks", 4},
     {"/sharding/timeout", 0.5},
     {"/run/threads", 3},
 };

@@ -256,7 +256,7 @@ class PlanModel(CliCase):
         done = self.run_sluice("plan", "--model", model, "--gpu", "4090", "--host-memory", "1MiB", "--tokens", 4096, expect=5)
         self.assertRegex(done.stdout.splitlines()[0], r"^does not fit: memory\.host = 1.00 MiB is too small")
         done = self.run_sluice("plan", "--model", model, "--gpu", "4090", "--tokens", "4e6", expect=5)
-        self.assertIn("does not fit: activations of", done.stderr)
+        self.assertIn("does not fit: the activations of 4000000 tokens take", done.stderr)
 
     def test_the_verdict_has_the_least_change_that_helps(self):
         base = ["--model", self.write(LLAMA), "--gpu", "4090", "--tokens", 2048, "--set", "activations=recompute", "--set",

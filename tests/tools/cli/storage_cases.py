@@ -22,7 +22,7 @@ class Doctor(CliCase):
         found = self.findings("--path", self.path("drive"))
         drive = self.path("drive")
         self.assertEqual(set(found), {"io_uring", "locked memory", f"storage {drive}", f"write cache {drive}", "memory", "processor",
-                                      "huge pages", "CUDA", "CUDA environment", "MPI"})
+                                      "links", "huge pages", "CUDA", "CUDA environment", "MPI"})
         for health, text, remedy in found.values():
             self.assertNotEqual(text, "")
             self.assertEqual(remedy != "", health != "ok")
