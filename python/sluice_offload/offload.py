@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes as C
+import json
 import os
 import zlib
 from typing import Any, Callable, ContextManager, Iterable, Mapping, Optional, Sequence
@@ -12,7 +13,7 @@ from torch import nn
 from . import guards
 from .activations import ActivationStore, take_folders
 from .described import take_over
-from .engine import Config, Engine, complete_config, read_config
+from .engine import Config, Engine, complete_config, config_of_text, read_config
 from .errors import ArgumentError
 from .hooks import Walk
 from .optimizer import OffloadOptimizer
@@ -83,7 +84,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     settings = read_config(config)
     if optimizer is not None:
         take_over(settings, optimizer, model)
-    world = find_world(float(settings.get("sharding", {}).get("timeout", 120)))
+    world = find_world(_rank_timeout(settings))
     settings = complete_config(settings, found, 1 if world is None else world.local_size)
     make_activations = _activation_store(settings, world is None or world.size == 1)
     if lr is None:
@@ -140,6 +141,13 @@ def managed_places(model: nn.Module) -> "set[tuple[int, str]]":
     """The places of an offloaded model's tensors, each as its module's id and its attribute."""
     units = model._sluice.gatherer.units.units  # type: ignore[union-attr]
     return {(id(owner), attribute) for unit in units for member in unit.members for owner, attribute in member.owners}
+
+
+def _rank_timeout(settings: "dict[str, Any]") -> float:
+    """`sharding.timeout`. The ranks meet before the engine checks its config, so this section is checked here."""
+    given = {key: settings[key] for key in ("sharding",) if key in settings}
+    checked = config_of_text(json.dumps(given).encode(), "config")
+    return float(checked.get("sharding", {}).get("timeout", 120))
 
 
 def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool) -> bool:

@@ -62,6 +62,12 @@ def test_files_that_are_refused_with_their_place(file, change, words, call):
         call(file)
 
 
+@pytest.mark.parametrize("section", [{"timeout": "2m"}, {"timeout": None}, {"timeout": -1}, None])
+def test_the_time_for_the_ranks_to_meet_is_checked(config, section):
+    with pytest.raises(sluice.ConfigError, match='"sharding'):
+        sluice.offload(tiny(), {**config, "sharding": section}, units=[Block])
+
+
 def test_folders_and_files_that_are_not_there(tmp_path):
     with pytest.raises(OSError, match="gone.json"):
         sluice.offload(tiny(), tmp_path / "gone.json")

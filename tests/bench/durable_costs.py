@@ -66,21 +66,7 @@ def waits_for_commits(options, *words):
 
 
 def wait_in(summary):
-    found = 0.0
-
-    def walk(value):
-        nonlocal found
-        if isinstance(value, dict):
-            if value.get("cause") == "commit":
-                found += next((number for key, number in value.items() if key.endswith("_s") or key.endswith("seconds")), 0.0)
-            for inner in value.values():
-                walk(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                walk(inner)
-
-    walk(summary)
-    return found
+    return sum(wait["total_s"] for rank in summary["ranks"] for wait in rank["waits"] if wait["cause"] == "commit")
 
 
 def union(spans):
@@ -116,7 +102,7 @@ def hidden_share(events):
 
 
 def commit_rows(options):
-    print(f"\n| regime, policy | parameters | pairs | step / bare [p10, p90] | T_bound / bare | step / T_bound | bytes / bare | load |")
+    print("\n| regime, policy | parameters | pairs | step / bare [p10, p90] | T_bound / bare | step / T_bound | bytes / bare | load |")
     print("|---|---|---|---|---|---|---|---|")
     for cache in ("0", CACHE):
         for regime, policy, millions, more in COMMITS:
