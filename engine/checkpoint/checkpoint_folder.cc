@@ -72,21 +72,6 @@ void make_folder(const std::string& path) {
   if (error) fail_with("creation", path, error.value());
 }
 
-std::optional<CheckpointName> name_from(std::string_view text) {
-  if (!text.starts_with(kPrefix)) return std::nullopt;
-  text.remove_prefix(kPrefix.size());
-  CheckpointName name;
-  const char* const end = text.data() + text.size();
-  auto parsed = std::from_chars(text.data(), end, name.step);
-  if (parsed.ec != std::errc{}) return std::nullopt;
-  if (parsed.ptr != end) {
-    if (*parsed.ptr != '.') return std::nullopt;
-    parsed = std::from_chars(parsed.ptr + 1, end, name.revision);
-    if (parsed.ec != std::errc{} || parsed.ptr != end) return std::nullopt;
-  }
-  return name;
-}
-
 // At every moment, a checkpoint either has its name and is whole, or has no name.
 void remove_checkpoint(const std::string& root, const CheckpointName& name) {
   const std::string path = root + "/" + name.text();
@@ -110,13 +95,29 @@ std::string CheckpointName::text() const {
                        : fmt::format("{}{:09}.{}", kPrefix, step, revision);
 }
 
+std::optional<CheckpointName> checkpoint_name_from(std::string_view text) {
+  if (!text.starts_with(kPrefix)) return std::nullopt;
+  text.remove_prefix(kPrefix.size());
+  CheckpointName name;
+  const char* const end = text.data() + text.size();
+  auto parsed = std::from_chars(text.data(), end, name.step);
+  if (parsed.ec != std::errc{}) return std::nullopt;
+  if (parsed.ptr != end) {
+    if (*parsed.ptr != '.') return std::nullopt;
+    parsed = std::from_chars(parsed.ptr + 1, end, name.revision);
+    if (parsed.ec != std::errc{} || parsed.ptr != end) return std::nullopt;
+  }
+  return name;
+}
+
 std::vector<CheckpointName> list_checkpoints(const std::string& root) {
   std::vector<CheckpointName> names;
   std::error_code error;
   if (!fs::exists(root, error)) return names;
   fs::directory_iterator entries(root, error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    if (const auto name = name_from(entries->path().filename().string())) names.push_back(*name);
+    if (const auto name = checkpoint_name_from(entries->path().filename().string()))
+      names.push_back(*name);
   }
   if (error) fail_with("listing", root, error.value());
   std::ranges::sort(names, std::ranges::greater());

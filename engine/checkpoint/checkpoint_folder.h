@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,6 +26,9 @@ struct CheckpointName {
   std::string text() const;
   auto operator<=>(const CheckpointName&) const = default;
 };
+
+// Returns the name that `text` is; nothing where it is none.
+std::optional<CheckpointName> checkpoint_name_from(std::string_view text);
 
 // Returns the checkpoints, newest first; empty where there is no folder. Does not check that the
 // checkpoints can be read.

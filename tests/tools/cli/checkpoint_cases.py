@@ -171,11 +171,14 @@ class Checkpoints(CliCase):
         self.train({**values, "run.steps": 2}, "--checkpoint", "first", "--save", "single", "--shard-size", "64KiB")
         hub = self.path("hub")  # as transformers writes it: several files with an index, and a config
         shutil.copytree(self.path("first", "latest"), hub, ignore=shutil.ignore_patterns("sluice_state.json", "optimizer*"))
+        self.assertFalse([name for name in os.listdir(hub) if not name.startswith("model-") and name not in ("config.json", "model.safetensors.index.json")])
         expected = self.train(values, "--init", "single")["state_sha256"]
         config = self.write_config({**values, "storage.state.name": "moved"}, name="store.json")
         for weights in ("hub", "single"):
             with self.subTest(weights):
-                run = self.train(values, "--resume-from", weights)
+                done = self.run_sluice("train", self.write_config(values), "--quiet", "--json", "run.json", "--resume-from", weights)
+                self.assertIn(f'"{weights}" is a model\'s weights alone: training begins at step 0, with zero moments', done.stderr)
+                run = self.read_json("run.json")
                 self.assertEqual((run["resumed_steps"], run["state_sha256"]), (0, expected))
                 self.assertIn("step 0", self.run_sluice("state", "import", config, weights).stdout)
                 self.run_sluice("train", config, "--resume=required", "--quiet", "--json", "run.json")
@@ -184,6 +187,31 @@ class Checkpoints(CliCase):
         for name in os.listdir(self.path("storage")):
             os.remove(self.path("storage", name))  # the lock
         self.assertIn("model.layers", self.fail_train(2, {**values, "model.layers": 3}, "--resume-from", "hub"))
+        shards = sorted(name for name in os.listdir(hub) if name.startswith("model-"))
+        self.assertGreater(len(shards), 1)
+        os.remove(os.path.join(hub, shards[-1]))
+        os.truncate(self.path("single"), 100)
+        for weights, word in (("hub", shards[-1]), ("single", "100")):
+            message = self.fail_train(2, values, "--resume-from", weights)
+            self.assertIn(word, message)
+            self.assertNotIn("is no checkpoint", message)
+
+    def test_a_part_of_a_checkpoint_is_not_taken_for_weights(self):
+        values = {**BASE, "precision.parameters": "fp32", "precision.gradients": "fp32"}
+        self.train({**values, "run.steps": 2}, "--checkpoint", "whole")
+        newest = os.path.realpath(self.path("whole", "latest"))
+        os.makedirs(self.path("root"))
+        for copy, left_out in (("copy", ()), ("root/step-000000002", ()), ("root/step-000000003", ("optimizer-*",))):
+            shutil.copytree(newest, self.path(copy), ignore=shutil.ignore_patterns("sluice_state.json", *left_out))
+        os.symlink("step-000000003", self.path("root", "latest"))
+        config = self.write_config({**values, "storage.state.name": "moved"}, name="store.json")
+        for origin in ("copy", "root", "root/latest", "root/step-000000002", "root/step-000000003"):
+            with self.subTest(origin):
+                for message in (self.fail_train(2, values, "--resume-from", origin),
+                                self.run_sluice("state", "import", config, origin, expect=1).stderr):
+                    for word in (origin, "part of a checkpoint", "sluice_state.json is missing"):
+                        self.assertIn(word, message)
+                self.assertEqual(os.listdir(self.path("storage")), [])
 
     def test_a_small_shard_size_needs_few_open_files(self):
         limited = ["prlimit", "--nofile=256:256"]

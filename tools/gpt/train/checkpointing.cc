@@ -204,7 +204,12 @@ std::uint64_t Checkpointing::resume_from(Engine& engine) {
                                            "says why",
                                            options_.resume_from));
   std::uint64_t steps = opened.source->position().step;
-  if (opened.application.empty())
+  if (is_weights_alone(from_))
+    notes_.push_back(fmt::format(
+        "checkpoint: \"{}\" is a model's weights alone: training begins at step 0, with "
+        "zero moments",
+        from_));
+  else if (opened.application.empty())
     notes_.push_back(
         fmt::format("checkpoint: \"{}\" is of another program; its {} updates count as steps, and "
                     "settings and text are this config's",

@@ -23,12 +23,35 @@ bool is_checkpoint(const std::string& folder) {
          universal_parameters(folder).has_value();
 }
 
+// By form alone: reading them says what is wrong with them.
 bool has_weights(const std::string& path) {
-  try {
-    return !SafetensorsReader(path).names().empty();
-  } catch (const Error&) {
-    return false;
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error) ||
+         std::filesystem::exists(path + "/model.safetensors.index.json", error) ||
+         std::filesystem::exists(path + "/model.safetensors", error);
+}
+
+// A copy that was cut has weights with an index, too. Its moments, or its name, tell it from a
+// model's weights.
+bool is_part_of_checkpoint(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return false;
+  if (checkpoint_name_from(fs::canonical(path, error).filename().string())) return true;
+  fs::directory_iterator entries(path, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    if (entries->path().filename().string().starts_with("optimizer-")) return true;
   }
+  return false;
+}
+
+void require_no_part(const std::string& path) {
+  if (!is_part_of_checkpoint(path)) return;
+  throw Error(ErrorCode::kDamaged,
+              fmt::format("\"{}\" is a part of a checkpoint: {} is missing; copy the checkpoint "
+                          "again, or name another one (to begin with its weights alone, copy its "
+                          "model* files to a folder of another name)",
+                          path, kManifestName));
 }
 
 // A model's weights are the masters; the moments are zero.
@@ -53,13 +76,17 @@ class WeightsSource final : public StateSource {
 
 }  // namespace
 
+bool is_weights_alone(const std::string& path) {
+  return !is_checkpoint(path) && has_weights(path) && !is_part_of_checkpoint(path);
+}
+
 std::string state_origin_in(const std::string& folder) {
   if (is_checkpoint(folder)) return folder;
   std::error_code error;
-  const bool is_file = std::filesystem::is_regular_file(folder, error);
-  const std::vector<CheckpointName> names =
-      is_file ? std::vector<CheckpointName>() : list_checkpoints(folder);
+  if (std::filesystem::is_regular_file(folder, error)) return folder;
+  const std::vector<CheckpointName> names = list_checkpoints(folder);
   if (!names.empty()) return folder + "/" + names[0].text();
+  require_no_part(folder);
   if (has_weights(folder)) return folder;
   throw Error(
       ErrorCode::kInput,
@@ -71,7 +98,9 @@ std::string state_origin_in(const std::string& folder) {
 
 OpenCheckpoint open_state_origin(const std::string& folder, CheckpointPrecision precision,
                                  const gpt::GptConfig& model) {
-  if (is_checkpoint(folder) || !has_weights(folder)) return open_checkpoint(folder, precision);
+  if (is_checkpoint(folder)) return open_checkpoint(folder, precision);
+  require_no_part(folder);
+  if (!has_weights(folder)) return open_checkpoint(folder, precision);
   return {.source = std::make_unique<WeightsSource>(folder, model), .application = {}};
 }
 

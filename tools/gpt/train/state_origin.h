@@ -13,13 +13,17 @@ namespace sluice {
 
 // The folder of a checkpoint: `folder` itself, or the newest checkpoint in it. For a model's
 // weights, `folder` may also be a file.
-// Fails with: kInput where there is none of these.
+// Fails with: kInput where there is none of these; kDamaged where `folder` is a part of a
+// checkpoint, such as a copy that was cut, which must not begin a run as if it were weights.
 std::string state_origin_in(const std::string& folder);
 
 // Opens what state_origin_in() has returned. Weights alone are a state of step 0, with zero
 // moments. All masters that `model` has must be in them.
-// Fails with: as open_checkpoint(), ModelFile.
+// Fails with: as open_checkpoint(), ModelFile; kDamaged for a part of a checkpoint.
 OpenCheckpoint open_state_origin(const std::string& folder, CheckpointPrecision precision,
                                  const gpt::GptConfig& model);
+
+// Whether open_state_origin() takes `path` as a model's weights alone.
+bool is_weights_alone(const std::string& path);
 
 }  // namespace sluice
