@@ -143,14 +143,16 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
   const TraceCounts before = trace_counts();
   std::uint64_t begin_ns = steady_now_ns();
   for (unsigned i = 0; i <= warm + measured; ++i) {
+    const bool is_measured = i >= warm && i < warm + measured;
+    // The rest of the last checkpoint belongs to the last measured step.
+    if (!is_measured && save_every_ != 0) count(engine_->finish_save());
     const std::uint64_t now_ns = steady_now_ns();
     if (i > 0) steps.back().step_s = static_cast<double>(now_ns - begin_ns) * 1e-9;
     begin_ns = now_ns;
-    save_if_due();
+    if (is_measured) save_if_due(i - warm);
     steps.push_back({.report = step()});
   }
   engine_->drain();
-  if (save_every_ != 0) count(engine_->finish_save());
   const StateFormat& format = engine_->layout().format();
   const double state_bytes = format.state_bytes_per_element();
   const TraceCounts after = trace_counts();
@@ -160,10 +162,10 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
   return {steps.begin() + warm, steps.end() - 1};
 }
 
-void StepBench::save_if_due() {
+void StepBench::save_if_due(unsigned step) {
   if (save_every_ == 0) return;
   count(engine_->poll_save());
-  if (++steps_ % save_every_ != 0) return;
+  if (step % save_every_ != 0) return;
   count(engine_->finish_save());
   engine_->begin_save(checkpoints_, {.keep = 1});
 }

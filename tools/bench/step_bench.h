@@ -73,7 +73,8 @@ class StepBench {
   ~StepBench();
 
   // Runs `warm` steps, then `measured` steps, and one more step, which ends the last measured step.
-  // Then waits until the engine has drained. Returns the measured steps.
+  // Then waits until the engine has drained. Returns the measured steps. With
+  // checkpoints, the first of them begins one, and the last one ends with the end of one.
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
@@ -90,7 +91,7 @@ class StepBench {
 
  private:
   StepReport step();
-  void save_if_due();
+  void save_if_due(unsigned step);
   void count(const std::optional<SavedCheckpoint>& saved);
   PlannedStep planned() const;
 
@@ -102,7 +103,6 @@ class StepBench {
   Config::Storage storage_;  // of a durable store, which the destructor removes
   std::string checkpoints_;  // their folder, which the destructor removes
   std::uint32_t save_every_ = 0;
-  std::uint64_t steps_ = 0;
   SaveCosts saves_;
   ThrottledQueue* throttle_ = nullptr;  // the engine's queue
   std::unique_ptr<Engine> engine_;

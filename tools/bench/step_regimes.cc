@@ -166,8 +166,9 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
                              .save_every = options.save_every};
   add_benches(options, model, result);
   BareDrive drive(options.path);
-  // A checkpoint is written beside many steps.
-  const unsigned steps_a_round = std::max(kStepsARound, 2 * options.save_every);
+  // Turns of whole periods: each checkpoint is begun and ended in the steps that are measured.
+  const unsigned period = std::max(1u, options.save_every);
+  const unsigned steps_a_round = std::max((kStepsARound + period - 1) / period, 2u) * period;
   for (unsigned done = 0; done < options.steps && !interrupted(); done += steps_a_round) {
     for (PolicyResult& policy : result.policies) {
       if (interrupted()) break;

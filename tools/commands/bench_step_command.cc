@@ -200,6 +200,11 @@ void check(const BenchStepOptions& options) {
     refuse_step_bench("--trace is of one engine: give one --regime and one --policy");
   if (options.parameters < options.units || options.units < 1)
     refuse_step_bench(fmt::format("{} parameters in {} units", options.parameters, options.units));
+  if (options.save_every != 0 && options.steps % options.save_every != 0)
+    refuse_step_bench(
+        fmt::format("--steps {} is no multiple of --save-every {}; a checkpoint's cost "
+                    "is that of whole periods",
+                    options.steps, options.save_every));
   if (parse_size(options.rate) < 1'000'000)
     refuse_step_bench(fmt::format("--rate {} is below 1MB a second", options.rate));
 }

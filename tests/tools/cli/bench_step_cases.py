@@ -50,10 +50,20 @@ class BenchStep(CliCase):
         self.assertLess(written[0.5], 0.55 * written[0])
         self.assertGreater(written[0.5], 0.35 * written[0])
 
+    def test_every_checkpoint_falls_into_the_measured_steps(self):
+        for steps, every in ((2, 2), (6, 2), (3, 3)):
+            with self.subTest(steps=steps, every=every):
+                self.bench("--parameters", 300000, "--units", 5, "--steps", steps, "--json", "step.json", "--regime", "drive-bound",
+                           "--policy", "deferred", "--save-every", every, "--with-bare")
+                bare, saved = self.read_json("step.json")["regimes"][0]["policies"]
+                self.assertEqual((bare["saves"], saved["saves"]), (0, steps // every))
+
     def test_refusals(self):
         for arguments, code, words in (
                 (("--rate", "999KB"), 2, "--rate"),
                 (("--units", 7, "--parameters", 6), 2, "7 units"),
+                (("--steps", 5, "--save-every", 2), 2, "--steps 5 is no multiple of --save-every 2"),
+                (("--steps", 5, "--save-every", 10), 2, "--steps 5 is no multiple of --save-every 10"),
                 (("--regime", "lucky"), 2, "lucky"),
                 (("--policy", "auto"), 2, "auto"),
                 (("--json", "no/such/folder.json"), 2, "no/such/folder.json")):
