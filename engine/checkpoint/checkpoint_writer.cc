@@ -1,8 +1,12 @@
 #include "engine/checkpoint/checkpoint_writer.h"
 
 #include <algorithm>
+#include <array>
+#include <cctype>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -22,6 +26,8 @@ namespace {
 // the end of a file.
 constexpr std::size_t kOpenFiles = 4;
 constexpr std::string_view kCheckpointSubject = "a checkpoint";
+constexpr std::size_t kSha256Digits = 64;
+constexpr auto kExchangePeriod = std::chrono::milliseconds(200);  // while ranks read files again
 
 // The bytes of `count` elements from element `begin` of a block on, as files have them. Planes have
 // the same bytes, but for smaller moments, which are decoded to `decoded`.
@@ -229,27 +235,47 @@ CheckpointManifest CheckpointWriter::manifest_of(std::vector<Written> written,
   return manifest;
 }
 
-// The ranks take the files in turns.
-void CheckpointWriter::add_sha256(CheckpointManifest& manifest) const {
-  std::string own;  // a digest per line
-  ranks_.together(kCheckpointSubject, [&] {
-    const auto add = [&](const CheckpointManifest::File& file, std::uint64_t begin,
-                         std::uint64_t size_bytes) {
-      own +=
-          options_.sha256(
-              {.path = folder_ + "/" + file.name, .begin_bytes = begin, .size_bytes = size_bytes}) +
-          "\n";
-    };
-    for (std::size_t i = ranks_.rank(); i < manifest.files.size(); i += ranks_.count()) {
-      add(manifest.files[i], 0, manifest.files[i].size_bytes);
-      for (const CheckpointManifest::Stored& stored : manifest.stored) {
-        if (stored.file != i) continue;
-        const CheckpointManifest::Piece& last = stored.pieces.back();
-        add(manifest.files[i], stored.begin_bytes,
-            (last.first_element + last.element_count) * safetensors_element_bytes(stored.dtype));
-      }
+// The digests of this rank's share of the files, one a line. The ranks take the files in turns.
+std::string CheckpointWriter::own_sha256(const CheckpointManifest& manifest) const {
+  std::string own;
+  const auto add = [&](const CheckpointManifest::File& file, std::uint64_t begin,
+                       std::uint64_t size_bytes) {
+    const std::string digest = options_.sha256(
+        {.path = folder_ + "/" + file.name, .begin_bytes = begin, .size_bytes = size_bytes});
+    const auto is_hex = [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0; };
+    if (digest.size() != kSha256Digits || !std::ranges::all_of(digest, is_hex))
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("SaveOptions::sha256 returned \"{}\" for \"{}\" [{}, +{}]; return {} "
+                              "hexadecimal digits",
+                              digest, file.name, begin, size_bytes, kSha256Digits));
+    own += digest + "\n";
+  };
+  for (std::size_t i = ranks_.rank(); i < manifest.files.size(); i += ranks_.count()) {
+    add(manifest.files[i], 0, manifest.files[i].size_bytes);
+    for (const CheckpointManifest::Stored& stored : manifest.stored) {
+      if (stored.file != i) continue;
+      const CheckpointManifest::Piece& last = stored.pieces.back();
+      add(manifest.files[i], stored.begin_bytes,
+          (last.first_element + last.element_count) * safetensors_element_bytes(stored.dtype));
     }
-  });
+  }
+  return own;
+}
+
+// A large file takes longer than a rank waits for another (sharding.timeout), so the ranks exchange
+// while they read.
+void CheckpointWriter::add_sha256(CheckpointManifest& manifest) const {
+  std::future<std::string> reading =
+      std::async(ranks_.are_several() ? std::launch::async : std::launch::deferred,
+                 [&] { return own_sha256(manifest); });
+  for (bool is_done = !ranks_.are_several(); !is_done;) {
+    const bool is_own_done = reading.wait_for(kExchangePeriod) == std::future_status::ready;
+    const std::vector<std::byte> done =
+        ranks_.exchange(std::array{std::byte{is_own_done}}, kCheckpointSubject);
+    is_done = std::ranges::find(done, std::byte{0}) == done.end();
+  }
+  std::string own;
+  ranks_.together(kCheckpointSubject, [&] { own = reading.get(); });
   std::vector<std::istringstream> lines;
   for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(own)), kCheckpointSubject))
     lines.emplace_back(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));

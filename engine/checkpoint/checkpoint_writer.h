@@ -83,6 +83,7 @@ class CheckpointWriter {
                                    std::span<std::byte> room) const;
   // Adds what the options' sha256 says of every file and tensor. All ranks take part.
   void add_sha256(CheckpointManifest& manifest) const;
+  std::string own_sha256(const CheckpointManifest& manifest) const;
   CheckpointManifest manifest_of(std::vector<Written> written,
                                  std::vector<std::string> application) const;
 

@@ -36,9 +36,9 @@ struct SaveOptions {
   std::map<std::string, double> hyperparameters = {};
   // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
-  // Computes the SHA-256 of a range, as hexadecimal digits. The manifest then has that of every
-  // file and tensor, too, for other programs. Every rank gives this function, and reads its share
-  // of the files again before the checkpoint has its name.
+  // Computes the SHA-256 of a range, as 64 hexadecimal digits, for the manifest. Every rank gives
+  // this function, and the call that names the checkpoint (save(), finish_save(), begin_step() after
+  // begin_save()) first reads the rank's share of the files again, perhaps on another thread.
   std::function<std::string(const FileRange& range)> sha256 = {};
 };
 

@@ -2,9 +2,14 @@
 // and all go on with the bits of one that had the state from the start.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <filesystem>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 
+#include <sluice/checkpoint.h>
 #include "io/direct_file.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
@@ -32,11 +37,12 @@ class RestoreOfRanks : public testing::Test {
 
 // Engines of `count` ranks, each with a source of its own; `body` gets both.
 template <class Body>
-void on_ranks(std::uint32_t count, const Config& config, Engine& from, const Body& body) {
+void on_ranks(std::uint32_t count, const Config& config, Engine& from, const Body& body,
+              double timeout_s = 60) {
   std::vector<std::unique_ptr<MemorySource>> sources;
   for (std::uint32_t rank = 0; rank < count; ++rank)
     sources.push_back(std::make_unique<MemorySource>(from));
-  LocalWorld world(count, {.timeout_s = 60, .sum = sum_in_order});
+  LocalWorld world(count, {.timeout_s = timeout_s, .sum = sum_in_order});
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < count; ++rank) {
     threads.emplace_back([&, rank] {
@@ -158,6 +164,39 @@ TEST_F(RestoreOfRanks, AReadOfTheStateThatFailsOnOneRankFailsOnEveryRank) {
              walk_step(step, toy_model(), engine, device, stream, config, 1);
              EXPECT_EQ(step.finish().nvme_read_bytes, engine.predicted_traffic(1).nvme_read_bytes);
            });
+}
+
+// Digests of a large file take longer than a rank waits for another.
+TEST_F(RestoreOfRanks, RanksWaitForOneThatReadsItsFilesForLongerThanTheTimeout) {
+  const std::string digest(64, 'a');
+  on_ranks(
+      2, config_, engine_,
+      [&](std::uint32_t rank, Engine& engine, HostDevice&, MemorySource& source) {
+        engine.restore(source);
+        std::atomic<int> files = 0;
+        SaveOptions options;
+        options.sha256 = [&](const FileRange&) {
+          if (rank == 0 && files++ == 0) std::this_thread::sleep_for(std::chrono::seconds(5));
+          return digest;
+        };
+        const SavedCheckpoint saved = engine.save(directory_.path() + "/kept", options);
+        EXPECT_EQ(saved.step, 2u);
+      },
+      /*timeout_s=*/2);
+}
+
+TEST_F(RestoreOfRanks, DigestsThatAreNoSha256AreRefused) {
+  const std::string root = directory_.path() + "/kept";
+  for (const std::string& digest :
+       {std::string(), std::string(" "), std::string(63, 'a'), std::string(63, 'a') + " "}) {
+    SaveOptions options;
+    options.sha256 = [&](const FileRange&) { return digest; };
+    const std::string message =
+        expect_error(ErrorCode::kInvalidArgument, [&] { (void)engine_.save(root, options); });
+    EXPECT_NE(message.find("returned \"" + digest + "\" for \"model-00001"), std::string::npos)
+        << message;
+    EXPECT_FALSE(std::filesystem::exists(root + "/latest"));
+  }
 }
 
 }  // namespace
