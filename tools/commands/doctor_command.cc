@@ -114,8 +114,6 @@ Finding look_at_path(const std::string& path) {
     };
     if (system.f_type == kTmpfsMagic) {
       warn("this is memory, not a drive", "name a folder on a drive in storage.paths");
-    } else if (const std::string missing = missing_promise(path); !missing.empty()) {
-      warn("this is " + missing, "name a folder on a local drive, if storage.state keeps a store");
     } else if (!file.is_direct()) {
       warn("slow, and it displaces other memory",
            "name a folder on ext4 or XFS on a local drive in storage.paths");
@@ -124,6 +122,13 @@ Finding look_at_path(const std::string& path) {
       finding.remedy = "name a path whose file system works with 4 KiB in storage.paths";
     } else if (free_bytes < kFreeBytes) {
       warn("little for a model: 12 bytes per parameter", "free space, or name more storage.paths");
+    }
+    const std::string missing = missing_promise(path);
+    if (system.f_type != kTmpfsMagic && !missing.empty()) {
+      finding.text += "; this is " + missing;
+      const std::string remedy = "name a folder on a local drive, if storage.state keeps a store";
+      finding.remedy += finding.remedy.empty() ? remedy : "; " + remedy;
+      if (finding.health == Health::kOk) finding.health = Health::kWarn;
     }
   } catch (const Error& error) {
     finding.health = Health::kFail;

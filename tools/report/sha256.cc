@@ -32,20 +32,20 @@ void check_digest(int status) {
 }  // namespace
 
 Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
-  check_digest(EVP_DigestInit_ex(context_, EVP_sha256(), nullptr));
+  check_digest(context_ == nullptr ? 0 : EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr));
 }
 
-Sha256::~Sha256() {
-  EVP_MD_CTX_free(context_);
+void Sha256::FreeContext::operator()(evp_md_ctx_st* context) const {
+  EVP_MD_CTX_free(context);
 }
 
 void Sha256::update(std::span<const std::byte> bytes) {
-  check_digest(EVP_DigestUpdate(context_, bytes.data(), bytes.size()));
+  check_digest(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()));
 }
 
 std::string Sha256::hex() {
   std::array<unsigned char, 32> digest{};
-  check_digest(EVP_DigestFinal_ex(context_, digest.data(), nullptr));
+  check_digest(EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr));
   return fmt::format("{:02x}", fmt::join(digest, ""));
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -16,16 +17,16 @@ namespace sluice {
 class Sha256 {
  public:
   Sha256();
-  ~Sha256();
-  Sha256(const Sha256&) = delete;
-  Sha256& operator=(const Sha256&) = delete;
 
   void update(std::span<const std::byte> bytes);
   // 64 hexadecimal digits. Ends the digest.
   std::string hex();
 
  private:
-  evp_md_ctx_st* context_;
+  struct FreeContext {
+    void operator()(evp_md_ctx_st* context) const;
+  };
+  std::unique_ptr<evp_md_ctx_st, FreeContext> context_;
 };
 
 // For SaveOptions::sha256.

@@ -94,10 +94,14 @@ TEST_F(DurablePairs, OfAnyConfigsGoOnWithTheSameBits) {
     SCOPED_TRACE(fmt::format("SLUICE_TEST_SEED={}: {}; then {}", seed, before.words, after.words));
     const auto first = static_cast<std::uint32_t>(1 + random() % 6);
     const auto second = static_cast<std::uint32_t>(1 + random() % 4);
-    (void)run(before, first, /*closes=*/random() % 2 == 0);
+    const bool closes = random() % 2 == 0;
+    (void)run(before, first, closes);
     const ToyResult result = run(after, second, /*closes=*/true);
     const std::uint64_t step = result.reports.back().step;
     ASSERT_LE(step, first + second);
+    if (closes) {
+      ASSERT_EQ(step, first + second);
+    }
     ASSERT_GE(step + before.config.storage.state.commit_every + 1, first + second);
     const ToyResult expected =
         toy_oracle(after.config, {.steps = static_cast<std::uint32_t>(step)});

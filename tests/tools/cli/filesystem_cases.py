@@ -130,6 +130,9 @@ class StoreOnFileSystem(CliCase):
             os.mkdir(self.path("layers", name))
         options = ",".join(f"{name}dir={self.path('layers', name)}" for name in ("lower", "upper", "work"))
         mount(self, self.path("drive"), "-t", "overlay", "-o", options, "overlay")
+        found = self.run_sluice("doctor", "--path", "drive").stdout
+        for words in ("little for a model", "this is an overlay", "free space, or name more storage.paths; name a folder on a local drive"):
+            self.assertIn(words, found)
         try:
             os.close(os.open(self.path("drive"), os.O_TMPFILE | os.O_RDWR, 0o600))
         except OSError as error:
