@@ -37,8 +37,8 @@ struct SaveOptions {
   // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
   // Computes the SHA-256 of a range, as 64 hexadecimal digits, for the manifest. Every rank gives
-  // this function, and the call that names the checkpoint (save(), finish_save(), begin_step() after
-  // begin_save()) first reads the rank's share of the files again, perhaps on another thread.
+  // this function. The call that names the checkpoint (after begin_save(): begin_step() or
+  // finish_save()) first reads the rank's share of the files again, perhaps on another thread.
   std::function<std::string(const FileRange& range)> sha256 = {};
 };
 
