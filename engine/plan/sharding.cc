@@ -69,6 +69,21 @@ std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32
   return elements;
 }
 
+std::uint64_t gather_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
+                                  const Layout& layout) {
+  const std::uint32_t first = first_level_ranks(sharding, count);
+  if (first == 1 || group_size(sharding, count) < count || layout.shard().count == 1) return 0;
+  std::uint64_t bytes = 0;
+  for (const UnitPlace& unit : layout.units())
+    bytes = std::max(bytes, layout.shard_parameter_bytes(unit.id) * (count / first));
+  return bytes;
+}
+
+// Of scheduled units, of resident ones, and of announced ones where the model has any.
+std::uint32_t gather_buffer_count(const Layout& layout) {
+  return std::ranges::any_of(layout.units(), &UnitPlace::is_announced) ? 3 : 2;
+}
+
 // At least one word per rank; if there are few ranks, everything that they send in one piece.
 std::uint64_t vote_buffer_bytes(std::uint32_t count) {
   return std::max(64_KiB, align_up(count * sizeof(std::uint64_t), 4_KiB));
@@ -77,7 +92,8 @@ std::uint64_t vote_buffer_bytes(std::uint32_t count) {
 std::uint64_t rank_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                 const Layout& layout) {
   if (count == 1) return 0;
-  return vote_buffer_bytes(count) + partial_sum_elements(sharding, count, layout) * sizeof(float);
+  return vote_buffer_bytes(count) + partial_sum_elements(sharding, count, layout) * sizeof(float) +
+         gather_buffer_bytes(sharding, count, layout) * gather_buffer_count(layout);
 }
 
 namespace {

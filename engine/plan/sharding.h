@@ -34,6 +34,11 @@ bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatc
 // to exchange values that all of them have to know.
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
+// The bytes of one sequence of gathers in nodes, through which the parts of other nodes come, and
+// the number of such sequences.
+std::uint64_t gather_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
+                                  const Layout& layout);
+std::uint32_t gather_buffer_count(const Layout& layout);
 std::uint64_t vote_buffer_bytes(std::uint32_t count);
 std::uint64_t rank_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                 const Layout& layout);

@@ -73,12 +73,27 @@ void Ranks::reserve(const Config::Sharding& sharding, const Layout& layout) {
                             announced.least, announced.most));
   if (are_several() && announced.most != 0)
     announced_gathers_ = std::make_unique<RankSequence>(open_level(), device_);
+  reserve_gathers(sharding, layout);
   const std::uint64_t elements = partial_sum_elements(sharding, count_, layout);
   if (elements == 0) return;
   partial_ = DeviceBuffer(device_, elements * sizeof(float), "gradients summed in a group or node");
   if (has_nodes())
     dynamic_cast<TwoLevelCollectives&>(reductions_->collectives())
         .use_for_sums({partial_.data(), partial_.size_bytes()});
+}
+
+void Ranks::reserve_gathers(const Config::Sharding& sharding, const Layout& layout) {
+  const std::uint64_t bytes = gather_buffer_bytes(sharding, count_, layout);
+  if (bytes == 0) return;
+  gather_buffers_ = DeviceBuffer(device_, bytes * gather_buffer_count(layout),
+                                 "parameters gathered from other nodes");
+  std::byte* buffer = gather_buffers_.data();
+  for (RankSequence* const sequence :
+       {gathers_.get(), resident_gathers_.get(), announced_gathers_.get()}) {
+    if (sequence == nullptr) continue;
+    dynamic_cast<TwoLevelCollectives&>(sequence->collectives()).use_for_gathers({buffer, bytes});
+    buffer += bytes;
+  }
 }
 
 std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::string_view subject) {

@@ -51,7 +51,9 @@ class Ranks {
   // `collectives` may be null, for one rank. All arguments must outlive the object.
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
   // The device memory that this object takes.
-  std::uint64_t device_bytes() const { return buffer_.size_bytes() + partial_.size_bytes(); }
+  std::uint64_t device_bytes() const {
+    return buffer_.size_bytes() + partial_.size_bytes() + gather_buffers_.size_bytes();
+  }
   // Takes the memory that reductions need, and opens the sequences that the model needs. Afterwards
   // device_bytes() is rank_buffer_bytes() of engine/plan/sharding.h. Called once.
   // Fails with: kRanks where the ranks' models differ in that.
@@ -145,6 +147,7 @@ class Ranks {
   void share_failure(const std::optional<Error>& own, std::string_view subject);
   std::vector<std::uint32_t> ranks_of_group() const;
   std::unique_ptr<Collectives> open_level();
+  void reserve_gathers(const Config::Sharding& sharding, const Layout& layout);
   bool is_hybrid() const { return group_ > 1 && group_ < count_; }
   bool has_nodes() const { return first_level_ > 1 && !is_hybrid(); }
   void reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, StreamId stream);
@@ -166,6 +169,7 @@ class Ranks {
   std::unique_ptr<Collectives> across_;  // hybrid: over the ranks of equal place in their groups
   DeviceBuffer buffer_;                  // for votes
   DeviceBuffer partial_;                 // sums of the first level, in fp32; from reserve() on
+  DeviceBuffer gather_buffers_;          // nodes: parts of other nodes; from reserve() on
   Stream stream_;
 
   RankTraffic traffic_;  // scheduler's thread only

@@ -26,31 +26,29 @@ TwoLevelCollectives::TwoLevelCollectives(Collectives& whole, std::uint32_t node_
   across_ = whole.open(ranks_from(place, count / node_ranks, node_ranks));
 }
 
-// The shards of this rank's peers are gathered at the end of the target, and from there each is
-// completed within the node, in the order of the nodes. A node's part of the target begins no
-// later than the peer's shard that completes it, so it overwrites only shards that have been used.
 void TwoLevelCollectives::all_gather(const AllGather& gather, StreamId stream) {
+  gather_through(shards_, gather, stream);
+}
+
+// The shards of this rank's peers are gathered in `shards`, and each is completed within the node.
+void TwoLevelCollectives::gather_through(std::span<std::byte> shards, const AllGather& gather,
+                                         StreamId stream) {
   const std::uint64_t shard = gather.shard_bytes;
   if (shard == 0) return;
   const std::uint64_t node_bytes = node_->rank_count() * shard;
-  const std::uint32_t nodes = node_count();
-  std::byte* const shards = gather.target + nodes * node_bytes - nodes * shard;
-  std::byte* const own = shards + across_->rank() * shard;
-  if (own != gather.source) device_.copy(own, gather.source, shard, stream);
+  SLUICE_CHECK(node_count() * shard <= shards.size(), "there is room for the peers' shards");
+  std::byte* const own = shards.data() + across_->rank() * shard;
+  device_.copy(own, gather.source, shard, stream);
   across_->all_gather(
-      {.target = shards, .source = own, .shard_bytes = shard, .subject = gather.subject}, stream);
-  for (std::uint32_t node = 0; node < nodes; ++node) {
-    std::byte* const target = gather.target + node * node_bytes;
-    const std::byte* source = shards + node * shard;
-    if (source >= target && source < target + node_bytes) {
-      // The last node's: the shard lies where another rank's will be.
-      std::byte* const place = target + node_->rank() * shard;
-      if (place != source) device_.copy(place, source, shard, stream);
-      source = place;
-    }
-    node_->all_gather(
-        {.target = target, .source = source, .shard_bytes = shard, .subject = gather.subject},
-        stream);
+      {.target = shards.data(), .source = own, .shard_bytes = shard, .subject = gather.subject},
+      stream);
+  for (std::uint32_t node = 0; node < node_count(); ++node) {
+    const bool is_own = node == across_->rank();
+    node_->all_gather({.target = gather.target + node * node_bytes,
+                       .source = is_own ? gather.source : shards.data() + node * shard,
+                       .shard_bytes = shard,
+                       .subject = gather.subject},
+                      stream);
   }
 }
 

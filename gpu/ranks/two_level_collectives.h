@@ -29,6 +29,10 @@ class TwoLevelCollectives final : public Collectives {
   // Device memory for the sums of this rank's node, which must outlive the last reduction.
   // Requires: 4 / node_ranks bytes for each element of the longest reduction's source.
   void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
+  // The same for the shards that this rank brings to its node. A gather does not change this rank's
+  // own part of the target, not even for a moment, so others may read that part meanwhile.
+  // Requires: 1 / node_ranks of the bytes of the longest gather's target.
+  void use_for_gathers(std::span<std::byte> memory) { shards_ = memory; }
 
   std::string_view name() const override { return whole_.name(); }
   std::uint32_t rank() const override { return whole_.rank(); }
@@ -37,7 +41,8 @@ class TwoLevelCollectives final : public Collectives {
 
   void all_gather(const AllGather& gather, StreamId stream) override;
   void reduce_scatter(const ReduceScatter& reduce, StreamId stream) override;
-  // Requires: the number of elements is a multiple of the number of ranks.
+  // Uses the memory for sums. Requires: the number of elements is a multiple of the number of
+  // ranks.
   void all_reduce(const AllReduce& reduce, StreamId stream) override;
   void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) override;
   void broadcast(const Broadcast& broadcast, StreamId stream) override;
@@ -55,6 +60,7 @@ class TwoLevelCollectives final : public Collectives {
 
  private:
   std::uint32_t node_count() const { return across_->rank_count(); }
+  void gather_through(std::span<std::byte> shards, const AllGather& gather, StreamId stream);
 
   // Constant after construction.
   Collectives& whole_;  // opens sequences, and does nothing else
@@ -63,6 +69,7 @@ class TwoLevelCollectives final : public Collectives {
   std::unique_ptr<Collectives> across_;  // this rank's peers, one of each node
 
   std::span<std::byte> sums_;
+  std::span<std::byte> shards_;
 };
 
 }  // namespace sluice

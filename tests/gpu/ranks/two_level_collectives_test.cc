@@ -56,6 +56,8 @@ TEST_P(TwoLevel, GathersEveryShardIntoItsPlace) {
       std::byte* const source =
           is_in_place ? target.data() + ranks.rank() * kShardBytes : apart.data();
       std::memset(source, static_cast<int>(ranks.rank()) + 1, kShardBytes);
+      DeviceBuffer shards(device, nodes() * kShardBytes, "shards");
+      ranks.use_for_gathers({shards.data(), shards.size_bytes()});
       for (int round = 0; round < 2; ++round)
         ranks.all_gather({.target = target.data(),
                           .source = source,
