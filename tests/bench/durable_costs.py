@@ -108,7 +108,8 @@ def commit_rows(options):
         for regime, policy, millions, more in COMMITS:
             if cache != "0" and more:
                 continue
-            result = bench(options, *regime_words(regime, policy, millions, STEPS, *more, "--with-bare", "--write-cache", cache))
+            cached = () if cache == "0" else ("--write-cache", cache)
+            result = bench(options, *regime_words(regime, policy, millions, STEPS, *more, "--with-bare", *cached))
             cost, = result["costs"]
             with_commits, bare = step_of(result, False), step_of(result, True)
             words = f"{regime}, {policy}" + (", half in memory, every 5" if more else "") + (f", cache {cache}" if cache != "0" else "")
@@ -128,12 +129,12 @@ def other_rows(options):
     slow = bench(options, *regime_words("balanced", "deferred", 8, 4, "--flush-ms", 500))
     policy = slow["policies"][0]
     print(f"\nflush of 500 ms: step {policy['step_s']['median']:.3f} s, T_bound {policy['t_bound_s']:.3f} s")
-    words = ["--regime", "compute-bound", "--policy", "deferred", "--parameters", 20 * 10**6, "--steps", STEPS, "--save-every", 10, "--rate", RATE, "--with-bare"]
+    words = ["--regime", "compute-bound", "--policy", "deferred", "--parameters", 8 * 10**6, "--steps", 3 * STEPS, "--save-every", 10, "--rate", RATE, "--with-bare"]
     saved = bench(options, *words)
     cost, = saved["costs"]
     policy = step_of(saved, False)
     count = policy["saves"]
-    print(f"checkpoint beside every 10th step, compute-bound: {STEPS} steps take {cost['times_bare_mean']:.3f} of those without; {count} checkpoints, each "
+    print(f"checkpoint beside every 10th step, compute-bound: {3 * STEPS} steps take {cost['times_bare_mean']:.3f} of those without; {count} checkpoints, each "
           f"{policy['save_seconds'] / count:.2f} s, blocked {policy['blocked_seconds'] / count:.3f} s, updates waited {policy['update_wait_seconds'] / count:.3f} s; "
           f"load {load()}", flush=True)
     bare_drive = bench(options, "--regime", "drive-bound", "--policy", "deferred", "--parameters", 20 * 10**6, "--steps", STEPS, "--rate", "100GB",
