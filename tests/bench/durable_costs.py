@@ -16,10 +16,10 @@ import tempfile
 import time
 
 RATE = "1GB"
-CACHE = "256MiB"
-# Rows: regime, policy, parameters, options.
-COMMITS = [("balanced", "deferred", 20, ()), ("balanced", "eager", 12, ()), ("compute-bound", "deferred", 8, ()), ("compute-bound", "eager", 8, ()),
-           ("drive-bound", "deferred", 40, ()), ("balanced", "deferred", 20, ("--memory-share", "0.5", "--commit-every", "5"))]
+# Rows: regime, policy, millions of parameters, options. The state lies on storage but for the last row.
+CACHED = ("--write-cache", "256MiB")
+COMMITS = [("balanced", "deferred", 20, CACHED), ("compute-bound", "deferred", 8, CACHED), ("compute-bound", "eager", 8, CACHED),
+           ("drive-bound", "deferred", 40, CACHED), ("drive-bound", "deferred", 20, ()), ("balanced", "deferred", 12, ("--memory-share", "0.5", "--commit-every", "5"))]
 STEPS = 20
 
 
@@ -104,24 +104,20 @@ def hidden_share(events):
 def commit_rows(options):
     print("\n| regime, policy | parameters | pairs | step / bare [p10, p90] | T_bound / bare | step / T_bound | bytes / bare | load |")
     print("|---|---|---|---|---|---|---|---|")
-    for cache in ("0", CACHE):
-        for regime, policy, millions, more in COMMITS:
-            if cache != "0" and more:
-                continue
-            cached = () if cache == "0" else ("--write-cache", cache)
-            result = bench(options, *regime_words(regime, policy, millions, STEPS, *more, "--with-bare", *cached))
-            cost, = result["costs"]
-            with_commits, bare = step_of(result, False), step_of(result, True)
-            words = f"{regime}, {policy}" + (", half in memory, every 5" if more else "") + (f", cache {cache}" if cache != "0" else "")
-            written = with_commits["nvme_write_bytes"] / bare["nvme_write_bytes"] if bare["nvme_write_bytes"] else float("nan")
-            print(f"| {words} | {millions} M | {cost['pairs']} | {cost['times_bare']:.3f} [{cost['times_bare_p10']:.3f}, {cost['times_bare_p90']:.3f}] | "
-                  f"{cost['t_bound_times_bare']:.3f} | {100 / with_commits['percent_of_t_bound']:.3f} | {written:.3f} | {load()} |", flush=True)
+    for regime, policy, millions, more in COMMITS:
+        result = bench(options, *regime_words(regime, policy, millions, STEPS, *more, "--with-bare"))
+        cost, = result["costs"]
+        with_commits, bare = step_of(result, False), step_of(result, True)
+        words = ", ".join((regime, policy, " ".join(more).replace("--", "") or "no cache"))
+        written = with_commits["nvme_write_bytes"] / bare["nvme_write_bytes"] if bare["nvme_write_bytes"] else float("nan")
+        print(f"| {words} | {millions} M | {cost['pairs']} | {cost['times_bare']:.3f} [{cost['times_bare_p10']:.3f}, {cost['times_bare_p90']:.3f}] | "
+              f"{cost['t_bound_times_bare']:.3f} | {100 / with_commits['percent_of_t_bound']:.3f} | {written:.3f} | {load()} |", flush=True)
 
 
 def trace_rows(options):
     print("\n| traced | waited for commits, s per trace | flush time beside computation |\n|---|---|---|")
     for regime, policy, millions in (("balanced", "deferred", 12), ("compute-bound", "deferred", 6)):
-        waited, hidden = waits_for_commits(options, *regime_words(regime, policy, millions, 6, "--write-cache", CACHE))
+        waited, hidden = waits_for_commits(options, *regime_words(regime, policy, millions, 6, *CACHED))
         print(f"| {regime}, {policy}, {millions} M, 6 steps | {waited:.3f} | {100 * hidden:.0f} % |", flush=True)
 
 
