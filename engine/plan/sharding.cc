@@ -79,7 +79,7 @@ std::uint64_t gather_buffer_bytes(const Config::Sharding& sharding, std::uint32_
   return bytes;
 }
 
-// Of scheduled units, of resident ones, and of announced ones where the model has any.
+// Scheduled and resident units have one each, and announced units where the model has any.
 std::uint32_t gather_buffer_count(const Layout& layout) {
   return std::ranges::any_of(layout.units(), &UnitPlace::is_announced) ? 3 : 2;
 }
