@@ -19,9 +19,26 @@ void HomeLeases::acquired(UnitId unit) {
   if (counts(unit)) ++leases_[index_of(unit)];
 }
 
-void HomeLeases::released(UnitId unit, EventId computed, bool is_covered) {
+void HomeLeases::released(UnitId unit, EventId computed, LeaseGradient gradient) {
   if (!counts(unit)) return;
-  if (is_covered) return ended(unit);
+  if (gradient == LeaseGradient::kNone) return follow(unit, computed);
+  if (gradient == LeaseGradient::kOwn) {
+    open_.erase(unit);
+  } else {
+    open_.insert_or_assign(unit, computed);
+  }
+  ended(unit);
+}
+
+void HomeLeases::no_more_gradients() {
+  for (const auto& [unit, computed] : open_) {
+    ++leases_[index_of(unit)];
+    follow(unit, computed);
+  }
+  open_.clear();
+}
+
+void HomeLeases::follow(UnitId unit, EventId computed) {
   ++followed_;
   device_.wait(stream_.id(), computed);
   device_.notify(stream_.id(), [this, unit] {

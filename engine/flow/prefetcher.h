@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include <sluice/step_report.h>
 #include "engine/flow/flow_parts.h"
 #include "engine/flow/parameter_slots.h"
 #include "engine/flow/resident_units.h"
@@ -106,10 +107,11 @@ class Prefetcher {
   const BeginTime* gather_begun_ns(std::uint32_t use) const {
     return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
   }
-  // The bytes gathered since the last call.
-  std::uint64_t take_gathered_bytes() { return std::exchange(gathered_bytes_, 0); }
-  // The bytes copied since the last call.
-  std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
+  // Adds the bytes gathered and copied since the last call.
+  void take_moved(StepReport& report) {
+    report.rank_traffic.gathered_bytes += std::exchange(gathered_bytes_, 0);
+    report.copies.parameter_bytes += std::exchange(copied_bytes_, 0);
+  }
   // The event that the step loop records when a lease of the unit is released.
   EventId release_event(UnitId unit) const { return release_events_[index_of(unit)].id(); }
 

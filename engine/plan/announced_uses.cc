@@ -37,7 +37,7 @@ void AnnouncedUses::add(std::span<const UnitId> units, Pass pass) {
   }
 }
 
-// A unit at home on the device needs no place.
+// A unit that is leased at home, on the device or in host memory, needs no place.
 WindowUse AnnouncedUses::use_of(UnitId unit) {
   if (placement_.is_leased_at_home(layout_.unit(unit))) return {};
   const auto use = static_cast<std::uint32_t>(schedule_.size());

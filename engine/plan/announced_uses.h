@@ -29,6 +29,7 @@ class AnnouncedUses {
 
   // Forgets the uses of the step before.
   void begin();
+  // Adds one use of each unit. Requires: no unit is given twice.
   void add(std::span<const UnitId> units, Pass pass);
 
   const Schedule& schedule() const { return schedule_; }
@@ -49,7 +50,7 @@ class AnnouncedUses {
   const Placement& placement_;
   const std::uint32_t concurrent_leases_;
   std::vector<Place> places_;
-  std::vector<std::uint32_t> next_uses_;  // by unit; the uses that are being added, and not yet
+  std::vector<std::uint32_t> next_uses_;  // by unit; while add() has its use still to come
   Schedule schedule_;
   WindowPlan window_;
 };

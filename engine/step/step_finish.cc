@@ -74,37 +74,36 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   update_policy_.note(report.skipped || report.clip_factor < 1);
   report.step = step_;
   report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
-  const Traffic moved = traffic_.take();
-  report.nvme_read_bytes = moved.nvme_read_bytes;
-  report.nvme_write_bytes = moved.nvme_write_bytes;
   WorkTimes work;
   scheduler_.run([&] {
     report.notes = store_.take_notes();
     work = scheduler_.work().take();
     report.buffers = scheduler_.pools().take();
-    report.rank_traffic = ranks_.take_traffic();
-    report.rank_traffic.gathered_bytes +=
-        prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
-    report.copies = {prefetcher_.take_copied_bytes(), drain_.take_copied_bytes(),
-                     pass_.take_copied_bytes()};
   });
   describe_times(timeline_.finish(begin_ns, work), report);
-  describe_changes(report);
+  describe(report);
   cursor_.end(/*is_example=*/true);
   return report;
 }
 
-void StepLoop::describe_changes(StepReport& report) const {
+void StepLoop::describe(StepReport& report) {
+  const Traffic moved = traffic_.take();
+  report.nvme_read_bytes = moved.nvme_read_bytes;
+  report.nvme_write_bytes = moved.nvme_write_bytes;
+  scheduler_.run([&] {
+    report.rank_traffic = ranks_.take_traffic();
+    report.rank_traffic.gathered_bytes += residents_.take_gathered_bytes();
+    prefetcher_.take_moved(report);
+    if (announced_) announced_->fetches().take_moved(report);
+    report.copies.gradient_bytes = drain_.take_copied_bytes();
+    report.copies.update_bytes = pass_.take_copied_bytes();
+  });
+  report.rank_traffic.crossed_bytes += ranks_.crossing_bytes(report.rank_traffic.gathered_bytes);
   report.schedule_changes = cursor_.changes();
   if (announced_) {
     report.announced_uses = announced_->count();
     report.announced_read_bytes = announced_->read_bytes();
-    scheduler_.run([&] {
-      report.rank_traffic.gathered_bytes += announced_->fetches().take_gathered_bytes();
-      report.copies.parameter_bytes += announced_->fetches().take_copied_bytes();
-    });
   }
-  report.rank_traffic.crossed_bytes += ranks_.crossing_bytes(report.rank_traffic.gathered_bytes);
   if (cursor_.changes() != 0)
     report.notes.push_back(
         fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "

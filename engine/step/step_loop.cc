@@ -168,6 +168,7 @@ void StepLoop::begin() {
   scheduler_.run([&] {
     (void)scheduler_.work().take();
     scheduler_.pools().enter(StepPhase::kForward);
+    home_leases_.begin();
     drain_.begin(step_ + 1, reduces_each);
     prefetcher_.begin(cursor_.schedule(), cursor_.window(), step_, keeps_for_update);
     if (announced_) announced_->begin(step_);
@@ -276,7 +277,10 @@ bool StepLoop::is_ready(std::uint32_t use) {
 
 // On the scheduler's thread: whether every gradient is final, and the update may be applied.
 bool StepLoop::is_over() {
-  if (pass_.is_begun()) drain_.close();  // the update before, which reads the set, has ended
+  if (pass_.is_begun()) {  // the update before, which reads the set, has ended
+    home_leases_.no_more_gradients();
+    drain_.close();
+  }
   scheduler_.pools().enter(StepPhase::kOptimizer);
   const bool is_drained = drain_.is_complete() && drain_.idle();
   timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
@@ -297,7 +301,10 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   scheduler_.post([this, use = lease.use] {
     const UseState& of = uses_[use];
     const UnitId unit = of.scheduled.unit;
-    home_leases_.released(unit, of.released(), !drain_.is_closed(unit));
+    home_leases_.released(unit, of.released(),
+                          drain_.is_closed(unit) ? LeaseGradient::kNone
+                          : of.has_gradient()    ? LeaseGradient::kOwn
+                                                 : LeaseGradient::kLater);
     if (of.has_gradient()) drain_.release(of.scheduled, of.gradient_slot, of.released());
     of.fetches->release(of.place);
   });
@@ -321,19 +328,11 @@ void StepLoop::settle() noexcept {
   scheduler_.await_settled([this] { return is_idle(); });
 }
 
-// The window's bytes may be overwritten next, so no computation may use them any more. Nor may any
-// computation use homes, which updates write: before `first_use`, that is computation on units
-// without a later gradient.
+// The window's bytes may be overwritten next, so no computation may use them any more.
 void StepLoop::await_computation(std::uint32_t first_use) noexcept {
-  std::vector<bool> has_gradient(layout_.units().size(), false);
-  for (std::uint32_t use = acquired_; use > 0;) {
-    const UnitId unit = uses_[--use].scheduled.unit;
-    if (uses_[use].has_gradient()) has_gradient[index_of(unit)] = true;
-    const bool may_last =
-        placement_.is_leased_at_home(layout_.unit(unit)) && !has_gradient[index_of(unit)];
-    if (use < first_use && !may_last) continue;
+  for (std::uint32_t use = acquired_; use > first_use;) {
     try {
-      device_.synchronize(uses_[use].released());
+      device_.synchronize(uses_[--use].released());
     } catch (...) {
       // The device keeps its failure and reports it at the application's own synchronize().
     }
@@ -376,7 +375,13 @@ void StepLoop::abandon() noexcept {
            (prefetcher_.idle() && (!announced_ || announced_->fetches().idle()) && drain_.idle() &&
             !pass_.is_reading_gradients());
   });
-  scheduler_.run([this] { waiting_.drop_step(); });
+  scheduler_.run([this] {
+    waiting_.drop_step();
+    StepReport dropped;  // of no step
+    prefetcher_.take_moved(dropped);
+    if (announced_) announced_->fetches().take_moved(dropped);
+    (void)drain_.take_copied_bytes();
+  });
   if (ranks_.are_several() && !cursor_.is_inference())
     failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
   await_computation(0);

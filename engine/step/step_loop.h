@@ -163,7 +163,7 @@ class StepLoop {
   void end_schedule();
   void end_inference_together() noexcept;
   void follow(StepPlan plan);
-  void describe_changes(StepReport& report) const;
+  void describe(StepReport& report);
   void end_leases() noexcept;
   void await_computation(std::uint32_t first_use) noexcept;
   NormAccumulator agree();

@@ -25,7 +25,7 @@ void print_pools(const PlannedPlacement& planned, const PlanSubject& subject) {
   say("{:<8}{:<24}{:>10}  {}\n{:<8}{:<24}{:>10}  {}\n{:<8}{:<24}{:>10}\n", "device", "= sum",
       format_bytes(planned.placement.device_bytes()),
       "of a budget of " + format_bytes(planned.placement.device_budget_bytes) +
-          (subject.is_on_host ? ", in the host's memory: one pool with the next" : ""),
+          (subject.is_on_host ? ", host memory, too: the sum below counts both" : ""),
       "host", "= sum", format_bytes(planned.placement.host_bytes()),
       "of a budget of " + format_bytes(planned.placement.host_budget_bytes), "nvme", "= sum",
       format_bytes(planned.placement.nvme_bytes()));

@@ -95,12 +95,12 @@ SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
-// Whether leases and updates use state in host memory where it is, without copies. This needs a
-// device without memory of its own, such as the host device.
+// Whether leases and updates use state where it is, in host memory or on the device, without
+// copies. This needs one rank, and a device without memory of its own, such as the host device.
 enum class UnifiedMemory : std::uint8_t {
   kAuto,  // where the device allows it
   kOff,   // copies, as on a GPU
-  kOn,    // as kAuto, but a device that does not allow it is refused
+  kOn,    // as kAuto, but other devices and several ranks are refused
 };
 SLUICE_EXPORT std::string_view name_of(UnifiedMemory unified);
 

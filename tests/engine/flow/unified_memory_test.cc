@@ -142,22 +142,55 @@ TEST_F(UnifiedMemoryTest, AGradientInTheSetIsZeroAtFirst) {
   engine.close();
 }
 
+ModelSpec two_units() {
+  ModelSpec model;
+  model.units = {{.name = "a", .tensors = {{.name = "a", .shape = {1000}}}},
+                 {.name = "b", .tensors = {{.name = "b", .shape = {1000}}}}};
+  return model;
+}
+
+std::vector<std::byte> parameters_of_b(Engine& engine) {
+  std::vector<std::byte> parameters(2000);
+  engine.read_state(TensorId{1}, StateKind::kParameter, 0, parameters);
+  return parameters;
+}
+
+// Computation that reads a unit's parameters when an update that does not wait has written them.
+class SlowReader {
+ public:
+  SlowReader(HostDevice& device, const Stream& stream) : device_(device), stream_(stream) {}
+  void read(const Lease& lease) {
+    const std::byte* const parameter = lease.parameter(0);
+    before_.assign(parameter, parameter + 2000);
+    device_.launch(stream_.id(), [parameter, this] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      seen_.assign(parameter, parameter + 2000);
+    });
+  }
+  const std::vector<std::byte>& before() const { return before_; }
+  const std::vector<std::byte>& seen() const { return seen_; }
+
+ private:
+  HostDevice& device_;
+  const Stream& stream_;
+  std::vector<std::byte> before_, seen_;
+};
+
 // The eager policy updates a unit when its gradient is final, but this unit is still leased.
 TEST_F(UnifiedMemoryTest, AnUpdateWaitsForTheLeasesOnItsUnit) {
   config_.optimizer.overlap = OverlapPolicy::kEager;
   for (const TierChoice home : {TierChoice::kHost, TierChoice::kDevice}) {
     config_.placement.parameters = home;
-    ModelSpec model;
-    model.units = {{.name = "a", .tensors = {{.name = "a", .shape = {1000}}}},
-                   {.name = "b", .tensors = {{.name = "b", .shape = {1000}}}}};
+    ModelSpec model = two_units();
     model.concurrent_leases = 3;
     const auto device = make_host_device({.memory_bytes = 1_MiB});
     Engine engine(config_, model, *device);
     engine.initialize(toy_values());
     const Stream stream(*device, "compute");
+    const Stream slow(*device, "slow");
     Step step = engine.begin_step({.learning_rate = 1});
     (void)step.acquire(UnitId{0}, Pass::kForward, stream);
-    Lease held = step.acquire(UnitId{1}, Pass::kForward, stream);
+    Lease held = step.acquire(UnitId{1}, Pass::kForward, slow);
     const auto* const parameter = held.parameter(0);
     const std::vector<std::byte> before(parameter, parameter + 2000);
     // The gradient of b is final first, but only a may be updated.
@@ -175,48 +208,144 @@ TEST_F(UnifiedMemoryTest, AnUpdateWaitsForTheLeasesOnItsUnit) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_FALSE(is_same()) << name_of(home);
     EXPECT_EQ(std::memcmp(parameter, before.data(), before.size()), 0) << name_of(home);
+    // Nor does the end of the lease let the update begin: its computation goes on.
+    SlowReader reader(*device, slow);
+    reader.read(held);
     held.release();
     step.finish();
     engine.drain();
-    std::vector<std::byte> after(2000);
-    engine.read_state(TensorId{1}, StateKind::kParameter, 0, after);
-    EXPECT_NE(after, before);
+    device->synchronize(slow.id());
+    EXPECT_EQ(reader.seen(), before) << name_of(home);
+    EXPECT_NE(parameters_of_b(engine), before);
     engine.close();
   }
 }
 
-// The unit gets no gradient, so nothing else in the step waits for its computation.
+// The unit gets no gradient, so nothing else in the step waits for its computation. Under the eager
+// policy, nothing else would hold its update back until finish() has its gradient of zeros.
 TEST_F(UnifiedMemoryTest, UpdatesWaitForComputationWithoutAGradient) {
-  for (const TierChoice home : {TierChoice::kHost, TierChoice::kDevice}) {
-    config_.placement.parameters = home;
-    ModelSpec model;
-    model.units = {{.name = "a", .tensors = {{.name = "a", .shape = {1000}}}},
-                   {.name = "b", .tensors = {{.name = "b", .shape = {1000}}}}};
+  for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
+    config_.optimizer.overlap = policy;
+    for (const TierChoice home : {TierChoice::kHost, TierChoice::kDevice}) {
+      SCOPED_TRACE(fmt::format("{}, {}", name_of(policy), name_of(home)));
+      config_.placement.parameters = home;
+      const auto device = make_host_device({.memory_bytes = 1_MiB});
+      Engine engine(config_, two_units(), *device);
+      engine.initialize(toy_values());
+      const Stream stream(*device, "compute");
+      const Stream slow(*device, "slow");
+      Step step = engine.begin_step({.learning_rate = 1});  // weight decay changes b
+      (void)step.acquire(UnitId{0}, Pass::kForward, stream);
+      SlowReader reader(*device, slow);
+      reader.read(step.acquire(UnitId{1}, Pass::kForward, slow));
+      (void)step.acquire(UnitId{0}, Pass::kBackward, stream);
+      step.finish();
+      engine.drain();
+      device->synchronize(slow.id());
+      EXPECT_EQ(reader.seen(), reader.before());
+      EXPECT_NE(parameters_of_b(engine), reader.before());
+      engine.close();
+    }
+  }
+}
+
+// The unit has had a gradient, but its schedule has changed: a forward use comes behind it.
+TEST_F(UnifiedMemoryTest, UpdatesWaitForComputationBehindAGradient) {
+  for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
+    config_.optimizer.overlap = policy;
+    SCOPED_TRACE(name_of(policy));
+    const auto device = make_host_device({.memory_bytes = 1_MiB});
+    Engine engine(config_, two_units(), *device);
+    engine.initialize(toy_values());
+    const Stream stream(*device, "compute");
+    const Stream slow(*device, "slow");
+    Step step = engine.begin_step({.learning_rate = 1});
+    (void)step.acquire(UnitId{0}, Pass::kForward, stream);
+    (void)step.acquire(UnitId{0}, Pass::kBackward, stream);  // unexpected: nothing is final now
+    (void)step.acquire(UnitId{1}, Pass::kBackward, stream);
+    SlowReader reader(*device, slow);
+    reader.read(step.acquire(UnitId{1}, Pass::kForward, slow));
+    (void)step.acquire(UnitId{0}, Pass::kBackward, stream);
+    step.finish();
+    engine.drain();
+    device->synchronize(slow.id());
+    EXPECT_EQ(reader.seen(), reader.before());
+    EXPECT_NE(parameters_of_b(engine), reader.before());
+    engine.close();
+  }
+}
+
+// The unit has had a gradient, but a lease that began before is released behind it.
+TEST_F(UnifiedMemoryTest, UpdatesWaitForALeaseThatEndsBehindAGradient) {
+  for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
+    config_.optimizer.overlap = policy;
+    SCOPED_TRACE(name_of(policy));
+    ModelSpec model = two_units();
+    model.concurrent_leases = 3;
     const auto device = make_host_device({.memory_bytes = 1_MiB});
     Engine engine(config_, model, *device);
     engine.initialize(toy_values());
     const Stream stream(*device, "compute");
     const Stream slow(*device, "slow");
-    Step step = engine.begin_step({.learning_rate = 1});  // weight decay changes b
-    (void)step.acquire(UnitId{0}, Pass::kForward, stream);
-    std::vector<std::byte> before(2000), seen(2000);
-    {
-      const Lease lease = step.acquire(UnitId{1}, Pass::kForward, slow);
-      const std::byte* const parameter = lease.parameter(0);
-      before.assign(parameter, parameter + 2000);
-      device->launch(slow.id(), [parameter, &seen] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        seen.assign(parameter, parameter + 2000);
-      });
-    }
+    Step step = engine.begin_step({.learning_rate = 1});
+    SlowReader reader(*device, slow);
+    Lease held = step.acquire(UnitId{1}, Pass::kForward, slow);  // unexpected: nothing is final
+    (void)step.acquire(UnitId{1}, Pass::kBackward, stream);
+    reader.read(held);
+    held.release();
     (void)step.acquire(UnitId{0}, Pass::kBackward, stream);
     step.finish();
     engine.drain();
-    EXPECT_EQ(seen, before) << name_of(home);
-    engine.read_state(TensorId{1}, StateKind::kParameter, 0, seen);
-    EXPECT_NE(seen, before) << name_of(home);
+    device->synchronize(slow.id());
+    EXPECT_EQ(reader.seen(), reader.before());
+    EXPECT_NE(parameters_of_b(engine), reader.before());
     engine.close();
   }
+}
+
+// Inferences and abandoned steps are no part of the next step.
+TEST_F(UnifiedMemoryTest, AStepReportsItsOwnCopies) {
+  config_.memory.unified = UnifiedMemory::kOff;
+  config_.optimizer.overlap = OverlapPolicy::kSerial;
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  Engine engine(config_, two_units(), *device);
+  engine.initialize(toy_values());
+  const Stream stream(*device, "compute");
+  const auto use_all = [&](Step& step) {
+    for (const std::uint32_t unit : {0u, 1u})
+      (void)step.acquire(UnitId{unit}, Pass::kForward, stream);
+    for (const std::uint32_t unit : {1u, 0u})
+      (void)step.acquire(UnitId{unit}, Pass::kBackward, stream);
+  };
+  const auto train = [&] {
+    Step step = engine.begin_step({.learning_rate = 1});
+    use_all(step);
+    return step.finish().copies;
+  };
+  (void)train();
+  const CopyTraffic expected = train();
+  EXPECT_GT(expected.parameter_bytes, 0u);
+  EXPECT_GT(expected.gradient_bytes, 0u);
+  const auto expect_the_same = [&](const char* after) {
+    const CopyTraffic copied = train();
+    EXPECT_EQ(copied.parameter_bytes, expected.parameter_bytes) << after;
+    EXPECT_EQ(copied.gradient_bytes, expected.gradient_bytes) << after;
+    EXPECT_EQ(copied.update_bytes, expected.update_bytes) << after;
+  };
+  {
+    Inference inference = engine.begin_inference();
+    for (const std::uint32_t unit : {0u, 1u}) (void)inference.acquire(UnitId{unit}, stream);
+  }
+  expect_the_same("an inference");
+  {
+    Step step = engine.begin_step({.learning_rate = 1});
+    use_all(step);
+  }
+  expect_the_same("an abandoned step");
+  engine.close();
 }
 
 TEST_F(UnifiedMemoryTest, OnIsRefusedForADeviceWithMemoryOfItsOwnAndForSeveralRanks) {

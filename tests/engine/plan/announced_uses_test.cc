@@ -76,7 +76,8 @@ TEST_F(AnnouncedUsesTest, AStepBeginsWithEmptyPlaces) {
 TEST_F(AnnouncedUsesTest, UnitsAtHomeOnTheDeviceNeedNoPlace) {
   model_.placement.parameter_tier[1] = Tier::kDevice;
   AnnouncedUses uses = make(1, 1);
-  add(uses, {0, 1, 0});
+  add(uses, {0, 1});
+  add(uses, {0});
   EXPECT_EQ(places(uses), std::vector<int>({0, -1, -1}));
 }
 

@@ -44,8 +44,8 @@ class Unified(CliCase):
 
     def test_the_end_tells_the_copies(self):
         said = self.run_sluice("train", self.write_config({"model.tied_head": False, "placement.parameters": "host"})).stdout
-        self.assertIn("nothing is copied in memory", said)
-        self.assertIn("in the host's memory: one pool with the next", said)
+        self.assertIn("no parameters or gradients were copied for leases and updates", said)
+        self.assertIn("host memory, too: the sum below counts both", said)
         said = self.run_sluice("train", self.write_config(ON_NVME)).stdout
         self.assertRegex(said, r"copied in memory in a step: [\d.]+ KiB of parameters for leases, [\d.]+ KiB of gradients, 0 B for updates")
 

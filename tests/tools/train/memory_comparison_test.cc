@@ -1,6 +1,9 @@
 // The same training in memory, as a yardstick: where it is refused, before anything is made.
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <vector>
+
 #include <sluice/units.h>
 #include "tests/support/expect_error.h"
 #include "tools/gpt/train/memory_comparison.h"
@@ -39,6 +42,10 @@ TEST(MemoryComparison, ComparesTheLossesOfBoth) {
   EXPECT_TRUE(comparison.has_losses(std::vector<double>{3, 2, 1}));
   EXPECT_TRUE(comparison.has_losses(std::vector<double>{3}));
   EXPECT_FALSE(comparison.has_losses(std::vector<double>{3, 1}));
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  comparison.losses = {3, nan};
+  EXPECT_TRUE(comparison.has_losses(std::vector<double>{3, nan}));
+  EXPECT_FALSE(comparison.has_losses(std::vector<double>{3, 2}));
 }
 
 }  // namespace

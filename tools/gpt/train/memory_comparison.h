@@ -16,12 +16,12 @@
 namespace sluice {
 
 struct MemoryComparison {
-  double step_s = 0;           // the mean without the first step
+  double step_s = 0;           // the mean without the first step, as of the run
   std::vector<double> losses;  // of every step
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
 
-  // Whether a run that began with the same state had these losses, as far as both go.
+  // Whether a run that began with the same state had these losses to the bit, as far as both go.
   bool has_losses(std::span<const double> losses_of_run) const;
 };
 

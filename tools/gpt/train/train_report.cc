@@ -192,7 +192,8 @@ std::string copy_report(const RunRecord& run) {
   const std::uint64_t steps = run.steps.size() - first;
   CopyTraffic sum;
   for (std::size_t i = first; i < run.steps.size(); ++i) sum += run.steps[i].copies;
-  if (sum.size_bytes() == 0) return "nothing is copied in memory: leases and updates use homes\n";
+  if (sum.size_bytes() == 0)
+    return "no parameters or gradients were copied for leases and updates\n";
   return fmt::format(
       "copied in memory in a step: {} of parameters for leases, {} of gradients, {} for updates\n",
       format_bytes(sum.parameter_bytes / steps), format_bytes(sum.gradient_bytes / steps),
@@ -211,7 +212,7 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
     row(name_of(tier), "= sum", bytes,
         fmt::format("of a budget of {}{}", format_bytes(budget_bytes),
                     tier == Tier::kDevice && memory.device_is_host
-                        ? ", in the host's memory: one pool with the next"
+                        ? ", host memory, too: the sum below counts both"
                         : ""));
   };
   Tier tier = Tier::kDevice;
