@@ -150,6 +150,7 @@ class Simulation {
   std::vector<Use> uses_;
   std::uint32_t fetch_use_ = 0;    // the next fetch
   std::uint32_t fetch_block_ = 0;  // in its unit
+  std::uint32_t ready_uses_ = 0;   // whose leases are sure to end
   std::uint32_t next_compute_ = 0;
   bool is_computing_ = false;
   std::uint32_t normed_uses_ = 0;
@@ -183,13 +184,16 @@ void Simulation::end(const SimulatedJob& job) {
 
 // The next step begins as soon as it may.
 bool Simulation::pump_step() {
-  const bool is_over = normed_uses_ == final_uses_ &&
+  // Uses of frozen units may be left to compute when the norm is known.
+  const bool is_computed = next_compute_ == schedule_.size() && !is_computing_;
+  const bool is_over = is_computed && normed_uses_ == final_uses_ &&
                        (policy_ != OverlapPolicy::kSerial || pass_.is_home(step_ + 1));
   if (!is_over || step_ == warm_steps_ + counted_steps_) return false;
   ++step_;
   uses_.assign(uses_.size(), {});
   fetch_use_ = 0;
   fetch_block_ = 0;
+  ready_uses_ = 0;
   next_compute_ = 0;
   normed_uses_ = 0;
   return true;
@@ -220,11 +224,17 @@ bool Simulation::pump_fetch() {
 }
 
 // Leases end in order, each when its unit's copies are sure to come. Returns how many uses, from
-// the first on, have their units in host memory.
+// the first on, have their units in host memory, or at home on the device with their updates. If
+// fetches went past a unit that waits for its update, they could take the slots that the update
+// needs, and wait for that unit themselves.
 std::uint32_t Simulation::ready_uses() {
   while (ready_fetches_ < fetches_.size() && has_arrived(fetches_[ready_fetches_].block))
     ++ready_fetches_;
-  return ready_fetches_ < fetches_.size() ? fetches_[ready_fetches_].use : fetch_use_;
+  const std::uint32_t arrived_uses =
+      ready_fetches_ < fetches_.size() ? fetches_[ready_fetches_].use : fetch_use_;
+  while (ready_uses_ < arrived_uses && pass_.has_updated(schedule_[ready_uses_].unit, step_))
+    ++ready_uses_;
+  return ready_uses_;
 }
 
 // In schedule order, and only after computation has left the place.

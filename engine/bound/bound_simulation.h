@@ -8,8 +8,8 @@
 //
 // A storage line serves parameter fetches first, then reads of state, then writes. The CPU serves
 // norms and additions before Adam.
-// The next step begins when the norm of the previous step is known. Under `serial`, it begins when
-// all blocks of the previous step are home.
+// The next step begins when the norm of the previous step is known and its last use is computed.
+// Under `serial`, it begins when all blocks of the previous step are home.
 // A use waits until all of its unit's blocks have their update. Parameter fetches and lanes share
 // the parameter slots. So a block that one of them is reading or has in host memory is not read
 // again by the other.
@@ -23,6 +23,8 @@
 // device's updates go through about ten times as many bytes, so they are a resource of their own
 // beside computation. These updates run block by block as soon as the norm is known, or under
 // `eager` as soon as the unit's gradient is there.
+// Leases end in order. So a fetch into the place of a later use does not go past a unit that waits
+// at home for its update.
 // Parameters at home on the device are ready for a use, or gathered in place, without a copy.
 // With memory.unified, so are units in host memory, updates use parameters on the device without
 // copies, and a unit's first gradient of a step is computed where it waits, in no slot.

@@ -27,7 +27,8 @@ bool SimulatedSpill::pump() {
     callbacks_.on_host(uses_.front());
     return true;
   }
-  const std::uint32_t slots = adds() ? 2 : 1;
+  const bool adds_up = adds();
+  const std::uint32_t slots = adds_up ? 2 : 1;
   if (started_ == unit.block_count || staging_free_ < slots) return false;
   const std::uint32_t block = unit.first_block + started_++;
   const BlockId id{block};
@@ -35,9 +36,11 @@ bool SimulatedSpill::pump() {
       layout_.block(id).element_count * layout_.format().gradient_bytes();
   staging_free_ -= slots;
   pending_[block] = slots;
-  machine_.copy_down({SimulatedTask::kSpillCopy, block, ranked(0, place_of(block))}, copy_bytes);
-  if (adds())
-    machine_.read({SimulatedTask::kSpillSum, block, ranked(1, place_of(block))},
+  const std::uint64_t place = place_of(block);
+  // Where nothing takes time, the block is home, and the use over, when the last call returns.
+  machine_.copy_down({SimulatedTask::kSpillCopy, block, ranked(0, place)}, copy_bytes);
+  if (adds_up)
+    machine_.read({SimulatedTask::kSpillSum, block, ranked(1, place)},
                   layout_.gradient_slot_bytes(id));
   return true;
 }

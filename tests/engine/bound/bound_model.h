@@ -18,8 +18,10 @@ inline constexpr std::uint64_t kRecordBytes = 10 * kBlockElements;
 // A bf16 model of equal blocks, with all that the bounds need. The object must not move, because
 // StepShape refers to its fields.
 struct BoundModel {
-  explicit BoundModel(const std::vector<int>& unit_blocks, std::uint64_t window_units = 0)
-      : spec(validated(spec_of(unit_blocks))),
+  // The first `frozen_units` are frozen.
+  explicit BoundModel(const std::vector<int>& unit_blocks, std::uint64_t window_units = 0,
+                      std::size_t frozen_units = 0)
+      : spec(validated(spec_of(unit_blocks, frozen_units))),
         layout(spec, {}, kBlockElements),
         schedule(training_schedule(spec, 1)) {
     const auto count = static_cast<std::uint64_t>(layout.blocks().size());
@@ -38,13 +40,14 @@ struct BoundModel {
   }
   BoundModel(const BoundModel&) = delete;
 
-  static ModelSpec spec_of(const std::vector<int>& unit_blocks) {
+  static ModelSpec spec_of(const std::vector<int>& unit_blocks, std::size_t frozen_units = 0) {
     ModelSpec spec;
     for (std::size_t i = 0; i < unit_blocks.size(); ++i)
       spec.units.push_back(
           {.name = fmt::format("u{}", i),
            .tensors = {{.name = fmt::format("t{}", i),
-                        .shape = {static_cast<std::uint64_t>(unit_blocks[i]) * kBlockElements}}}});
+                        .shape = {static_cast<std::uint64_t>(unit_blocks[i]) * kBlockElements}}},
+           .is_frozen = i < frozen_units});
     return spec;
   }
 

@@ -30,11 +30,10 @@ class Oracle final : public JobTable {
     std::vector<long> begins{0};
     while (static_cast<int>(begins.size()) < steps_) {
       start_what_may();
-      if (is_open(static_cast<int>(begins.size()))) {
+      if (is_open(static_cast<int>(begins.size())))
         begins.push_back(now_);
-        continue;
-      }
-      advance();
+      else
+        advance();
     }
     return begins;
   }
@@ -114,15 +113,19 @@ class Oracle final : public JobTable {
     copies_[step][use].push_back(fetches_[number].copy);
   }
 
-  // Leases end in order, each when the unit's parameters have come as far as host memory.
+  // Leases end in order, each when the unit's parameters are updated and as far as host memory.
   bool places_are_released(int step, int use) const {
-    for (const int evicted : c_.uses[use].evicted_uses) {
-      for (int before = 0; before <= evicted; ++before) {
-        for (const std::size_t f : fetches_of_[step][before])
-          if (!started(fetches_[f].issue) || !done(fetches_[f].arrival)) return false;
-      }
+    const auto& evicted = c_.uses[use].evicted_uses;
+    for (int before = 0; !evicted.empty() && before <= std::ranges::max(evicted); ++before) {
+      if (!is_updated_at_home(step, c_.uses[before].unit)) return false;
+      for (const std::size_t f : fetches_of_[step][before])
+        if (!started(fetches_[f].issue) || !done(fetches_[f].arrival)) return false;
     }
     return true;
+  }
+  bool is_updated_at_home(int step, int unit) const {
+    return step == 0 || (all_done(device_updates_[step - 1][unit]) &&
+                         (!c_.leased_at_home[unit] || all_done(adams_[step - 1][unit])));
   }
 
   void settle() override {
@@ -141,13 +144,10 @@ class Oracle final : public JobTable {
       for (int use = 0; use < uses_; ++use) {
         const auto& [unit, is_backward, fetches, evicted] = c_.uses[use];
         const Id before = use == 0 ? -1 : computed_[step][use - 1];
-        // They may leave their slots in another order.
-        const std::vector<Id> held = is_backward ? drains : std::vector<Id>();
+        const std::vector<Id> held = is_backward ? drains : std::vector<Id>();  // in any order
         const auto may_start = [=, this] {
           return is_open(step) && done(before) && undone(held) < c_.gradient_slots &&
-                 (step == 0 || (all_done(device_updates_[step - 1][unit]) &&
-                                (!c_.leased_at_home[unit] || all_done(adams_[step - 1][unit])))) &&
-                 all_done(copies_[step][use]);
+                 is_updated_at_home(step, unit) && all_done(copies_[step][use]);
         };
         const Id computed = add({.line = kComputation,
                                  .duration = (is_backward ? c_.backward : c_.forward)[unit],
