@@ -105,18 +105,27 @@ void GradientDrain::release(const ScheduledUse& use, std::optional<std::uint32_t
        .is_in_set = !slot.has_value()});
   if (!unit.has_gradient) add_waiting(use.unit);
   unit.has_gradient = true;
-  device_.notify(copy_stream_.id(), [this] {
-    scheduler_.post(
-        [this] { std::ranges::find(jobs_, 0u, &Job::computed_ns)->computed_ns = trace_now_ns(); });
-  });
+  device_.notify(copy_stream_.id(), [this] { scheduler_.post([this] { note_computed(); }); });
   pump();
 }
 
+// The first use whose gradient was not there yet has it now. Behind this the stream may already
+// wait for computation of later uses, so nothing else there could tell.
+void GradientDrain::note_computed() {
+  const auto job = std::ranges::find(jobs_, 0u, &Job::computed_ns);
+  job->computed_ns = trace_now_ns();
+  if (job == jobs_.begin() && front_is_started_ && job->is_in_set) arrived();
+}
+
 void GradientDrain::pump() {
-  if (jobs_.empty() || std::exchange(front_is_started_, true)) return;
-  Job& job = jobs_.front();
-  if (job.has_slot && ranks_.are_several() && reduces_each(job.use.unit)) reduce(job);
-  move_home(job);
+  while (!jobs_.empty() && !std::exchange(front_is_started_, true)) {
+    Job& job = jobs_.front();
+    if (job.has_slot && ranks_.are_several() && reduces_each(job.use.unit)) reduce(job);
+    move_home(job);
+    if (!job.is_in_set || job.computed_ns == 0) return;
+    job.is_home = true;
+    move_front();
+  }
 }
 
 // This rank's part once it is reduced, otherwise everything that it keeps.
@@ -126,8 +135,7 @@ void GradientDrain::move_home(Job& job) {
       .unit = unit, .begin = layout_.set_begin(unit), .count = layout_.set_elements(unit)};
   job.has_left = !job.has_slot;
   job.is_home = false;
-  if (job.is_in_set)  // once it has been computed
-    return device_.notify(copy_stream_.id(), [this] { scheduler_.post([this] { arrived(); }); });
+  if (job.is_in_set) return;  // it is there, once it has been computed
   home_of(unit).start({.range = job.is_reduced ? owned_range(layout_, unit) : kept,
                        .data = job.has_slot ? tiers_.gradient_slot(job.slot) : nullptr,
                        .is_first = job.is_first,

@@ -127,6 +127,7 @@ class GradientDrain {
   void zero(std::uint32_t slot, std::uint64_t size_bytes);
   void pump();
   void move_home(Job& job);
+  void note_computed();
   void left();
   void arrived();
   void move_front();

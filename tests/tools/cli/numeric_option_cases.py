@@ -14,6 +14,8 @@ COMMANDS = {
     ("bench", "adam"): (),
     ("bench", "gpu"): (),
     ("bench", "step"): (),
+    ("bench", "matrix"): (),
+    ("top",): ("--web",),
     ("state", "import"): ("config.json", "gone"),
     ("trace", "summary"): ("gone",),
     ("trace", "diff"): ("gone", "gone"),

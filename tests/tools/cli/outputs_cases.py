@@ -115,7 +115,7 @@ class EveryOutput(OutputCase):
             command = " ".join(words)
             if command in COMMANDS:
                 shown = self.run_sluice(*words, "--help").stdout
-                inputs |= {(command, option) for option in re.findall(r"(--[a-z-]+) FILE", shown)}
+                inputs |= {(command, option) for option in re.findall(r"(--[a-z-]+) (?:FILE|PATH)\b", shown)}
         of_commands = {(command, word) for command, (words, _) in COMMANDS.items() for word in words if word.startswith("--")}
         self.assertEqual(inputs - of_commands, set(INPUTS))
 
