@@ -87,7 +87,9 @@ void TwoLevelCollectives::all_reduce(const AllReduce& reduce, StreamId stream) {
                   .shard_elements = shard,
                   .subject = reduce.subject},
                  stream);
-  all_gather(
+  // The sums have been read when the gather begins.
+  gather_through(
+      sums_,
       {.target = reduce.data, .source = own, .shard_bytes = shard_bytes, .subject = reduce.subject},
       stream);
 }
