@@ -21,7 +21,7 @@ from torch import nn
 import sluice_offload as sluice
 from sluice_offload.plans import bytes_of
 
-ROOM = 250 << 20  # torch's activations, allocator and threads, Python's objects: 170 to 230 MiB, by the machine
+ROOM = 250 << 20  # torch's activations, allocator and threads, Python's objects; 160 MiB have been seen
 WIDTH, TOKENS = 2048, 16
 
 
