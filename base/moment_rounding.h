@@ -1,9 +1,9 @@
-// Moments in bf16, rounded stochastically: a value between two neighbors goes to either, and to the
-// nearer one more often, so that the mean is the value. Small changes of a moment, which rounding
-// to nearest would lose at every step, add up. The random bits are a hash of (seed, step, tensor,
-// element of the whole tensor), so placement, block size, threads and ranks never change them.
-// These functions define the result; faster versions must give the same bits. Pure, callable from
-// any thread.
+// Moments in bf16, rounded stochastically. A value between two neighbors in bf16 is rounded to one
+// of them at random, more often to the nearer one, so that the rounding is correct on average.
+// Small changes of a moment, which rounding to nearest would lose at every step, add up. The random
+// bits are a hash of (seed, step, tensor, element of the whole tensor), so placement, block size,
+// threads and ranks never change them. These functions define the result; faster versions must give
+// the same bits. Pure, callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ SLUICE_HOST_DEVICE constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-// The key of a step, and the key of one of its tensors, by the tensor's position in the model.
+// The keys of a step and of one of its tensors. A tensor's key follows from its position in the
+// model.
 constexpr std::uint64_t rounding_key_of_step(std::uint64_t seed, std::uint64_t step) {
   return mix_bits(mix_bits(seed + 0x9e3779b97f4a7c15u) + step);
 }

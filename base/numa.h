@@ -1,8 +1,8 @@
 // The NUMA nodes that this process may compute on, and the binding of threads to nodes. Memory
 // belongs to the node whose thread touched the memory first, and a drive is slow through another
 // node's memory controller. So threads of all nodes touch large buffers in turn, and the threads of
-// an arena are spread over the nodes. With only one node, neither memory nor threads are spread.
-// Thread rule: constant after construction; binding concerns the calling thread alone.
+// an arena are spread over the nodes. With only one node, memory and threads are not spread. Thread
+// rule: constant after construction; binding concerns the calling thread alone.
 #pragma once
 
 #include <cstdint>

@@ -58,7 +58,8 @@ struct AdamCoefficients {
   float step_size;     // learning_rate / (1 - beta1^step)
 };
 
-// The state of one element. An optimizer with only one moment does not change the other moment.
+// The state of one element. The update of an optimizer that has only one moment leaves the other
+// moment unchanged.
 struct AdamElement {
   float master;
   float exp_avg;

@@ -1,5 +1,5 @@
-// Stored elements as fp32 values, on the host and on the device: the conversions of sluice/dtype.h
-// by type instead of by name. Pure.
+// Reads stored elements as fp32 values and writes them, on the host and on the device. These are
+// the conversions of sluice/dtype.h, chosen by a C++ type instead of a DType value. Pure.
 #pragma once
 
 #include <sluice/device_function.h>

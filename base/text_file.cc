@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 
 #include <fmt/format.h>
 
@@ -40,6 +41,13 @@ std::optional<std::string> read_text_file(const std::string& path, std::uint64_t
   }
   why = fmt::format("it has more than {}", format_bytes(bytes_max));
   return std::nullopt;
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
 }
 
 }  // namespace sluice

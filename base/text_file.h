@@ -1,5 +1,6 @@
-// Reads small files of text as a whole: configs, calibrations, manifests. A folder, a file that
-// never ends and a failing drive are results of the call, so that each reader can name them.
+// Reads small files of text as a whole: configs, calibrations, manifests. If the path is a folder,
+// the file never ends, or the drive fails, the call returns the reason, so that each caller can
+// report it.
 //
 // Thread rule: any thread.
 #pragma once
@@ -14,5 +15,9 @@ namespace sluice {
 // more than `bytes_max` bytes; `why` then says so.
 std::optional<std::string> read_text_file(const std::string& path, std::uint64_t bytes_max,
                                           std::string& why);
+
+// Returns the first line of a file, such as the kernel's in /proc and /sys, without its end. Empty
+// if there is no such file.
+std::string first_line(const std::string& path);
 
 }  // namespace sluice

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "base/cgroup.h"
+#include "base/text_file.h"
 
 namespace sluice {
 namespace {
@@ -22,13 +22,6 @@ struct Limits {
   double cores = std::numeric_limits<double>::infinity();
   std::uint64_t memory_bytes = kUnlimited;
 };
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 // Returns nothing for "max", "-1" (no limit in cgroup v1) or a missing file.
 std::optional<std::uint64_t> parse_count(std::string_view text) {

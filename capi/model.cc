@@ -14,6 +14,11 @@ void require(const void* pointer, const std::string& what) {
   if (pointer == nullptr) throw Error(ErrorCode::kInvalidArgument, "model: " + what + " is null");
 }
 
+// A sluice_frozen, unless the unit has a number that is none.
+std::int32_t frozen_of(const sluice_unit& unit) {
+  return unit.is_frozen < 0 ? unit.is_frozen : unit.is_frozen & ~SLUICE_ANNOUNCED;
+}
+
 TensorSpec tensor_from_c(const sluice_tensor& tensor, const std::string& place) {
   require(tensor.name, place + ".name");
   TensorSpec spec{.name = tensor.name, .shape = {}};
@@ -41,14 +46,16 @@ ModelSpec model_from_c(const sluice_model& model, DType parameters) {
     const sluice_unit& unit = model.units[i];
     const std::string place = fmt::format("units[{}]", i);
     require(unit.name, place + ".name");
-    if (unit.is_frozen < SLUICE_TRAINED || unit.is_frozen > SLUICE_OPAQUE)
+    const std::int32_t frozen = frozen_of(unit);
+    if (frozen < SLUICE_TRAINED || frozen > SLUICE_OPAQUE)
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("model: {}.is_frozen is {}; it must be a sluice_frozen", place,
                               unit.is_frozen));
     UnitSpec made{.name = unit.name,
                   .tensors = {},
-                  .is_frozen = unit.is_frozen != SLUICE_TRAINED,
-                  .is_opaque = unit.is_frozen == SLUICE_OPAQUE};
+                  .is_frozen = frozen != SLUICE_TRAINED,
+                  .is_announced = frozen != unit.is_frozen,
+                  .is_opaque = frozen == SLUICE_OPAQUE};
     if (unit.tensor_count != 0) require(unit.tensors, place + ".tensors");
     for (std::uint32_t j = 0; j < unit.tensor_count; ++j)
       made.tensors.push_back(
@@ -68,7 +75,7 @@ std::vector<std::uint64_t> opaque_bytes_of(const sluice_model& model) {
   std::vector<std::uint64_t> all;
   for (const sluice_unit& unit : std::span(model.units, model.unit_count)) {
     for (const sluice_tensor& tensor : std::span(unit.tensors, unit.tensor_count)) {
-      std::uint64_t bytes = unit.is_frozen == SLUICE_OPAQUE ? 1 : 0;
+      std::uint64_t bytes = frozen_of(unit) == SLUICE_OPAQUE ? 1 : 0;
       for (std::uint32_t i = 0; i < tensor.dimensions; ++i) bytes *= tensor.shape[i];
       all.push_back(bytes);
     }

@@ -14,9 +14,9 @@ namespace sluice {
 
 // Fails with: kInvalidArgument for a null pointer where values are needed; the message names the
 // place. Does not repeat the engine's own checks of the model.
-// `parameters` is the type of the parameters, in whose words opaque tensors are counted.
+// `parameters` is the type of the parameters. Opaque tensors are counted in words of this type.
 ModelSpec model_from_c(const sluice_model& model, DType parameters);
-// By tensor: the bytes of an opaque one, and 0 for any other.
+// For each tensor: its bytes if the tensor is opaque, otherwise 0.
 std::vector<std::uint64_t> opaque_bytes_of(const sluice_model& model);
 
 // Fails with: kInvalidArgument for a unit that does not exist.

@@ -1,4 +1,4 @@
-// The ranks behind the C interface: a door, and the connections with the other ranks.
+// The ranks behind the C interface: a listening socket, and the connections with the other ranks.
 #pragma once
 
 #include <memory>

@@ -73,17 +73,6 @@ void end_step(sluice_engine& engine) {
   engine.step.reset();
 }
 
-Lease acquire(sluice_engine& engine, UnitId unit, Pass pass) {
-  if (engine.step) return engine.step->acquire(unit, pass, engine.stream);
-  if (!engine.inference)
-    refuse(
-        "sluice_acquire: neither a step nor an inference is active; sluice_begin_step() and "
-        "sluice_begin_inference() begin one");
-  if (pass != Pass::kInference)
-    refuse("sluice_acquire: an inference is active, whose pass is SLUICE_INFERENCE");
-  return engine.inference->acquire(unit, engine.stream);
-}
-
 // `ranks` may be null, for one rank.
 std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice_model& model,
                                            SocketWorld* ranks) {
@@ -291,30 +280,6 @@ sluice_status sluice_end_inference(sluice_engine* engine) {
     if (!engine->inference) refuse("sluice_end_inference: no inference is active");
     engine->leases.clear();
     engine->inference.reset();
-  });
-}
-
-sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
-                             sluice_lease* lease) {
-  return guarded(engine, __func__, [&](const char* name) {
-    require(lease, name, "the place for the lease");
-    if (pass < SLUICE_FORWARD || pass > SLUICE_INFERENCE)
-      refuse(fmt::format("sluice_acquire: pass is {}; it must be a sluice_pass", pass));
-    Lease acquired = acquire(*engine, UnitId{unit}, static_cast<Pass>(pass));
-    // Computation runs on the caller's thread, so it waits for the stream's dependencies.
-    engine->device->synchronize(engine->stream.id());
-    const bool has_gradient = pass == SLUICE_BACKWARD && !engine->model.units[unit].is_frozen;
-    *lease = {.parameters = acquired.parameter(0),
-              .gradients = has_gradient ? acquired.gradient(0) : nullptr,
-              .id = engine->next_lease_id};
-    engine->leases.emplace(engine->next_lease_id++, std::move(acquired));
-  });
-}
-
-sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id) {
-  return guarded(engine, __func__, [&](const char*) {
-    if (engine->leases.erase(lease_id) == 0)
-      refuse(fmt::format("sluice_release: lease {} does not exist or has ended", lease_id));
   });
 }
 

@@ -47,7 +47,8 @@ typedef enum sluice_status {
   SLUICE_RANKS = 12,            // another rank has failed or disagrees
   SLUICE_POISONED = 13,         // an earlier failure left the engine between two steps
   SLUICE_FORKED = 14,           // the engine belongs to another process
-  SLUICE_CALLBACK = 15          // a function of the application did not return 0
+  SLUICE_CALLBACK = 15,         // a function of the application did not return 0
+  SLUICE_PENDING = 16           // no failure: the unit of sluice_acquire_within() is not there yet
 } sluice_status;
 
 typedef struct sluice_engine sluice_engine;
@@ -63,18 +64,22 @@ typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
   // Frozen; the tensors are bytes of any meaning, such as quantized weights. The engine keeps the
-  // bytes and their order, and moves only them. A checkpoint or durable store is compared with the
-  // model by the number of words (of a parameter's size) that a tensor's bytes fill. The caller
-  // compares types and shapes, for example by a text that it saves with the checkpoint.
+  // bytes and their order, and moves only them. When a checkpoint or a durable store is compared
+  // with the model, an opaque tensor has the number of words (of a parameter's size) that its bytes
+  // fill. The caller compares types and shapes, for example by a text that it saves with the
+  // checkpoint.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
+// Added to a sluice_frozen: the unit stands in neither order, and each step says by
+// sluice_announce() whether it uses the unit, as with the experts of a router.
+#define SLUICE_ANNOUNCED 4
 
 // Tensors that computation needs together: the unit of transfers and leases.
 typedef struct sluice_unit {
   const char* name;  // unique in the model
   const sluice_tensor* tensors;
   uint32_t tensor_count;
-  int32_t is_frozen;  // a sluice_frozen
+  int32_t is_frozen;  // a sluice_frozen, with SLUICE_ANNOUNCED or without
 } sluice_unit;
 
 // Tensor numbers count from 0 through all units, in the order of `units`.
@@ -83,9 +88,9 @@ typedef struct sluice_model {
   uint32_t unit_count;
   // The most units that computation holds at the same time; at least 1.
   uint32_t concurrent_leases;
-  // The order in which one micro-batch uses units. Null means 0, 1, ... in forward and the reverse
-  // order in backward. A step in another order costs waits, and the engine expects the next step to
-  // have the new order.
+  // The order in which one micro-batch uses units, without announced ones. Null means 0, 1, ... in
+  // forward and the reverse order in backward. A step in another order costs waits, and the engine
+  // expects the next step to have the new order.
   const uint32_t* forward_order;
   const uint32_t* backward_order;
   uint32_t forward_count;
@@ -243,13 +248,14 @@ sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep
 // is finished first.
 sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
                                 const char* application);
-// Whether a checkpoint of sluice_begin_save() has appeared that neither of these two functions has
-// reported yet. If it has, sluice_saved_path() has its path. sluice_finish_save() first waits for
-// the save under way; no step may be active. Polling finishes nothing: the checkpoint appears in a
-// later sluice_begin_step(), sluice_finish_save(), sluice_begin_save(), sluice_save(),
-// sluice_replace_values() or sluice_close(), and a program that ends without the last or
-// sluice_finish_save() loses it. The failure of a save is reported once, by one of these functions,
-// sluice_begin_save() or sluice_begin_step(). Nothing of it is left.
+// Says whether a checkpoint of sluice_begin_save() has appeared, unless one of these two functions
+// has reported that checkpoint before. If it has, sluice_saved_path() has its path.
+// sluice_finish_save() first waits for the save under way; no step may be active. Polling does not
+// finish a checkpoint. The checkpoint appears in a later sluice_begin_step(), sluice_finish_save(),
+// sluice_begin_save(), sluice_save(), sluice_replace_values() or sluice_close(). A checkpoint that
+// has not appeared is lost if the program ends without sluice_finish_save() or sluice_close(). The
+// failure of a save is reported once, by one of these functions, sluice_begin_save() or
+// sluice_begin_step(). Nothing of it is left.
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 // Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(). Training then
@@ -425,14 +431,48 @@ sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tenso
 // example MPI_Allreduce() of unsigned 64-bit integers. Returns 0, or any other number for a
 // failure, which stops the engine with SLUICE_RANKS. The function must not call the same engine.
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
-// For an application that splits its model itself, by tensor or pipeline parallelism: engines that
-// have the whole model between them clip by its norm, skip the same steps and keep the same loss
+// For an application that splits its model itself, by tensor or pipeline parallelism. The engines
+// that together have the whole model clip by its norm, skip the same steps and keep the same loss
 // scale (<sluice/norm_group.h>). sluice_finish_step() calls `add` once, on its own thread; all
-// members of the group finish equally often. `elsewhere` has the numbers of the tensors of which
-// another member counts an equal copy. A null `add` ends the group. Must not be called while a step
-// is active. `context` must stay valid until the group ends or the engine is destroyed.
+// members of the group finish equally often. `elsewhere` has the numbers of the tensors that
+// another member counts, because that member has equal copies. A null `add` ends the group. Must
+// not be called while a step is active. `context` must stay valid until the group ends or the
+// engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
+
+// Says that the step or inference will use these announced units in `pass`, each once and in this
+// order, after the uses announced before. Their fetches begin at once. sluice_acquire() then asks
+// for them in this order, at any place between the other units, before sluice_finish_step(). With
+// several ranks, all announce at the same point, and each acquires the units of all ranks. `uses`
+// gets the units in the order in which they have to be acquired, and `use_count` their number;
+// `uses` has room for every announced unit of the model.
+sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
+                              int32_t pass, uint32_t* uses, uint32_t* use_count);
+
+// A trace that sluice_trace_stop() has ended.
+typedef struct sluice_trace_result {
+  uint64_t records;     // in the file
+  uint64_t lost;        // that came too fast for the file
+  uint64_t file_bytes;  // of the file
+} sluice_trace_result;
+
+// From this call to sluice_trace_stop(), all engines and optimizers of this process record each
+// transfer, update, computation and wait in the file `path`, which `sluice trace` reads
+// (docs/tracing.md). The file replaces an older one. An engine describes itself in the file when it
+// is created, so create it later. `rank` of `rank_count` processes has a file of its own. Fails
+// with SLUICE_INPUT where the file cannot be created, with SLUICE_INVALID_ARGUMENT while a trace is
+// running, and, like sluice_trace_stop(), with SLUICE_FORKED in a forked child.
+sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
+// Writes what is left and closes the file. `result` may be null. Does nothing without a trace.
+// Fails with SLUICE_IO where the file could not be written whole; it can be read up to its end.
+sluice_status sluice_trace_stop(sluice_trace_result* result);
+
+// As sluice_acquire(), but returns SLUICE_PENDING, which is no failure, if the unit cannot be used
+// within about `milliseconds`: the caller can look for signals. The same call then goes on waiting;
+// otherwise sluice_abandon_step() or sluice_end_inference() has to follow.
+sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
+                                    int32_t pass, sluice_lease* lease);
 
 #ifdef __cplusplus
 }

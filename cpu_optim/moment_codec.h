@@ -27,8 +27,8 @@ void encode_moments(CodeBook book, std::span<const float> values, const MomentCo
 void encode_moments_reference(CodeBook book, std::span<const float> values,
                               const MomentCodes& moment);
 // Encodes like encode_moments(), with one difference: if the values of a group come from
-// decode_moments(), the new codes mean exactly these values. The largest magnitude alone does not
-// tell the scale of such a group: the lowest signed code has the value -0.993.
+// decode_moments(), the new codes mean exactly these values. The scale of such a group cannot be
+// found from the largest magnitude alone, because the lowest signed code has the value -0.993.
 void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
 
 // Reads elements [begin, begin + values.size()) of a run, which may begin inside a group.

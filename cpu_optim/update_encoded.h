@@ -25,7 +25,7 @@ struct FreshMoments {
   }
 };
 
-// Each of these two functions fills the moments of `target`.
+// Each of the two functions encodes new moments into the moments of `target`.
 struct MomentEncoders {
   void (*codes)(CodeBook book, std::span<const float> values, const MomentCodes& moment);
   std::function<void(const FreshMoments& moments, const UpdateArrays& target)> bf16;
@@ -44,7 +44,8 @@ inline void round_moments_reference(const FreshMoments& moments, const UpdateArr
   }
 }
 
-// Returns `values` as fp32 in `target`; null for no moment.
+// Converts `values` to fp32 in `target` and returns `target`, or returns null if there is no
+// moment.
 inline float* decoded_bf16(const std::uint16_t* values, std::uint64_t count, float* target) {
   if (values == nullptr) return nullptr;
   for (std::uint64_t i = 0; i < count; ++i) target[i] = float_from_bf16(values[i]);

@@ -102,8 +102,8 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
       queue(open_queue(config, placement, tiers, decorate, notes)),
       store(config.storage, layout, tiers, *queue, scheduler),
       worker(config.threads, scheduler),
-      flow{config, model,  layout,    placement, tiers, store,
-           *queue, device, scheduler, worker,    ranks, counted},
+      flow{config, model,     layout, placement, tiers,   store,   *queue,
+           device, scheduler, worker, ranks,     counted, versions},
       loop(flow, durable ? &durable->start() : nullptr),
       activations(flow, loop.timeline()),
       state(layout, placement, tiers, store, device, scheduler) {
@@ -182,11 +182,17 @@ void Engine::Parts::fill(StateSource& source, const std::string& application, co
   ranks.together(kStateSource, [&] { source.prepare(description()); });
   const StatePosition position = source.position();
   const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
-  ranks.require_agreement(
-      fmt::format("step {}, loss scale {} {} {} {}", position.step, position.loss_scale.has_value(),
-                  scale.scale, scale.hysteresis_left, scale.good_steps),
-      "the position of the training");
-  ranks.together(kStateSource, [&] { state.restore(source); });
+  std::string updates;
+  for (const auto& [tensor, count] : position.tensor_updates)
+    updates += fmt::format("; {} updates of {}", count, tensor);
+  ranks.require_agreement(fmt::format("step {}, loss scale {} {} {} {}{}", position.step,
+                                      position.loss_scale.has_value(), scale.scale,
+                                      scale.hysteresis_left, scale.good_steps, updates),
+                          "the position of the training");
+  ranks.together(kStateSource, [&] {
+    versions.restore(position);
+    state.restore(source, versions);
+  });
   loop.restore(position);
   lend_state();
   commit_first();
@@ -219,7 +225,7 @@ void Engine::Parts::replace_values(std::span<const TensorId> tensors, const Init
   ranks.require_agreement(list, "the list of tensors that get other values");
   loop.lend_buffers();
   try {
-    ranks.together(kStateSource, [&] { state.replace(is_wanted, values, loop.applied_step()); });
+    ranks.together(kStateSource, [&] { state.replace(is_wanted, values, versions); });
     if (ranks.shard_optimizer()) loop.share_residents();
   } catch (const std::exception& error) {
     loop.return_buffers();
@@ -237,12 +243,20 @@ void Engine::Parts::replace_values(std::span<const TensorId> tensors, const Init
 
 void Engine::Parts::open_store() {
   const CommitRecord& record = durable->record();
-  ranks.together(kStateSource, [&] { state.open(); });
-  loop.restore({.step = record.step,
-                .loss_scale = LossScaleState{
-                    .scale = record.scale.scale,
-                    .hysteresis_left = record.scale.hysteresis_left,
-                    .good_steps = static_cast<std::uint32_t>(record.scale.good_steps)}});
+  StatePosition position{.step = record.step,
+                         .loss_scale = LossScaleState{
+                             .scale = record.scale.scale,
+                             .hysteresis_left = record.scale.hysteresis_left,
+                             .good_steps = static_cast<std::uint32_t>(record.scale.good_steps)}};
+  for (const TensorPlace& tensor : layout.tensors()) {
+    const BlockId block = layout.blocks_of(tensor.unit).front().id;
+    position.tensor_updates[tensor.name] = store.version(block, Plane::kParameter);
+  }
+  ranks.together(kStateSource, [&] {
+    versions.restore(position);
+    state.open();
+  });
+  loop.restore(position);
   lend_state();
   is_initialized = true;
 }

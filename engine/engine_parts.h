@@ -22,6 +22,7 @@
 #include "engine/step/step_loop.h"
 #include "engine/store/state_access.h"
 #include "engine/store/storage_queue.h"
+#include "engine/store/unit_versions.h"
 
 namespace sluice {
 
@@ -50,8 +51,8 @@ struct Engine::Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // Reads elements [first_element, ...) of a tensor. Ranks that share the state do so together, and
-  // a rank that cannot read its part is a failure on all.
+  // Reads elements [first_element, ...) of a tensor. Ranks that share the state make this call
+  // together. If one rank cannot read its part, the call fails on all ranks.
   void read(TensorId id, StateKind kind, std::uint64_t first_element, std::span<std::byte> target);
   void require_idle(const char* call);
   void require_no_state(const char* call) const;
@@ -82,6 +83,7 @@ struct Engine::Parts {
   BlockStore store;
   Worker worker;
   CountedTensors counted;
+  UnitVersions versions{layout};
   FlowParts flow;
   StepLoop loop;
   ActivationFlow activations;

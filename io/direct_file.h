@@ -43,7 +43,7 @@ class DirectFile {
   // Offset, length and memory address must be multiples of this number. The number comes from
   // statx(STATX_DIOALIGN), and is 4096 if the kernel does not tell. At least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
-  // False if the file system refused O_DIRECT; the file then uses the page cache.
+  // False if the file system refused O_DIRECT; reads and writes then use the page cache.
   bool is_direct() const { return is_direct_; }
   // The path, or "DIRECTORY/(scratch)", for messages.
   const std::string& name() const { return name_; }

@@ -3,8 +3,8 @@
 // and new requests wake the owner.
 //
 // Thread rule: any thread may call put() and stop(); only the owner calls take().
-// Invariants: requests leave in the order of pending_list.h. If the owner has taken all requests
-// and could take more, the next put() makes wake_descriptor() readable.
+// Invariants: requests leave in the order of pending_list.h. If a take() has emptied the queue and
+// could have taken more, the next put() makes wake_descriptor() readable.
 #pragma once
 
 #include <condition_variable>

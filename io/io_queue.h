@@ -33,7 +33,7 @@ inline constexpr std::size_t kIoPriorities = 3;
 // One transfer, or one flush. The caller owns the request. The caller must not move or change the
 // request or `data` until on_complete has been called. For files opened with O_DIRECT, offset,
 // length and address are multiples of DirectFile::alignment_bytes().
-// A flush has neither data nor length. A flush covers all writes to its file that completed, on any
+// A flush has no data and no length. A flush covers all writes to its file that completed, on any
 // queue, before the flush was submitted. It covers no other writes. After a failed flush, later
 // flushes prove nothing, because the kernel may have dropped the pages.
 struct IoRequest {

@@ -3,8 +3,8 @@
 //
 // Thread rule: any thread.
 // Invariant: a request is opened once, ends once, and is closed once after its callback has
-// returned. wait_idle() ignores requests that are opened after the call of wait_idle(), so that
-// submissions of other threads cannot delay the return forever.
+// returned. A call of wait_idle() ignores requests that are opened later, so that submissions of
+// other threads cannot delay its return forever.
 #pragma once
 
 #include <condition_variable>
@@ -23,8 +23,8 @@ class RequestLedger {
   // have the next tickets.
   std::uint64_t open(std::uint64_t request_count);
 
-  // Counts one attempt at `request`. Called before on_complete, so that a thread that on_complete
-  // wakes finds the request counted.
+  // Counts one attempt at `request`. Called before on_complete. If on_complete wakes a thread, that
+  // thread then finds the request already counted.
   void count(const IoRequest& request, TransferStep step);
 
   // Called when the request with `ticket` has ended and its callback has returned.

@@ -28,7 +28,8 @@ struct ThrottleOptions {
   // A flush takes its turn among the writes (with half duplex, among all requests), and occupies
   // the drive for this time.
   std::uint64_t flush_ns = 0;
-  // The drive's write cache (io/write_cache_model.h); 0 = none. A flush first writes what is in it.
+  // The drive's write cache (io/write_cache_model.h); 0 = none. A flush first writes the contents
+  // of this cache.
   std::uint64_t write_cache_bytes = 0;
 };
 

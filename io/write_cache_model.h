@@ -1,7 +1,7 @@
 // The volatile write cache of an emulated drive, as a count of bytes. Writes land in the cache
 // while it has room. The cache is written to the medium while the drive has nothing else to do, and
-// for a flush. A write that finds the cache full takes its turn among the drive's requests, and the
-// drive then writes as much of the cache as the write needs room.
+// for a flush. If the cache is full, a write waits for its turn among the drive's requests. The
+// drive then moves enough of the cache's contents to the medium to make room for the write.
 //
 //   256 MB, 1 GB/s: 300 MB in requests of 4 MB, at once -> 256 MB take no time, 44 MB take 44 ms;
 //   a flush then takes 256 ms
@@ -21,7 +21,7 @@ class WriteCacheModel {
       : capacity_bytes_(capacity_bytes), write_bytes_per_second_(write_bytes_per_second) {}
 
   bool exists() const { return capacity_bytes_ != 0; }
-  // The drive has had nothing else to do for this time. Returns how long it wrote.
+  // Called when the drive has had nothing else to do for `duration_ns`. Returns how long it wrote.
   std::uint64_t idle(std::uint64_t duration_ns) {
     const std::uint64_t busy_ns = std::min(duration_ns, time_ns(held_bytes_));
     const auto written = static_cast<std::uint64_t>(static_cast<double>(duration_ns) * 1e-9 *
@@ -39,7 +39,8 @@ class WriteCacheModel {
     held_bytes_ += size_bytes;
     return true;
   }
-  // The drive takes up a write that has waited. Returns the time for which the drive makes room.
+  // Called when the drive takes up a write that has waited. Returns the time for which the drive
+  // makes room.
   std::uint64_t make_room(std::uint64_t size_bytes) {
     --waiting_;
     held_bytes_ += size_bytes;

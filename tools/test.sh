@@ -60,30 +60,47 @@ build() {
   cmake --build "build/$1" --parallel "$jobs"
 }
 
-# build_beside PRESET: the same in the background, at the lowest priority, beside tests, which often wait. await_build ends it.
-build_beside() {
-  say "building the preset \"$1\" beside the tests: build/$1.build.log"
-  set -m  # a process group of its own, for end_build
-  (
-    renice -n 19 "$BASHPID" >/dev/null
-    build "$1"
-  ) >"build/$1.build.log" 2>&1 &
-  beside=$!
+# begin NAME COMMAND...: runs COMMAND in the background, with its output in build/NAME.log. await NAME waits for its end.
+declare -A beside=()
+begin() {
+  say "beginning in the background: $1 (build/$1.log)"
+  set -m  # a process group of its own, for end_all
+  ("${@:2}") </dev/null >"build/$1.log" 2>&1 &
+  beside[$1]=$!
   set +m
-  trap end_build EXIT
+  trap end_all EXIT
 }
 
-await_build() {
-  say "waiting for the preset \"$1\""
-  wait "$beside" || {
-    tail -n 200 "build/$1.build.log" >&2
+await() {
+  say "waiting for: $1"
+  local status=0
+  wait "${beside[$1]}" || status=$?
+  unset "beside[$1]"
+  if [[ $status != 0 ]]; then
+    tail -n 200 "build/$1.log" >&2
     return 1
-  }
-  trap - EXIT
-  sed -n '/^-- /p' "build/$1.build.log"
+  fi
+  grep -E '^-- |SKIPPED|[0-9] passed' "build/$1.log" || true
 }
 
-end_build() { kill -TERM -- "-$beside" 2>/dev/null || true; }
+# Returns when they have ended, so that the next run is alone in the build trees.
+end_all() {
+  local pid tries
+  for pid in "${beside[@]}"; do kill -TERM -- "-$pid" 2>/dev/null || true; done
+  for pid in "${beside[@]}"; do
+    wait "$pid" 2>/dev/null || true
+    for ((tries = 0; tries < 100; ++tries)); do
+      kill -0 -- "-$pid" 2>/dev/null || break
+      sleep 0.1
+    done
+  done
+}
+
+# At the lowest priority, for a build beside tests, which often wait.
+build_last() {
+  renice -n 19 "$BASHPID" >/dev/null
+  build "$@"
+}
 
 # Sees what builds of several sources at a time do not: an #include that is missing.
 build_alone() {
@@ -98,11 +115,17 @@ build_alone() {
 # run PRESET CTEST-ARGUMENTS...
 run() {
   say "testing the preset \"$1\": ctest ${*:2}"
-  ctest --test-dir "build/$1" --parallel $((2 * jobs)) --output-on-failure --progress --test-output-size-passed 100000 "${@:2}"
+  # Without times of its own, CTest begins with the cases that are long elsewhere, so that none of them runs alone at the end.
+  mkdir -p "build/$1/Testing/Temporary"
+  [[ -e build/$1/Testing/Temporary/CTestCostData.txt ]] ||
+    cp tests/long_cases.txt "build/$1/Testing/Temporary/CTestCostData.txt"
+  local status=0
+  ctest --test-dir "build/$1" --parallel $((2 * jobs)) --output-on-failure --progress --test-output-size-passed 100000 "${@:2}" || status=$?
   # A suite of which some tests skipped has passed: each of them is named here, with its reason.
   awk '/: Skipped$/ {getline reason} /^\[  SKIPPED \] .* \([0-9]+ ms\)$/ {print "skipped: " $4 ": " reason}
        sub(/^SKIPPED: /, "skipped: ")' \
-    "build/$1/Testing/Temporary/LastTest.log"
+    "build/$1/Testing/Temporary/LastTest.log" || status=1
+  return "$status"
 }
 
 # The package for PyTorch, installed as a wheel into an environment of its own, with the library of the release build.
@@ -119,12 +142,12 @@ test_torch() {
   rm -rf build/wheel
   SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so "${pip[@]}" wheel --no-deps --no-build-isolation -w build/wheel ./python
   "${pip[@]}" install --no-deps --force-reinstall build/wheel/*.whl
-  (cd python/tests && "$environment/bin/python" -B -m pytest -q -p no:cacheprovider --ignore frameworks .)
+  (cd python/tests && "$environment/bin/python" -B -m pytest -q -rs -p no:cacheprovider --ignore frameworks .)
 }
 
 # transformers, accelerate, lightning and peft with that wheel; one that is missing is a failure.
 test_frameworks() {
-  say "testing the package for PyTorch under transformers, accelerate, lightning, peft and bitsandbytes"
+  say "testing the package for PyTorch under transformers, accelerate, lightning, peft, bitsandbytes and DeepSpeed"
   local environment=$PWD/build/torch status=0
   tools/torch_environment.py "$environment" --frameworks || status=$?
   if [[ $status == 77 ]]; then
@@ -137,7 +160,14 @@ test_frameworks() {
     echo "tools/test.sh: no release build of the command, so its exports are not tried with the frameworks" >&2
     command=
   }
-  (cd python/tests && SLUICE_COMMAND=$command HF_HUB_OFFLINE=1 "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA frameworks)
+  tools/torch_environment.py build/torch-deepspeed --deepspeed || status=$?
+  if [[ $status == 77 ]]; then
+    say "SKIPPED: the tests of python/tests/frameworks, for DeepSpeed's torch cannot be had here"
+    return
+  fi
+  [[ $status == 0 ]] || return "$status"
+  (cd python/tests && SLUICE_COMMAND=$command SLUICE_DEEPSPEED_PYTHON=$OLDPWD/build/torch-deepspeed/bin/python HF_HUB_OFFLINE=1 \
+    "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA frameworks)
   say "taking the cures of traps out of the package for PyTorch"
   SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so "$environment/bin/python" -B python/tests/cures.py
 }
@@ -184,16 +214,23 @@ if capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/
 fi
 
 build release "${cuda[@]}"
-build_beside asan
-SLUICE_TEST_CASES_SCALE=$scale run release --label-exclude slow
-test_torch
-await_build asan
+begin asan build_last asan
+# A failure does not hide another beside it: each is told before the end.
+status=0
+SLUICE_TEST_CASES_SCALE=$scale run release --label-exclude slow || status=1
+await asan || status=1
+[[ $status == 0 ]] || exit "$status"
+begin torch test_torch
 # GCC's leak checker crashes on the thread-local storage of libraries that are opened at run time, such as oneDNN, unless it
 # leaves their calls alone.
-ASAN_OPTIONS=intercept_tls_get_addr=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} run asan --label-regex '^(cpu|io)$'
+ASAN_OPTIONS=intercept_tls_get_addr=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} run asan --label-regex '^(cpu|io)$' || status=1
+await torch || status=1
+[[ $status == 0 ]] || exit "$status"
 if [[ $slow == yes ]]; then
+  run asan --tests-regex '^package[.]' --label-regex '^command$'
   build tsan
   run tsan --label-regex '^(cpu|io)$'
+  run tsan --tests-regex '^package[.](sine|resume|line)[.]static[.]cmake$' --label-regex '^command$'
   SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'
   say "testing the engine with copies on the host device (memory.unified off)"
   SLUICE_TEST_UNIFIED=off run release --label-regex '^io$' --tests-regex "^($engine_tests)_test[.]"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""usage: tools/torch_environment.py FOLDER [--frameworks] [--torch VERSION]
+"""usage: tools/torch_environment.py FOLDER [--frameworks] [--deepspeed] [--torch VERSION]
 
 Makes FOLDER a virtual environment with torch and pytest for the tests of python/, unless it is that already, and checks
 that torch can be imported there. Exits with 77, and says why, where the package index cannot give torch. With --frameworks
-it adds transformers, accelerate, lightning, peft and bitsandbytes; a framework that is missing is then a failure. --torch
-names a version, such as 2.6.0; by default the newest.
+it adds transformers, accelerate, lightning, peft and bitsandbytes; a framework that is missing is then a failure. --deepspeed
+adds DeepSpeed, which wants an environment of its own. --torch names a version, such as 2.6.0; by default the newest.
 
 The package index has torch for x86-64 with CUDA alone, which wants 4 GB of NVIDIA's libraries. On a machine without a GPU
 nothing calls them; but the loader wants them there. So torch is installed without what it depends on, and each library that
@@ -23,6 +23,8 @@ OTHERS = ["numpy"]  # torch.distributed.checkpoint packs Python objects with it
 FRAMEWORKS = ["transformers", "accelerate", "lightning", "peft", "torchmetrics", "bitsandbytes"]
 FRAMEWORKS_NEED = ["huggingface-hub", "lightning-utilities", "packaging", "psutil", "pyyaml", "regex", "safetensors", "tokenizers",
                    "tqdm", "typer"]
+# DeepSpeed compiles with ninja what it uses.
+DEEPSPEED_NEED = ["wheel", "ninja", "einops", "hjson", "msgpack", "packaging", "psutil", "py-cpuinfo", "pydantic", "tqdm"]
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
 TEXT_OF_ERROR = r"^(?!cuGet).*Get\w*(Error|Status)(String|Name)$"
 MISSING = 77
@@ -72,10 +74,20 @@ def add_frameworks(folder):
     print("\n".join(line for line in versions.splitlines() if line.split("==")[0] in FRAMEWORKS))
 
 
+def add_deepspeed(folder):
+    """It is built from source, and asks this environment's torch what there is."""
+    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, *DEEPSPEED_NEED], check=True)
+    subprocess.run([*install, "--no-deps", "--no-build-isolation", "deepspeed"], check=True)
+    versions = output(folder / "bin" / "python", "-m", "pip", "list", "--format=freeze")
+    print(next(line for line in versions.splitlines() if line.startswith("deepspeed==")))
+
+
 def main():
     parser = argparse.ArgumentParser(usage=__doc__, add_help=False)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--frameworks", action="store_true")
+    parser.add_argument("--deepspeed", action="store_true")
     parser.add_argument("--torch", metavar="VERSION")
     given = parser.parse_args()
     folder, frameworks = given.folder, given.frameworks
@@ -100,6 +112,8 @@ def main():
         done.write_text(mark, encoding="utf-8")
     if frameworks:
         add_frameworks(folder)
+    if given.deepspeed:
+        add_deepspeed(folder)
     version = output(python, "-W", "ignore", "-c", "import torch; print(torch.__version__)").strip()
     print(f"torch {version} in {folder} after {time.monotonic() - begin:.0f} s")
     return 0

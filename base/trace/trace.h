@@ -1,8 +1,8 @@
-// The recorder behind I/O tracing. A record says what was moved, computed or waited for, when, and
-// for which unit and block. Counters for each kind are always on, in bounded memory. Records are
-// kept only while a trace runs. Each thread writes its records into its own ring. A drainer empties
-// the rings into a file (trace_start). Tests and benchmarks take the records from the rings instead
-// (trace_enable, trace_take).
+// The recorder behind I/O tracing. A record says what was moved, computed or awaited, at what time,
+// and for which unit and block. Counters for each kind are always on, in bounded memory. Records
+// are kept only while a trace runs. Each thread writes its records into its own ring. A drainer
+// empties the rings into a file (trace_start). Tests and benchmarks take the records from the rings
+// instead (trace_enable, trace_take).
 //
 // Thread rule: any thread may call trace_span(), trace_record(), trace_section() and
 // trace_counts(). Only one thread at a time may call the other functions. trace_take() may be
@@ -164,8 +164,8 @@ inline void trace_begin(TraceRecord record) {
 
 // While this object lives and a trace goes to a file, the drainer's thread calls `poll` about every
 // 25 ms and writes the new records immediately. TracePoll is for spans whose end no other thread
-// would notice. When the destructor returns, `poll` is not running any more. `poll` must not make
-// or destroy a TracePoll, and must not start or stop a trace.
+// would notice. When the destructor returns, `poll` is not running and is never called again.
+// `poll` must not make or destroy a TracePoll, and must not start or stop a trace.
 class TracePoll {
  public:
   explicit TracePoll(std::function<void()> poll);

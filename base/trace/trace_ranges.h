@@ -56,7 +56,8 @@ class TraceRange {
   TraceRangeId id_;
 };
 
-// A span with the lifetime of a scope. Makes a record and a range from construction to destruction.
+// A span with the lifetime of a scope. Makes a record and a range that last from construction to
+// destruction.
 class TraceScope {
  public:
   explicit TraceScope(const TraceRecord& record) : record_(record), range_(record) {

@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-// Boundary activations count as busy time of storage and copies, beside a schedule that is ideal
-// otherwise. No step ends before the transfers of its activations have ended.
+// The transfers of boundary activations count as busy time of storage and copies; the rest of the
+// schedule is ideal. No step ends before the transfers of its activations have ended.
 
 // T_bound of `policy` (not kAuto), with the placement's lanes.
 // Under kSpeculative, no step is redone. Requires: rates.units has an entry per unit.

@@ -1,12 +1,15 @@
 #include "engine/bound/bound_simulation.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
+#include <span>
 
 #include <sluice/error.h>
 #include "engine/bound/simulated_commits.h"
 #include "engine/bound/simulated_pass.h"
 #include "engine/bound/simulated_spill.h"
+#include "engine/plan/commit_turn.h"
 
 namespace sluice {
 namespace {
@@ -26,7 +29,7 @@ std::uint64_t counted_steps(const StepShape& shape) {
 
 StepShape with_commits(const StepShape& shape, std::uint32_t commit_every) {
   return {shape.layout, shape.placement,   shape.schedule, shape.window,
-          shape.rates,  shape.activations, commit_every};
+          shape.rates,  shape.activations, commit_every,   shape.announced_after};
 }
 
 // The cost of which `share` of the steps have that of `a`, and the rest that of `b`.
@@ -63,10 +66,13 @@ class Simulation {
         spills_(std::ranges::count(placement_.gradient_tier, Tier::kNvme) != 0),
         warm_steps_(warm_steps(shape)),
         counted_steps_(counted_steps(shape)),
+        commit_turn_(uses_before_commit(schedule_, policy)),
+        announced_after_(shape.announced_after),
         uses_(schedule_.size()),
         gradient_slots_free_(placement_.gradient_slots.count) {
     for (std::uint32_t use = 0; use < schedule_.size(); ++use) {
       if (schedule_[use].final_gradient) ++final_uses_;
+      lines_[is_announced(use) ? 0 : 1].uses.push_back(use);
     }
   }
 
@@ -87,6 +93,15 @@ class Simulation {
     std::uint32_t use = 0;
     std::uint32_t block = 0;
   };
+  // The uses whose fetches follow each other.
+  struct Line {
+    std::vector<std::uint32_t> uses;
+    std::size_t next = 0;     // the next fetch
+    std::uint32_t block = 0;  // in its unit
+    std::deque<Fetch> begun;  // not on the device yet
+    std::size_t arrived = 0;  // of these, from the front on, already in host memory
+    std::size_t ready = 0;    // of the uses, from the first on: their leases are sure to end
+  };
 
   void advance() {
     machine_.advance();
@@ -95,17 +110,20 @@ class Simulation {
   // Starts everything that may start.
   void pump() {
     while (pass_.settle() || slots_.settle() || pump_step() || pump_fetch() || pump_copy() ||
-           pump_compute() || spill_.pump() || commits_.pump() || pass_.pump_writes() ||
+           pump_compute() || spill_.pump() || commits_.pump(held_commit()) || pass_.pump_writes() ||
            pass_.pump() || pass_.pump_adam()) {
     }
   }
   void end(const SimulatedJob& job);
   bool pump_step();
-  bool pump_fetch();
-  bool pump_copy();
-  std::uint32_t ready_uses();
+  bool pump_fetch() { return pump_fetch(lines_[0]) || pump_fetch(lines_[1]); }
+  bool pump_fetch(Line& line);
+  bool pump_copy() { return !is_copying_ && (pump_copy(lines_[0]) || pump_copy(lines_[1])); }
+  bool pump_copy(Line& line);
+  std::uint32_t first_missing();
+  std::uint64_t held_commit();
   bool pump_compute();
-  void copied();
+  void copied(Line& line);
   void computed(std::uint32_t use);
   void drain(std::uint32_t use);
   void drained(std::uint32_t use);
@@ -113,6 +131,13 @@ class Simulation {
   void gradient_home(std::uint32_t use);
   void normed();
   StepCost mean_since(const StepCost& begin) const;
+  bool is_announced(std::uint32_t use) const {
+    return !announced_after_.empty() && announced_after_[use] != StepShape::kScheduled;
+  }
+  // Whether the step has announced the use, if it has to.
+  bool is_known(std::uint32_t use) const {
+    return !is_announced(use) || next_compute_ - (is_computing_ ? 1 : 0) >= announced_after_[use];
+  }
   bool is_slotted(std::uint32_t block) const {
     return placement_.parameter_tier[block] == Tier::kNvme;
   }
@@ -143,21 +168,20 @@ class Simulation {
   const bool spills_;
   const std::uint64_t warm_steps_;
   const std::uint64_t counted_steps_;
+  const std::uint32_t commit_turn_;
   std::uint32_t final_uses_ = 0;
 
   // The step that computation is in.
   std::uint64_t step_ = 0;
+  const std::span<const std::uint32_t> announced_after_;
   std::vector<Use> uses_;
-  std::uint32_t fetch_use_ = 0;    // the next fetch
-  std::uint32_t fetch_block_ = 0;  // in its unit
-  std::uint32_t ready_uses_ = 0;   // whose leases are sure to end
+  std::array<Line, 2> lines_;  // announced uses, which go first, and the others
   std::uint32_t next_compute_ = 0;
   bool is_computing_ = false;
   std::uint32_t normed_uses_ = 0;
 
-  std::deque<Fetch> fetches_;      // begun, not on the device yet
-  std::size_t ready_fetches_ = 0;  // of these, from the front on, already in host memory
   std::uint64_t fetched_ = 0;
+  Line* copying_ = nullptr;  // the line whose copy is under way
   bool is_copying_ = false;
   std::uint32_t gradient_slots_free_;
 };
@@ -166,7 +190,7 @@ void Simulation::end(const SimulatedJob& job) {
   const auto use = static_cast<std::uint32_t>(job.subject);  // or block
   switch (job.task) {
     case SimulatedTask::kFetch: slots_.set_valid(use); return pass_.slot_filled(use);
-    case SimulatedTask::kCopyUp: return copied();
+    case SimulatedTask::kCopyUp: return copied(*copying_);
     case SimulatedTask::kCompute: return computed(use);
     case SimulatedTask::kDrain: return drained(use);
     case SimulatedTask::kAccumulate: return gradient_added(use);
@@ -190,27 +214,27 @@ bool Simulation::pump_step() {
                        (policy_ != OverlapPolicy::kSerial || pass_.is_home(step_ + 1));
   if (!is_over || step_ == warm_steps_ + counted_steps_) return false;
   ++step_;
+  commits_.step_began();
   uses_.assign(uses_.size(), {});
-  fetch_use_ = 0;
-  fetch_block_ = 0;
-  ready_uses_ = 0;
-  next_compute_ = 0;
-  normed_uses_ = 0;
+  for (Line& line : lines_) line.next = line.ready = line.block = 0;
+  next_compute_ = normed_uses_ = 0;
   return true;
 }
 
-bool Simulation::pump_fetch() {
-  if (fetch_use_ == schedule_.size()) return false;
-  const auto blocks = layout_.blocks_of(schedule_[fetch_use_].unit);
-  if (!window_.uses[fetch_use_].fetch || fetch_block_ == blocks.size()) {
-    ++fetch_use_;
-    fetch_block_ = 0;
+bool Simulation::pump_fetch(Line& line) {
+  if (line.next == line.uses.size() || !is_known(line.uses[line.next])) return false;
+  const std::uint32_t use = line.uses[line.next];
+  const auto blocks = layout_.blocks_of(schedule_[use].unit);
+  if (!window_.uses[use].fetch || line.block == blocks.size()) {
+    ++line.next;
+    line.block = 0;
     return true;
   }
-  const std::uint32_t block = index_of(blocks[fetch_block_].id);
+  const std::uint32_t block = index_of(blocks[line.block].id);
   if (pass_.updates(block) < step_) return false;
-  const auto is_released = [ready = ready_uses()](std::uint32_t use) { return use < ready; };
-  if (!std::ranges::all_of(window_.uses[fetch_use_].evicted_uses, is_released)) return false;
+  const std::uint32_t missing = first_missing();
+  const auto is_released = [missing](std::uint32_t evicted) { return evicted < missing; };
+  if (!std::ranges::all_of(window_.uses[use].evicted_uses, is_released)) return false;
   if (is_slotted(block)) {
     const bool is_bound = slots_.is_bound(block);
     if (!slots_.take(block, SimulatedUser::kFetch)) return false;
@@ -218,47 +242,59 @@ bool Simulation::pump_fetch() {
       machine_.read({SimulatedTask::kFetch, block, ranked(0, fetched_++)},
                     layout_.parameter_slot_bytes(BlockId{block}));
   }
-  fetches_.push_back({.use = fetch_use_, .block = block});
-  ++fetch_block_;
+  line.begun.push_back({.use = use, .block = block});
+  ++line.block;
   return true;
 }
 
-// Leases end in order, each when its unit's copies are sure to come. Returns how many uses, from
-// the first on, have their units in host memory, or at home on the device with their updates. If
-// fetches went past a unit that waits for its update, they could take the slots that the update
-// needs, and wait for that unit themselves.
-std::uint32_t Simulation::ready_uses() {
-  while (ready_fetches_ < fetches_.size() && has_arrived(fetches_[ready_fetches_].block))
-    ++ready_fetches_;
-  const std::uint32_t arrived_uses =
-      ready_fetches_ < fetches_.size() ? fetches_[ready_fetches_].use : fetch_use_;
-  while (ready_uses_ < arrived_uses && pass_.has_updated(schedule_[ready_uses_].unit, step_))
-    ++ready_uses_;
-  return ready_uses_;
+// Leases end in order. Returns the first use whose unit is neither in host memory nor at home on
+// the device with its updates: fetches past it could take the slots that the updates need.
+std::uint32_t Simulation::first_missing() {
+  auto first = static_cast<std::uint32_t>(schedule_.size());
+  for (Line& line : lines_) {
+    while (line.arrived < line.begun.size() && has_arrived(line.begun[line.arrived].block))
+      ++line.arrived;
+    const auto use_at = [&](std::size_t number) {
+      return number < line.uses.size() ? line.uses[number] : UINT32_MAX;
+    };
+    const std::uint32_t next =
+        line.arrived < line.begun.size() ? line.begun[line.arrived].use : use_at(line.next);
+    while (use_at(line.ready) < next &&
+           pass_.has_updated(schedule_[use_at(line.ready)].unit, step_))
+      ++line.ready;
+    first = std::min(first, use_at(line.ready));
+  }
+  return first;
 }
 
-// In schedule order, and only after computation has left the place.
-bool Simulation::pump_copy() {
-  if (is_copying_ || fetches_.empty()) return false;
-  const Fetch& fetch = fetches_.front();
+// The version whose commit waits for the step's fetches; UINT64_MAX: none.
+std::uint64_t Simulation::held_commit() {
+  return commits_.may_wait() && first_missing() < commit_turn_ ? step_ : UINT64_MAX;
+}
+
+// In the line's order, and only after computation has left the place.
+bool Simulation::pump_copy(Line& line) {
+  if (line.begun.empty()) return false;
+  const Fetch& fetch = line.begun.front();
   if (!has_arrived(fetch.block)) return false;
   const auto& evicted_uses = window_.uses[fetch.use].evicted_uses;
   const auto is_computed = [&](std::uint32_t use) { return uses_[use].is_computed; };
   if (!std::ranges::all_of(evicted_uses, is_computed)) return false;
   if (placement_.parameter_tier[fetch.block] == Tier::kDevice) {  // gathered in place
-    copied();
+    copied(line);
     return true;
   }
   is_copying_ = true;
+  copying_ = &line;
   machine_.copy_up({SimulatedTask::kCopyUp, 0, ranked(0, 0)},
                    layout_.parameter_bytes(BlockId{fetch.block}));
   return true;
 }
 
-void Simulation::copied() {
-  const Fetch fetch = fetches_.front();
-  fetches_.pop_front();
-  if (ready_fetches_ > 0) --ready_fetches_;
+void Simulation::copied(Line& line) {
+  const Fetch fetch = line.begun.front();
+  line.begun.pop_front();
+  if (line.arrived > 0) --line.arrived;
   is_copying_ = false;
   ++uses_[fetch.use].blocks_copied;
   // Parameters fetched for the last time stay for the update, if that may begin before the norm.
@@ -266,7 +302,7 @@ void Simulation::copied() {
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
   if (is_slotted(fetch.block))
     slots_.leave(fetch.block, SimulatedUser::kFetch,
-                 updates_early && schedule_[fetch.use].final_gradient);
+                 updates_early && schedule_[fetch.use].final_gradient && !is_announced(fetch.use));
 }
 
 bool Simulation::pump_compute() {
@@ -354,8 +390,8 @@ StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy) {
   if (shape.commit_every <= kCommitEveryMax) return Simulation(shape, policy).run();
   Placement scratch = shape.placement;
   scratch.durable_copies = 0;
-  const StepShape bare{shape.layout, scratch,     shape.schedule,
-                       shape.window, shape.rates, shape.activations};
+  const StepShape bare{shape.layout,      scratch, shape.schedule,       shape.window, shape.rates,
+                       shape.activations, 1,       shape.announced_after};
   return mixed(Simulation(with_commits(shape, kCommitEveryMax), policy).run(),
                Simulation(bare, policy).run(),
                static_cast<double>(kCommitEveryMax) / shape.commit_every);

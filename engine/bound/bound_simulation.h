@@ -10,44 +10,51 @@
 // norms and additions before Adam.
 // The next step begins when the norm of the previous step is known and its last use is computed.
 // Under `serial`, it begins when all blocks of the previous step are home.
+// Announced uses have fetches and window places of their own, which go first. Such a fetch begins
+// once computation has come to the announcement.
+// Under optimizer.untouched "skip", units without a use in backward have no update.
 // A use waits until all of its unit's blocks have their update. Parameter fetches and lanes share
-// the parameter slots. So a block that one of them is reading or has in host memory is not read
-// again by the other.
-// As many slots as the placement allows keep their blocks. Under `eager` and `speculative`, blocks
-// of the step's last fetch stay until the update. Blocks updated after the turn stay until the next
-// forward.
+// the parameter slots. So if one of them is reading a block or has the block in host memory, the
+// other one does not read the block again.
+// Some slots keep their blocks; the placement limits how many. Under `eager` and `speculative`,
+// blocks of the step's last fetch stay until the update. Blocks updated after the turn from
+// backward to forward stay until the next forward.
 // A lane holds a block from the start of its reads to the end of its writes. A block whose
 // parameters and record are at home in host memory needs no lane.
-// The device's work on gradients that wait there takes no time. This work goes through each byte
-// once, at the rate of the device's memory, beside computation that is bound by arithmetic. The
-// device's updates go through about ten times as many bytes, so they are a resource of their own
+// The device's work on gradients that wait on the device takes no time. This work goes through each
+// byte once, at the rate of the device's memory, beside computation that is bound by arithmetic.
+// The device's updates go through about ten times as many bytes, so they are a separate resource
 // beside computation. These updates run block by block as soon as the norm is known, or under
 // `eager` as soon as the unit's gradient is there.
-// Leases end in order. So a fetch into the place of a later use does not go past a unit that waits
-// at home for its update.
-// Parameters at home on the device are ready for a use, or gathered in place, without a copy.
-// With memory.unified, so are units in host memory, updates use parameters on the device without
-// copies, and a unit's first gradient of a step is computed where it waits, in no slot.
+// Leases end in order. So while a unit waits at home for its update, no fetch overwrites the place
+// of a later use.
+// A use of parameters at home on the device needs no copy. The parameters are already in place, or
+// are gathered in place.
+// With memory.unified, units in host memory are ready without a copy, too, and updates use
+// parameters on the device without copies. A unit's first gradient of a step is then computed
+// directly in the place where it waits, without a slot.
 // `serial`: lanes are granted in unit order when the norm is known.
 // `deferred`: lanes are granted in unit order as soon as they are free, and Adam waits for the
 // norm.
-// `eager`: while gradients arrive, lanes are granted in order of arrival, from the last unit down,
-// and then in unit order. Adam follows the same orders, and waits for the unit's gradient.
-// `speculative`: as `eager` for blocks whose home is storage. The other blocks wait for the norm,
-// and no step is redone.
+// `eager`: while gradients arrive, lanes are granted in order of arrival, from the last unit to the
+// first. Afterwards, lanes are granted in unit order. Adam follows the same orders, and waits for
+// the unit's gradient. `speculative`: as `eager` for blocks whose home is storage. The other blocks
+// wait for the norm, and no step is redone.
 // With a durable store, a commit is due every commit_every-th update. A block at home in memory is
 // written after such an update and after all other writes. The block's next update waits for that
-// write. The commit begins when every block is on storage. A commit flushes three times, one flush
-// after the other. Stores of the next version wait until the commit has begun and, with two copies,
-// until it has ended. A commit after more than 4 updates is simulated as a commit after 4 updates,
-// and its cost counts once for each real commit.
+// write. The commit begins when every block is on storage and, if flushes are short, the next step
+// has fetched its units (engine/plan/commit_turn.h). Under `serial` and with several ranks it
+// begins at once. A commit flushes three times, one flush after the other. Stores of the next
+// version wait until the commit has begun and, with two copies, until it has ended. A commit after
+// more than 4 updates is simulated as a commit after 4 updates, and its cost counts once for each
+// real commit.
 #pragma once
 
 #include "engine/bound/step_cost.h"
 
 namespace sluice {
 
-// Returns the mean over a number of steps, without the first steps, which fill the pipeline.
+// Returns the mean over several steps. The first steps, which fill the pipeline, are left out.
 StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy);
 
 }  // namespace sluice

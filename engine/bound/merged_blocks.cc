@@ -10,7 +10,8 @@ namespace {
 
 // Fewer lanes than this could not read, update and write at the same time, which single blocks can.
 constexpr std::uint32_t kLanesLeast = 4;
-constexpr std::uint32_t kStagingLeast = 2;
+// With fewer staging slots, reads would wait for copies, which single blocks do not.
+constexpr std::uint32_t kStagingLeast = 4;
 
 std::uint32_t merged_count(std::uint32_t count, std::uint32_t factor, std::uint32_t least) {
   return std::max(count / factor, std::min(count, least));

@@ -1,5 +1,8 @@
 #include "engine/bound/planned_step.h"
 
+#include <utility>
+
+#include "engine/plan/announced_uses.h"
 #include "engine/plan/placement.h"
 
 namespace sluice {
@@ -13,17 +16,55 @@ ActivationPlan activations_of(const ActivationShape& step, const Placement& plac
 }  // namespace
 
 PlannedStep::PlannedStep(const ActivationShape& step, const Layout& layout,
-                         const Placement& placement, std::uint32_t commit_every)
+                         const Placement& placement, std::uint32_t commit_every,
+                         std::span<const PlannedAnnouncement> announcements)
     : layout_(layout),
       placement_(placement),
       schedule_(training_schedule(step.model, step.micro_batches, step.order)),
       window_(plan_window(schedule_, window_unit_bytes(layout, placement), placement.window_bytes,
                           step.model.concurrent_leases)),
       activations_(activations_of(step, placement)),
-      commit_every_(commit_every) {}
+      commit_every_(commit_every) {
+  if (!announcements.empty()) insert(step.model, announcements);
+}
+
+// Both plans have places of their own, so that the fetches of one never evict units of the other.
+void PlannedStep::insert(const ModelSpec& model,
+                         std::span<const PlannedAnnouncement> announcements) {
+  AnnouncedUses announced(model, layout_, placement_);
+  for (const PlannedAnnouncement& of : announcements) announced.add(of.units, of.pass);
+  const Schedule scheduled = std::move(schedule_);
+  const WindowPlan scheduled_window = std::move(window_);
+  schedule_.clear();
+  window_ = {};
+  std::vector<std::uint32_t> new_places, new_announced_places;
+  const auto append = [&](const Schedule& uses, const WindowPlan& plan,
+                          std::vector<std::uint32_t>& places) {
+    const std::size_t use = places.size();
+    places.push_back(static_cast<std::uint32_t>(schedule_.size()));
+    schedule_.push_back(uses[use]);
+    window_.uses.push_back(plan.uses[use]);
+    for (std::uint32_t& evicted : window_.uses.back().evicted_uses) evicted = places[evicted];
+  };
+  std::vector<std::uint32_t> begins;  // by use of the model's orders: the uses before it
+  for (std::uint32_t use = 0; use <= scheduled.size(); ++use) {
+    begins.push_back(static_cast<std::uint32_t>(schedule_.size()));
+    for (const PlannedAnnouncement& of : announcements) {
+      if (of.before_use != use) continue;
+      for (std::size_t unit = 0; unit < of.units.size(); ++unit)
+        append(announced.schedule(), announced.window(), new_announced_places);
+      announced_after_.resize(schedule_.size(), begins[of.announced_before]);
+    }
+    if (use == scheduled.size()) break;
+    append(scheduled, scheduled_window, new_places);
+    announced_after_.push_back(StepShape::kScheduled);
+  }
+  mark_gradients(model, schedule_);
+}
 
 StepShape PlannedStep::shape(const Rates& rates) const {
-  return {layout_, placement_, schedule_, window_, rates, &activations_, commit_every_};
+  return {layout_, placement_,    schedule_,     window_,
+          rates,   &activations_, commit_every_, announced_after_};
 }
 
 }  // namespace sluice

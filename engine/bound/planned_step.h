@@ -1,8 +1,11 @@
-// A training step under a placement: its schedule, its window and its activations, in the form that
-// engine/bound/bound.h takes. Constant after construction, callable from any thread.
+// A training step under a placement, with an example of the uses that it announces: its schedule,
+// its window and its activations, in the form that engine/bound/bound.h takes. Constant after
+// construction, callable from any thread.
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "engine/bound/step_cost.h"
 #include "engine/plan/activation_plan.h"
@@ -11,22 +14,34 @@
 
 namespace sluice {
 
+// Uses that the step announces. They come before use number `before_use` of its schedule, and the
+// step announces them before use number `announced_before`, which is not a later one.
+struct PlannedAnnouncement {
+  std::uint32_t before_use = 0;
+  std::uint32_t announced_before = before_use;
+  Pass pass = Pass::kForward;
+  std::vector<UnitId> units;
+};
+
 class PlannedStep {
  public:
   // `layout` and `placement` must outlive the object. `commit_every` is the config's
-  // storage.state.commit_every.
+  // storage.state.commit_every. `announcements` are in order, and each step has the same ones.
   PlannedStep(const ActivationShape& step, const Layout& layout, const Placement& placement,
-              std::uint32_t commit_every);
+              std::uint32_t commit_every, std::span<const PlannedAnnouncement> announcements = {});
 
   // The object and `rates` must outlive the result.
   StepShape shape(const Rates& rates) const;
 
  private:
+  void insert(const ModelSpec& model, std::span<const PlannedAnnouncement> announcements);
+
   const Layout& layout_;
   const Placement& placement_;
-  const Schedule schedule_;
-  const WindowPlan window_;
-  const ActivationPlan activations_;  // empty where the application keeps them
+  Schedule schedule_;
+  WindowPlan window_;
+  std::vector<std::uint32_t> announced_after_;  // as in StepShape
+  const ActivationPlan activations_;            // empty where the application keeps them
   const std::uint32_t commit_every_;
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/plan/commit_turn.h"
+
 namespace sluice {
 namespace {
 
@@ -20,8 +22,9 @@ SimulatedCommits::SimulatedCommits(const StepShape& shape, SimulatedMachine& mac
       commit_every_(std::max<std::uint64_t>(shape.commit_every, 1)),
       flush_s_(shape.rates.flush_s),
       is_saving_(shape.layout.blocks().size(), false) {
+  const std::vector<bool> is_updated = updated_units(shape.layout, shape.placement, shape.schedule);
   for (const BlockPlace& block : layout_.blocks()) {
-    if (layout_.is_frozen(block.id)) continue;
+    if (!is_updated[index_of(block.unit)]) continue;
     const std::uint32_t index = index_of(block.id);
     ++trained_blocks_;
     if (bytes_in(index, Tier::kHost) + bytes_in(index, Tier::kDevice) != 0) ++memory_blocks_;
@@ -49,8 +52,17 @@ void SimulatedCommits::updated(std::uint32_t block, std::uint64_t version) {
   saves_.push_back({.block = block, .version = version});
 }
 
-bool SimulatedCommits::pump() {
-  return are_made() && (start_save() || begin_commit());
+void SimulatedCommits::step_began() {
+  const double now_s = machine_.account().step_s;
+  last_step_s_ = now_s - std::exchange(step_begin_s_, now_s);
+}
+
+bool SimulatedCommits::may_wait() const {
+  return are_made() && layout_.shard().count == 1 && commit_may_wait(flush_s_, last_step_s_);
+}
+
+bool SimulatedCommits::pump(std::uint64_t held_version) {
+  return are_made() && (start_save() || begin_commit(held_version));
 }
 
 bool SimulatedCommits::start_save() {
@@ -67,11 +79,11 @@ bool SimulatedCommits::start_save() {
 }
 
 // Once every block is on storage at the version.
-bool SimulatedCommits::begin_commit() {
+bool SimulatedCommits::begin_commit(std::uint64_t held_version) {
   const std::uint64_t next = begun_ + commit_every_;
   const auto stored = stored_.find(next);
-  if (flushes_left_ != 0 || stored == stored_.end() || stored->second < trained_blocks_ ||
-      saved_ < memory_blocks_)
+  if (flushes_left_ != 0 || next == held_version || stored == stored_.end() ||
+      stored->second < trained_blocks_ || saved_ < memory_blocks_)
     return false;
   stored_.erase(stored);
   begun_ = next;

@@ -1,6 +1,6 @@
 // The commits of a durable store in the bound's simulation: what they write, and which stores and
-// updates wait for them. The rules are in engine/bound/bound_simulation.h, and those of the engine
-// in engine/flow/commits.h.
+// updates wait for them. The rules are in engine/bound/bound_simulation.h, and the engine's own
+// rules are in engine/flow/commits.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Progress: a commit waits for the stores and saves of its version and for its own flushes. A
@@ -24,15 +24,18 @@ class SimulatedCommits {
                    std::function<void(std::uint32_t block)> on_saved);
 
   bool are_made() const { return placement_.durable_copies != 0; }
-  // Whether `version` of a block may go to storage: the earlier commits have their tables, and a
-  // copy is free.
+  // Whether `version` of a block may go to storage. For this, the earlier commits must have their
+  // tables, and a copy must be free.
   bool may_store(std::uint64_t version) const;
-  // The block is at home as `version`.
+  // Notes that the block is at home as `version`.
   void updated(std::uint32_t block, std::uint64_t version);
   bool is_saving(std::uint32_t block) const { return is_saving_[block]; }
 
-  // Starts one save or one commit, if it may start.
-  bool pump();
+  void step_began();
+  // Whether the commit may wait for the fetches of the step (engine/plan/commit_turn.h).
+  bool may_wait() const;
+  // Starts one save or one commit, if it may start. The commit of `held_version` may not.
+  bool pump(std::uint64_t held_version);
   // Ends a job of a save or a flush.
   void end(const SimulatedJob& job);
 
@@ -47,7 +50,7 @@ class SimulatedCommits {
   }
   std::uint64_t bytes_in(std::uint32_t block, Tier tier) const;
   bool start_save();
-  bool begin_commit();
+  bool begin_commit(std::uint64_t held_version);
   void flush();
 
   const Layout& layout_;
@@ -67,6 +70,8 @@ class SimulatedCommits {
   std::uint64_t begun_ = 0;  // versions
   std::uint64_t durable_ = 0;
   std::uint32_t flushes_left_ = 0;
+  double step_begin_s_ = 0;
+  double last_step_s_ = 0;
 };
 
 }  // namespace sluice

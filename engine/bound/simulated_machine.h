@@ -71,7 +71,7 @@ class SimulatedMachine {
   void adam(const SimulatedJob& job, std::uint64_t element_count);
   void device_adam(const SimulatedJob& job, std::uint64_t element_count);
 
-  // Whether no job is on the CPU or waits for the CPU.
+  // Whether the CPU is idle and no job waits for it.
   bool cpu_is_free() const;
 
   // Lets every idle resource start a job, and advances to the next instant at which jobs end.
@@ -97,7 +97,8 @@ class SimulatedMachine {
     std::int64_t busy_ns = 0;
     std::int64_t idle_since_ns = 0;
   };
-  // The end of a job's service, which frees the line, or the end of the job after its latency.
+  // Either the end of a job's service, which frees the line, or the end of the job itself, after
+  // its latency.
   struct Entry {
     std::int64_t time_ns = 0;
     std::uint64_t number = 0;

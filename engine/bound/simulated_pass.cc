@@ -1,5 +1,7 @@
 #include "engine/bound/simulated_pass.h"
 
+#include <algorithm>
+
 #include <sluice/error.h>
 
 namespace sluice {
@@ -15,6 +17,7 @@ SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
       commits_(commits),
       blocks_(shape.layout.blocks().size()),
       units_(shape.layout.units().size()),
+      is_updated_(updated_units(shape.layout, shape.placement, shape.schedule)),
       lanes_free_(shape.placement.lanes.count),
       block_at_place_(shape.layout.blocks().size()) {
   for (const ScheduledUse& use : shape.schedule) {
@@ -22,7 +25,7 @@ SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
   }
   for (const BlockPlace& block : layout_.blocks()) {
     Block& own = blocks_[index_of(block.id)];
-    if (layout_.is_frozen(block.id)) {
+    if (!is_updated_[index_of(block.unit)]) {
       own.updates = own.grants = UINT64_MAX;
     } else if (record_tier(index_of(block.id)) == Tier::kDevice) {
       own.grants = UINT64_MAX;
@@ -34,7 +37,7 @@ SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
 }
 
 bool SimulatedPass::has_updated(UnitId unit, std::uint64_t steps) const {
-  return layout_.unit(unit).is_frozen ||
+  return !is_updated_[index_of(unit)] ||
          units_[index_of(unit)].updates >= steps * layout_.unit(unit).block_count;
 }
 
@@ -149,7 +152,7 @@ void SimulatedPass::gradient_final(UnitId unit, std::uint64_t step) {
 }
 
 void SimulatedPass::update_on_device(UnitId unit) {
-  if (!placement_.is_updated_on_device(layout_.unit(unit))) return;
+  if (!is_updated_[index_of(unit)] || !placement_.is_updated_on_device(layout_.unit(unit))) return;
   for (const BlockPlace& block : layout_.blocks_of(unit)) update_on_device(block);
 }
 
@@ -175,9 +178,9 @@ void SimulatedPass::norm_known(std::uint64_t step) {
 
 bool SimulatedPass::may_update(std::uint32_t index) const {
   const UnitId unit = layout_.block(BlockId{index}).unit;
-  const std::uint64_t steps_ready =
-      is_eager(index) ? units_[index_of(unit)].drained_steps : normed_steps_;
-  return steps_ready >= blocks_[index].grants;
+  // No gradient of a unit without uses in backward arrives; the norm ends the wait for one.
+  const std::uint64_t steps_drained = is_eager(index) ? units_[index_of(unit)].drained_steps : 0;
+  return std::max(steps_drained, normed_steps_) >= blocks_[index].grants;
 }
 
 // Reads into the lane, once the gradients are final.

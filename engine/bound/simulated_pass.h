@@ -31,12 +31,12 @@ class SimulatedPass {
   bool pump();
   // Starts the writes of one block that has waited for a commit, if they may start.
   bool pump_writes();
-  // A commit has saved the block, so the block may be updated again.
+  // Notes that a commit has saved the block, so the block may be updated again.
   void saved(std::uint32_t block);
   // Starts the next Adam, if possible. Called only when no other job can start.
   bool pump_adam();
 
-  // The block's parameters have arrived in its slot.
+  // Notes that the block's parameters have arrived in its slot.
   void slot_filled(std::uint32_t block);
   void gradient_final(UnitId unit, std::uint64_t step);
   void norm_known(std::uint64_t step);
@@ -54,7 +54,7 @@ class SimulatedPass {
 
  private:
   struct Block {
-    std::uint64_t updates = 0;  // a frozen block has as many as any caller asks for
+    std::uint64_t updates = 0;  // a block without updates has as many as any caller asks for
     std::uint64_t grants = 0;   // passes in which the block has had its turn
     std::uint64_t place = 0;    // of the present pass in the order of all passes
     std::uint32_t pending = 0;  // parts before Adam, or after it
@@ -107,6 +107,7 @@ class SimulatedPass {
   std::vector<Block> blocks_;
   std::vector<Unit> units_;
   std::vector<UnitId> arrival_order_;
+  const std::vector<bool> is_updated_;  // by unit: in each step
   std::uint64_t trained_blocks_ = 0;  // updated by each pass: without those that the device updates
   std::uint64_t device_blocks_ = 0;
 

@@ -1,5 +1,5 @@
-// The drain of a step with some gradients that wait on storage, in the bound's simulation. One
-// use's gradient is drained at a time. Gradients that wait on storage go there block by block
+// The gradient drain in the bound's simulation, for a step in which some gradients wait on storage.
+// One use's gradient is drained at a time. Gradients that wait on storage go there block by block
 // through the staging slots, as in engine/flow/gradient_spill.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
@@ -27,7 +27,7 @@ class SimulatedSpill {
   SimulatedSpill(const StepShape& shape, SimulatedMachine& machine, Callbacks callbacks);
 
   void add(std::uint32_t use) { uses_.push_back(use); }
-  // The gradient that on_host announced is in host memory.
+  // Notes that the gradient that on_host announced is in host memory.
   void host_ended();
   // Starts one block, if a block may start.
   bool pump();

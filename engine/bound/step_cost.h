@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -22,8 +23,8 @@ struct Rates {
   double read_bytes_per_second = 0;  // of all drives together
   double write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
-  double latency_s = 0;              // of a storage request, beside its transfer
-  double flush_s = 0;                // for which each flush of a commit occupies the drives
+  double latency_s = 0;  // of a storage request, beside its transfer
+  double flush_s = 0;    // for which each flush of a commit occupies the drives
   // The drives' write cache, which a flush writes out first (io/write_cache_model.h); 0 = none.
   std::uint64_t write_cache_bytes = 0;
   double up_bytes_per_second = 0;    // host to device
@@ -68,8 +69,13 @@ struct StepShape {
   const WindowPlan& window;
   const Rates& rates;
   const ActivationPlan* activations = nullptr;  // null: the application keeps them
-  // Updates from commit to commit, if the placement has copies for commits.
+  // The number of updates from one commit to the next, if the placement has copies for commits.
   std::uint32_t commit_every = 1;
+  // By use: kScheduled, or how many uses have been computed when the step announces the use. Empty:
+  // the step announces none.
+  std::span<const std::uint32_t> announced_after = {};
+
+  static constexpr std::uint32_t kScheduled = UINT32_MAX;
 };
 
 }  // namespace sluice

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -238,11 +239,15 @@ std::uint64_t CheckpointFile::write_pages(std::uint64_t offset_bytes,
                                           std::span<std::byte> room) {
   std::uint64_t done = 0;
   while (done < bytes.size()) {
-    const auto part = bytes.subspan(done).first(
-        std::min<std::uint64_t>(bytes.size() - done, room.size() / kPageBytes * kPageBytes));
-    std::memcpy(room.data(), part.data(), part.size());
+    std::span<const std::byte> part = bytes.subspan(done);
+    if (!is_aligned(std::bit_cast<std::uintptr_t>(part.data()), kPageBytes)) {
+      part =
+          part.first(std::min<std::uint64_t>(part.size(), room.size() / kPageBytes * kPageBytes));
+      std::memcpy(room.data(), part.data(), part.size());
+      part = room.first(part.size());
+    }
     const ssize_t moved =
-        ::pwrite(direct_.get(), room.data(), part.size(), static_cast<off_t>(offset_bytes + done));
+        ::pwrite(direct_.get(), part.data(), part.size(), static_cast<off_t>(offset_bytes + done));
     if (moved < 0 && errno == EINTR) continue;
     if (moved < 0 && errno != EINVAL) fail_with("write", path_, errno);
     const std::uint64_t pages = moved < 0 ? 0 : static_cast<std::uint64_t>(moved) / kPageBytes;

@@ -1,4 +1,4 @@
-// Checkpoints in a folder. Each checkpoint is a folder of its own, "step-000000012", or
+// Checkpoints in a folder. Each checkpoint has its own folder: "step-000000012", or
 // "step-000000012.1" if this step was saved before. A checkpoint appears whole or not at all. The
 // checkpoint is written under a name that begins with a dot, and the files and the folder are
 // synced. Then a rename, which is synced too, gives the checkpoint its name. "latest" is a link
@@ -27,7 +27,7 @@ struct CheckpointName {
   auto operator<=>(const CheckpointName&) const = default;
 };
 
-// Returns the name that `text` is; nothing where it is none.
+// Returns `text` as the name of a checkpoint, or nothing if `text` is no such name.
 std::optional<CheckpointName> checkpoint_name_from(std::string_view text);
 
 // Returns the checkpoints, newest first; empty where there is no folder. Does not check that the
@@ -80,12 +80,12 @@ class NewCheckpoint {
 // A file of a checkpoint that is being written; any rank and any thread may write parts of it.
 class CheckpointFile {
  public:
-  // Fails with: kInput where the file is missing, because then the ranks do not share `folder`, and
-  // where the process may open no more files.
+  // Fails with: kInput when the file is missing (the ranks do not share `folder`), and when the
+  // process may open no more files.
   CheckpointFile(const std::string& folder, const std::string& name);
-  // Whole pages go past the page cache if the file system allows it. These pages pass through
-  // `room`, which no other thread uses. `room` begins at a multiple of a page and has at least one
-  // page. Fails with: kNoSpace, kIo.
+  // Whole pages go past the page cache if the file system allows it. Where these pages are not
+  // pages of memory, too, they pass through `room`, which no other thread uses. `room` begins at a
+  // multiple of a page and has at least one page. Fails with: kNoSpace, kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);
   // Fails with: kIo.

@@ -17,6 +17,8 @@ using nlohmann::json;
 
 constexpr std::string_view kFormat = "sluice checkpoint";
 constexpr std::uint64_t kVersion = 1;
+// With numbers of updates by tensor, which readers of version 1 would overlook.
+constexpr std::uint64_t kVersionWithUpdates = 2;
 // The text carries this itself, beside its other fields.
 const std::string kChecksum = "checksum";
 const std::string kSha256 = "sha256";
@@ -60,8 +62,9 @@ class Reader {
     if (!value_.is_object()) fail("an object");
     const auto found = value_.find(key);
     if (found == value_.end())
-      throw Error(ErrorCode::kInput, fmt::format("\"{}\": field \"{}{}{}\" is missing", path_,
-                                                 where_, where_.empty() ? "" : ".", key));
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\": field \"{}{}{}\" is missing; {}", path_, where_,
+                              where_.empty() ? "" : ".", key, kCheckpointRemedy));
     return {path_, where_.empty() ? key : where_ + "." + key, *found};
   }
   std::vector<Reader> elements() const {
@@ -116,8 +119,8 @@ class Reader {
   [[noreturn]] void fail(const std::string& expected) const {
     std::string found = value_.dump();
     if (found.size() > 60) found = found.substr(0, 60) + "...";
-    throw Error(ErrorCode::kInput, fmt::format("\"{}\": field \"{}\" is {}, expected {}", path_,
-                                               where_, found, expected));
+    throw Error(ErrorCode::kInput, fmt::format("\"{}\": field \"{}\" is {}, expected {}; {}", path_,
+                                               where_, found, expected, kCheckpointRemedy));
   }
 
  private:
@@ -183,7 +186,11 @@ std::string_view name_of(CheckpointPart part) {
 }
 
 std::string manifest_text(const CheckpointManifest& manifest) {
-  json document{{"format", kFormat}, {"version", kVersion}, {"step", manifest.position.step}};
+  const auto& updates = manifest.position.tensor_updates;
+  json document{{"format", kFormat},
+                {"version", updates.empty() ? kVersion : kVersionWithUpdates},
+                {"step", manifest.position.step}};
+  if (!updates.empty()) document["tensor_updates"] = updates;
   if (const auto& scale = manifest.position.loss_scale)
     document["loss_scale"] = {{"scale", scale->scale},
                               {"hysteresis_left", scale->hysteresis_left},
@@ -224,23 +231,27 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& path
   if (!document.is_object())
     throw Error(ErrorCode::kDamaged,
                 fmt::format("\"{}\" is not a JSON object in its {} bytes: it is cut short, damaged "
-                            "or not a manifest",
-                            path, text.size()));
+                            "or not a manifest; {}",
+                            path, text.size(), kCheckpointRemedy));
   const Reader top(path, "", document);
   if (top.at("format").text() != kFormat) top.at("format").fail(fmt::format("\"{}\"", kFormat));
-  if (top.at("version").integer() != kVersion)
+  const std::uint64_t version = top.at("version").integer();
+  if (version != kVersion && version != kVersionWithUpdates)
     top.at("version").fail(
-        fmt::format("{}, the only one that this version of Sluice reads", kVersion));
+        fmt::format("{} or {}, which this version of Sluice reads", kVersion, kVersionWithUpdates));
   const std::string written = top.at(kChecksum).text();
   document.erase(kChecksum);
   if (const std::string found = sum_of(document); found != written)
     throw Error(ErrorCode::kDamaged,
                 fmt::format("\"{}\": field \"{}\" is {}, but the text has {}: it is damaged, or "
-                            "was changed by hand; use another checkpoint (`sluice train "
-                            "--resume` takes the newest that is whole)",
-                            path, kChecksum, written, found));
+                            "was changed by hand; {}",
+                            path, kChecksum, written, found, kCheckpointRemedy));
   CheckpointManifest manifest;
   manifest.position.step = top.at("step").integer();
+  if (version == kVersionWithUpdates) {
+    for (const auto& [tensor, count] : top.at("tensor_updates").value().items())
+      manifest.position.tensor_updates[tensor] = top.at("tensor_updates").at(tensor).integer();
+  }
   if (document.contains("loss_scale")) {
     const Reader scale = top.at("loss_scale");
     manifest.position.loss_scale = {

@@ -17,9 +17,12 @@
 namespace sluice {
 
 inline constexpr std::string_view kManifestName = "sluice_state.json";
+// The end of messages about a checkpoint that cannot be read.
+inline constexpr std::string_view kCheckpointRemedy =
+    "use another checkpoint (`sluice train --resume` takes the newest that is whole)";
 
-// The part of a tensor in a file: the compute parameters, the fp32 masters or, beside bf16
-// parameters, only their low halves, or a moment.
+// The part of a tensor that a file has: the compute parameters, the masters, or a moment. Masters
+// are fp32 or, beside bf16 parameters, only their low halves.
 enum class CheckpointPart : std::uint8_t { kWeight, kMaster, kMasterLow, kExpAvg, kExpAvgSq };
 std::string_view name_of(CheckpointPart part);
 

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sluice/units.h>
+#include "base/aligned_buffer.h"
 #include "engine/checkpoint/safetensors_header.h"
 
 namespace sluice {
@@ -44,16 +46,19 @@ void add_files(CheckpointPlan& plan, const std::string& stem, std::vector<Item> 
   }
   for (std::size_t i = 0; i < files.size(); ++i) {
     std::vector<Item>& file = files[i];
-    // Wide types first, so that every tensor begins at a multiple of its elements' size.
+    // Data begin at a page, and tensors of whole pages come first, so that these tensors go to the
+    // drive and come from there without partial pages. Then come wide types, so that every tensor
+    // begins at a multiple of its elements' size.
     std::ranges::stable_sort(file, std::ranges::greater(), [](const Item& item) {
-      return safetensors_element_bytes(item.entry.dtype);
+      return std::pair(is_aligned(item.entry.size_bytes(), kPageBytes),
+                       safetensors_element_bytes(item.entry.dtype));
     });
     std::vector<SafetensorsEntry> entries;
     for (const Item& item : file) entries.push_back(item.entry);
     CheckpointPlan::File& added = plan.files.emplace_back();
     added.name = fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, files.size());
     // "format": required by transformers.
-    added.beginning = safetensors_beginning(entries, {{"format", "pt"}});
+    added.beginning = safetensors_beginning(entries, {{"format", "pt"}}, kPageBytes);
     added.size_bytes = added.beginning.size();
     for (const Item& item : file) {
       plan.tensors.push_back({.tensor = item.tensor,

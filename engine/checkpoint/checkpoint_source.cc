@@ -69,20 +69,23 @@ void CheckpointSource::check_places() const {
     const auto require = [&](CheckpointPart part, std::string_view dtype) {
       const CheckpointManifest::Stored* const stored = find(tensor.name, part);
       if (stored == nullptr)
-        throw Error(ErrorCode::kInput, fmt::format("\"{}\": field \"tensors\" has no {} of \"{}\"",
-                                                   path, name_of(part), tensor.name));
+        throw Error(ErrorCode::kInput,
+                    fmt::format("\"{}\": field \"tensors\" has no {} of \"{}\"; {}", path,
+                                name_of(part), tensor.name, kCheckpointRemedy));
       std::uint64_t count = 0;
       for (const CheckpointManifest::Piece& piece : stored->pieces) count += piece.element_count;
       if (count != element_count(tensor))
         throw Error(ErrorCode::kInput,
                     fmt::format("\"{}\": field \"tensors\" has {} elements for the {} of \"{}\", "
-                                "expected {}",
-                                path, count, name_of(part), tensor.name, element_count(tensor)));
+                                "expected {}; {}",
+                                path, count, name_of(part), tensor.name, element_count(tensor),
+                                kCheckpointRemedy));
       if (!dtype.empty() && stored->dtype != dtype)
-        throw Error(ErrorCode::kInput,
-                    fmt::format("\"{}\": field \"tensors\" has dtype \"{}\" for the {} of \"{}\", "
-                                "expected \"{}\"",
-                                path, stored->dtype, name_of(part), tensor.name, dtype));
+        throw Error(
+            ErrorCode::kInput,
+            fmt::format("\"{}\": field \"tensors\" has dtype \"{}\" for the {} of \"{}\", "
+                        "expected \"{}\"; {}",
+                        path, stored->dtype, name_of(part), tensor.name, dtype, kCheckpointRemedy));
     };
     require(CheckpointPart::kWeight, "");
     if (tensor.is_opaque) check_words(tensor.name);
@@ -100,40 +103,44 @@ void CheckpointSource::check_words(const std::string& tensor) const {
   const std::uint64_t stored_bytes = safetensors_element_bytes(dtype);
   const std::uint64_t word_bytes = size_of(manifest_.state.parameter);
   if (stored_bytes == word_bytes) return;
-  throw Error(
-      ErrorCode::kInput,
-      fmt::format("\"{}\": field \"tensors\" has dtype \"{}\" of {} bytes for the weight "
-                  "of \"{}\", which is opaque and has words of {} bytes",
-                  path_of(std::string(kManifestName)), dtype, stored_bytes, tensor, word_bytes));
+  throw Error(ErrorCode::kInput,
+              fmt::format("\"{}\": field \"tensors\" has dtype \"{}\" of {} bytes for the weight "
+                          "of \"{}\", which is opaque and has words of {} bytes; {}",
+                          path_of(std::string(kManifestName)), dtype, stored_bytes, tensor,
+                          word_bytes, kCheckpointRemedy));
 }
 
 void CheckpointSource::open_files() {
   for (const CheckpointManifest::File& file : manifest_.files) {
     const std::string path = path_of(file.name);
-    files_.push_back(std::make_unique<SafetensorsFile>(path));
+    try {
+      files_.push_back(std::make_unique<SafetensorsFile>(path));
+    } catch (const Error& error) {
+      throw Error(error.code(), fmt::format("{}; {}", error.what(), kCheckpointRemedy));
+    }
     if (const std::uint64_t found = files_.back()->file_bytes(); found != file.size_bytes)
       throw Error(ErrorCode::kDamaged,
                   fmt::format("\"{}\" has {} bytes, expected {} (sluice_state.json): it was "
-                              "truncated, or belongs to another checkpoint",
-                              path, found, file.size_bytes));
+                              "truncated, or belongs to another checkpoint; {}",
+                              path, found, file.size_bytes, kCheckpointRemedy));
     const Checksum128 found = files_.back()->beginning_sum();
     if (found != file.beginning)
       throw Error(ErrorCode::kDamaged,
                   fmt::format("\"{}\": the checksum of its header is {}, expected {} "
-                              "(sluice_state.json): it is damaged, or another checkpoint's",
-                              path, hex_of(found), hex_of(file.beginning)));
+                              "(sluice_state.json): it is damaged, or another checkpoint's; {}",
+                              path, hex_of(found), hex_of(file.beginning), kCheckpointRemedy));
   }
   for (const CheckpointManifest::Stored& stored : manifest_.stored) {
     std::uint64_t count = 0;
     for (const CheckpointManifest::Piece& piece : stored.pieces) count += piece.element_count;
     const std::uint64_t end = stored.begin_bytes + count * safetensors_element_bytes(stored.dtype);
     if (end < stored.begin_bytes || end > manifest_.files[stored.file].size_bytes)
-      throw Error(
-          ErrorCode::kInput,
-          fmt::format("\"{}\": field \"tensors\" has the {} of \"{}\" end at byte {} of "
-                      "\"{}\", which has {}",
-                      path_of(std::string(kManifestName)), name_of(stored.part), stored.tensor, end,
-                      manifest_.files[stored.file].name, manifest_.files[stored.file].size_bytes));
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\": field \"tensors\" has the {} of \"{}\" end at byte {} of "
+                              "\"{}\", which has {}; {}",
+                              path_of(std::string(kManifestName)), name_of(stored.part),
+                              stored.tensor, end, manifest_.files[stored.file].name,
+                              manifest_.files[stored.file].size_bytes, kCheckpointRemedy));
   }
 }
 
@@ -164,11 +171,12 @@ CheckpointSource::Checked CheckpointSource::load(const CheckpointManifest::Store
     const std::span<const std::byte> bytes =
         file.read_direct(begin, range.element_count * element_bytes, buffer);
     if (const Checksum128 found = checksum128(bytes); found != range.sum)
-      throw Error(ErrorCode::kDamaged,
-                  fmt::format("\"{}\" [{}, +{}), the {} of \"{}\" from element {} on: the checksum "
-                              "is {}, expected {}; the checkpoint is damaged, use another one",
-                              file.path(), begin, bytes.size(), name_of(stored.part), stored.tensor,
-                              range.first_element, hex_of(found), hex_of(range.sum)));
+      throw Error(
+          ErrorCode::kDamaged,
+          fmt::format("\"{}\" [{}, +{}), the {} of \"{}\" from element {} on: the checksum "
+                      "is {}, expected {}: the checkpoint is damaged; {}",
+                      file.path(), begin, bytes.size(), name_of(stored.part), stored.tensor,
+                      range.first_element, hex_of(found), hex_of(range.sum), kCheckpointRemedy));
     return bytes;
   });
 }

@@ -27,7 +27,7 @@
 
 namespace sluice {
 
-// Values of the config for the readers of a checkpoint; nothing depends on these values.
+// Values of the config that only inform readers of a checkpoint.
 std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer);
 
 class CheckpointWriter {
@@ -40,14 +40,16 @@ class CheckpointWriter {
   // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks; a rank reports its own
   // failure or that another rank has failed. The contents of `root` are then as before.
   void begin(const std::string& root, const StatePosition& position, const SaveOptions& options);
-  // Whether this rank writes blocks. Only the first of several ranks with the same data does.
+  // Whether this rank writes blocks. If several ranks have the same data, only the first of these
+  // ranks writes blocks.
   bool writes_blocks() const { return ranks_.rank() < ranks_.owner_count(); }
-  // Writes a block that this rank owns. Several threads may call this function, each with a number
-  // of its own and a `room` of its own of room_bytes().
+  // Writes a block that this rank owns. Several threads may call this function, each with its own
+  // number and its own `room` of room_bytes().
   // Fails with: kNoSpace, kIo naming the file.
   void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
   std::uint64_t room_bytes() const { return room_.size_bytes(); }
-  // After the last write(), on any thread: what this rank has written is on the drive.
+  // Called after the last write(), on any thread; on return, the data that this rank has written is
+  // on the drive.
   // Fails with: kIo naming the file.
   void sync();
   // Gives the checkpoint its name. `failure`: why this rank has not written its part.
@@ -81,7 +83,8 @@ class CheckpointWriter {
   CheckpointFile& open(OpenFiles& files, std::uint32_t index) const;
   std::vector<Written> write_block(const BlockView& view, OpenFiles& files,
                                    std::span<std::byte> room) const;
-  // Adds what the options' sha256 says of every file and tensor. All ranks take part.
+  // Adds the digests that the options' sha256 computes of every file and tensor. All ranks take
+  // part.
   void add_sha256(CheckpointManifest& manifest) const;
   std::string own_sha256(const CheckpointManifest& manifest) const;
   CheckpointManifest manifest_of(std::vector<Written> written,

@@ -2,7 +2,8 @@
 // elements. So neighbouring ranges may need the same piece, which should be read only once. Pieces
 // in use always stay in memory. Only a few of the other pieces stay.
 //
-// Thread rule: any thread. Threads that want the same piece wait for the one that reads it.
+// Thread rule: any thread. If several threads want the same piece, one of them reads it and the
+// others wait.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@ namespace sluice {
 
 class PieceCache {
  public:
-  // The address of a part of a tensor, and the number of a piece in this part.
+  // The address of a tensor's part, and the number of a piece within this part.
   using Key = std::pair<const void*, std::size_t>;
   // Reads a piece into `buffer` and returns the address of the piece. The function may replace
   // `buffer` by other memory.

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
 
 namespace sluice {
 namespace {
@@ -159,7 +160,8 @@ std::uint64_t SafetensorsEntry::size_bytes() const {
 }
 
 std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
-                                  const std::map<std::string, std::string>& metadata) {
+                                  const std::map<std::string, std::string>& metadata,
+                                  std::uint64_t align_bytes) {
   nlohmann::ordered_json header;
   header["__metadata__"] = metadata;
   std::uint64_t offset = 0;
@@ -170,7 +172,7 @@ std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
     offset = end;
   }
   std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
+  text.resize(align_up(8 + text.size(), align_bytes) - 8, ' ');
   std::string length;
   for (int i = 0; i < 8; ++i) length += static_cast<char>(text.size() >> (8 * i));
   return length + text;

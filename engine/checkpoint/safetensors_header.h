@@ -1,6 +1,6 @@
 // The JSON header of a safetensors file, which lists the tensors and their places. One pass reads
-// the header and refuses anything outside the format immediately. So a damaged or hostile header
-// costs neither time nor memory beyond its own length.
+// the header and refuses anything outside the format immediately. So the cost of a damaged or
+// hostile header is limited by its own length, both in time and in memory.
 //
 // Thread rule: pure.
 #pragma once
@@ -38,10 +38,12 @@ struct SafetensorsEntry {
   std::uint64_t size_bytes() const;
 };
 
-// The beginning of a file: the header and its length, padded so that data begin at a multiple of 8.
-// The tensors' data follow in the order of `entries`, without gaps.
+// The beginning of a file: the header and its length, padded so that data begin at a multiple of
+// `align_bytes`, which is a multiple of 8. The tensors' data follow in the order of `entries`,
+// without gaps.
 std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
-                                  const std::map<std::string, std::string>& metadata);
+                                  const std::map<std::string, std::string>& metadata,
+                                  std::uint64_t align_bytes = 8);
 
 // Fails with: kInput, with the defect, when the text is not JSON of the format's form, a name
 // occurs twice, or two tensors share bytes.

@@ -7,6 +7,13 @@
 #include <sluice/error.h>
 
 namespace sluice {
+namespace {
+
+constexpr const char* kOtherModel =
+    "it is a checkpoint of another model; name a checkpoint of this model (`sluice train "
+    "--checkpoint DIR`), or set the config's model as it was when the checkpoint was saved";
+
+}  // namespace
 
 void require_same_state(const StateDescription& own, const StateDescription& wanted,
                         CheckpointPrecision precision, const std::string& where) {
@@ -35,13 +42,11 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
   for (const StateDescription::Tensor& tensor : wanted.tensors) {
     const auto found = by_name.find(tensor.name);
     if (found == by_name.end())
-      refuse("model", "without", fmt::format("a tensor \"{}\"", tensor.name),
-             "it is a checkpoint of another model");
+      refuse("model", "without", fmt::format("a tensor \"{}\"", tensor.name), kOtherModel);
     if (found->second->shape != tensor.shape)
       refuse(fmt::format("model.{}.shape", tensor.name),
              fmt::format("[{}]", fmt::join(found->second->shape, ", ")),
-             fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
-             "it is a checkpoint of another model");
+             fmt::format("[{}]", fmt::join(tensor.shape, ", ")), kOtherModel);
     if (found->second->is_frozen != tensor.is_frozen && !converts)
       refuse(fmt::format("model.{}.frozen", tensor.name),
              found->second->is_frozen ? "true" : "false", tensor.is_frozen ? "true" : "false",
@@ -58,7 +63,7 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
   }
   if (!by_name.empty())
     refuse("model", fmt::format("with a tensor \"{}\"", by_name.begin()->first), "none",
-           "it is a checkpoint of another model");
+           kOtherModel);
 }
 
 }  // namespace sluice

@@ -93,6 +93,12 @@ void StoreSource::open_parts(const std::vector<std::uint32_t>& ranks) {
                               record.application.size());
     if (rank < owners) add_part(rank, std::move(opened[rank]->files), record);
   }
+  for (const TensorPlace& tensor : parts_[0].layout.tensors()) {
+    const UnitPlace& unit = parts_[0].layout.unit(tensor.unit);
+    const std::uint64_t updates = parts_[0].planes[2 * unit.first_block].version;
+    if (!unit.is_frozen && updates != position_.step)
+      position_.tensor_updates[tensor.name] = updates;
+  }
   std::uint64_t record_bytes = 0;
   for (const Part& part : parts_) {
     for (std::size_t plane = 0; plane < part.planes.size(); plane += 2) {

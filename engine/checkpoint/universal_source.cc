@@ -51,9 +51,11 @@ UniversalSource::UniversalSource(const std::string& parameters) : parameters_(pa
       folders_[name.starts_with(kWrapper) ? name.substr(kWrapper.size()) : name] = entry->path();
   }
   if (error || folders_.empty())
-    throw Error(ErrorCode::kInput,
-                fmt::format("\"{}\" has no parameters of a universal checkpoint (NAME/fp32.pt)",
-                            parameters));
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}\" has no parameters of a universal checkpoint (NAME/fp32.pt); write it "
+                    "again with DeepSpeed's ds_to_universal",
+                    parameters));
   for (const auto& [tensor, folder] : folders_) add_step(tensor);
 }
 
@@ -70,9 +72,10 @@ void UniversalSource::add_step(const std::string& tensor) {
   if (step != position_.step)
     throw Error(
         ErrorCode::kInput,
-        fmt::format("\"{}\" is at step {}, but \"{}\" at step {}; Sluice keeps one step for "
-                    "all parameters",
-                    path, step, first_stepped_, position_.step));
+        fmt::format(
+            "\"{}\" is at step {}, but \"{}\" at step {}; Sluice keeps one step for "
+            "all parameters, so write the checkpoint again with DeepSpeed's ds_to_universal",
+            path, step, first_stepped_, position_.step));
 }
 
 const std::string& UniversalSource::folder_of(const std::string& tensor) const {

@@ -222,6 +222,15 @@ std::string_view name_of(NonFinitePolicy policy) {
   return policy == NonFinitePolicy::kSkip ? "skip" : "stop";
 }
 
+std::string_view name_of(UntouchedPolicy policy) {
+  switch (policy) {
+    case UntouchedPolicy::kUpdate: return "update";
+    case UntouchedPolicy::kSkip: return "skip";
+    case UntouchedPolicy::kLazy: return "lazy";
+  }
+  return "unknown";
+}
+
 std::string_view name_of(RankReduction reduction) {
   switch (reduction) {
     case RankReduction::kExact: break;
@@ -289,6 +298,10 @@ Config engine_config(const ConfigDocument& document) {
   config.optimizer.clip_epsilon = document.number("optimizer.clip_epsilon");
   config.optimizer.non_finite = named(document.string("optimizer.non_finite"),
                                       {NonFinitePolicy::kStop, NonFinitePolicy::kSkip});
+  config.optimizer.untouched =
+      named(document.string("optimizer.untouched"),
+            {UntouchedPolicy::kUpdate, UntouchedPolicy::kSkip, UntouchedPolicy::kLazy});
+  config.optimizer.lazy_max = static_cast<std::uint32_t>(document.integer("optimizer.lazy_max"));
   config.optimizer.overlap = overlap_from(document.string("optimizer.overlap"));
   if (const auto lanes = document.find_integer("optimizer.lanes"))
     config.optimizer.lanes = static_cast<std::uint32_t>(*lanes);
@@ -345,9 +358,8 @@ void validate(const Config& config) {
   }
   require(config.optimizer.clip_norm >= 0, "optimizer.clip_norm",
           fmt::format("{} is negative", config.optimizer.clip_norm));
-  require(config.optimizer.clip_epsilon >= 0 && config.optimizer.clip_epsilon <= 1,
-          "optimizer.clip_epsilon",
-          fmt::format("{} is not in 0..1", config.optimizer.clip_epsilon));
+  const double room = config.optimizer.clip_epsilon;
+  require(room >= 0 && room <= 1, "optimizer.clip_epsilon", fmt::format("{} is not in 0..1", room));
   require(config.optimizer.overlap != OverlapPolicy::kEager ||
               (config.optimizer.clip_norm == 0 &&
                config.optimizer.non_finite == NonFinitePolicy::kStop),
@@ -356,6 +368,7 @@ void validate(const Config& config) {
           "stop; choose speculative, deferred or auto");
   require(!config.optimizer.lanes || *config.optimizer.lanes >= 1, "optimizer.lanes",
           "must be at least 1");
+  require(config.optimizer.lazy_max >= 1, "optimizer.lazy_max", "must be at least 1");
   const Config::Placement& placement = config.placement;
   const auto may_be_on_device = [](TierChoice choice) {
     return choice == TierChoice::kAuto || choice == TierChoice::kDevice;

@@ -1,8 +1,10 @@
 #include <sluice/config_document.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <map>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -232,7 +234,10 @@ ConfigDocument ConfigDocument::from_file(const std::string& path) {
 std::string ConfigDocument::text_of_file(const std::string& path) {
   std::string why;
   if (auto text = read_text_file(path, kConfigBytesMax, why)) return *std::move(text);
-  throw Error(ErrorCode::kInput, fmt::format("cannot read the config file \"{}\": {}", path, why));
+  std::error_code no_answer;
+  const bool is_missing = !std::filesystem::exists(path, no_answer);
+  throw Error(ErrorCode::kInput, fmt::format("cannot read the config file \"{}\": {}{}", path, why,
+                                             is_missing ? "; name a file that exists" : ""));
 }
 
 ConfigDocument::ConfigDocument(ConfigDocument&&) noexcept = default;

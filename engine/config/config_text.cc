@@ -48,6 +48,8 @@ ordered_json optimizer_json(const Config::Optimizer& optimizer) {
                        {"clip_norm", optimizer.clip_norm},
                        {"clip_epsilon", optimizer.clip_epsilon},
                        {"non_finite", name_of(optimizer.non_finite)},
+                       {"untouched", name_of(optimizer.untouched)},
+                       {"lazy_max", optimizer.lazy_max},
                        {"overlap", name_of(optimizer.overlap)}};
   if (optimizer.lanes) json["lanes"] = *optimizer.lanes;
   return json;

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/trace/trace_ranges.h"
 #include "engine/plan/striping.h"
 #include "engine/store/storage_queue.h"
 #include "engine/store/transfer_error.h"
@@ -180,6 +181,7 @@ void DetachedFlow::move(Flight& flight, IoKind kind) {
   transfer.plane = Plane::kRecord;
   transfer.version = home.version + (kind == IoKind::kWrite ? 1 : 0);
   transfer.is_reread = false;
+  transfer.begin_ns = trace_now_ns();
   transfer.request = {.kind = kind,
                       .priority = kind == IoKind::kRead ? IoPriority::kNormal : IoPriority::kLow,
                       .drive = home.extent.file,
@@ -226,10 +228,30 @@ void DetachedFlow::complete(Flight& flight) {
     return;
   }
   flight.is_moving = false;
+  trace(transfer);
   if (transfer.request.kind == IoKind::kRead) return arrived(flight);
   integrity_.stored(plane_of(transfer), transfer.version, transfer.sum);
   homes_[*flight.block].version = transfer.version;
   land(flight);
+}
+
+// As in BlockStore; a tensor counts as a unit.
+void DetachedFlow::trace(const Transfer& transfer) const {
+  const IoRequest& request = transfer.request;
+  const bool is_read = request.kind == IoKind::kRead;
+  const std::uint64_t started_ns = std::max(request.started_ns, transfer.begin_ns);
+  const std::uint64_t moved_ns = std::max(request.moved_ns, started_ns);
+  trace_span({.begin_ns = transfer.begin_ns,
+              .end_ns = std::max(trace_now_ns(), moved_ns),
+              .started_ns = started_ns,
+              .moved_ns = moved_ns,
+              .size_bytes = request.length_bytes,
+              .step = transfer.version + (is_read ? 1 : 0),
+              .unit = plan_.blocks[block_of(transfer)].tensor,
+              .block = block_of(transfer),
+              .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
+              .lane = static_cast<std::uint8_t>(request.drive),
+              .detail = kTraceOptimizerState});
 }
 
 std::optional<Error> DetachedFlow::fault_of(const Transfer& transfer) const {
@@ -256,6 +278,14 @@ void DetachedFlow::work(Flight& flight) {
   worker_.post(
       [this, &flight] {
         const Home& home = homes_[*flight.block];
+        const DetachedBlock& block = plan_.blocks[*flight.block];
+        std::optional<TraceScope> scope;
+        if (flight.job->kind == DetachedJob::Kind::kUpdate)
+          scope.emplace(TraceRecord{.size_bytes = block.format.size_bytes(),
+                                    .step = home.version + 1,
+                                    .unit = block.tensor,
+                                    .block = *flight.block,
+                                    .kind = TraceKind::kAdam});
         flight.job->work(home.record != nullptr ? home.record : flight.lane, home.version == 0);
       },
       [this, &flight] { worked(flight); });

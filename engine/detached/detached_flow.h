@@ -2,8 +2,8 @@
 // given, several at the same time. The record of a block on storage is read into a lane, changed
 // there and written home, while the records of other blocks come and go. The record of a block in
 // host memory is changed in place. When there are no more jobs, free lanes read ahead the blocks
-// that are expected next. After each block, the flow expects the block that came next the last
-// time.
+// that are expected next. After each block, the flow expects the block that followed this block the
+// last time.
 //
 // Thread rule: all functions on the scheduler's thread, except where they say otherwise.
 // Invariants: a block is in one flight at a time, and a record's checksum changes with its bytes.
@@ -99,6 +99,7 @@ class DetachedFlow {
   void submit(Flight& flight);
   void complete(Flight& flight);
   void take_sum(Transfer& transfer) const;
+  void trace(const Transfer& transfer) const;
   std::optional<Error> fault_of(const Transfer& transfer) const;
   void arrived(Flight& flight);
   void work(Flight& flight);

@@ -58,7 +58,8 @@ struct DetachedOptimizer::Parts {
         tensors(std::move(given_tensors)),
         plan(plan_here(config, tensors, notes)),
         uncomputed(tensors.size()),
-        worker(granted_threads(config.threads), scheduler),
+        arena(granted_threads(config.threads)),
+        worker(1, scheduler),
         flow(config.storage, plan, tensors, scheduler, worker, decorate) {
     if (!flow.note().empty()) notes.push_back(flow.note());
     scheduler.settle_with([this] { return flow.settle(); });
@@ -99,6 +100,7 @@ struct DetachedOptimizer::Parts {
   std::uint32_t pending = 0;              // tensors that have any
   DetachedReport counts;
 
+  WorkerArena arena;
   Scheduler scheduler;
   Worker worker;
   DetachedFlow flow;
@@ -154,7 +156,7 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
                 [this, job, block](std::byte* record, bool is_fresh) {
                   job->was_fresh = is_fresh;
                   job->outcome = update_detached(plan.blocks[block], job->update, job->coefficients,
-                                                 record, worker.optimizer());
+                                                 record, arena);
                 },
             .worked =
                 [this, job, block] {

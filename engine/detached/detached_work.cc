@@ -1,10 +1,12 @@
 #include "engine/detached/detached_work.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include <sluice/dtype.h>
 #include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/optimizer_math.h"
 
 namespace sluice {
@@ -19,21 +21,24 @@ const T* array(const std::byte* record, std::uint64_t offset_bytes) {
   return reinterpret_cast<const T*>(record + offset_bytes);
 }
 
+// Pieces of a block that threads take. The bytes of a piece stay in a core's cache while it is
+// compared, updated and copied.
+constexpr std::uint64_t kChunkElements = 32 << 10;
+
 // If the application has changed 16-bit parameters since the last update, their values become the
-// masters. Returns how many.
-std::uint64_t adopt(const DetachedBlock& block, const std::uint16_t* parameter, std::byte* record) {
-  const RecordFormat& format = block.format;
-  auto* const given = array<std::uint16_t>(record, format.given_offset());
-  if (std::memcmp(given, parameter, block.element_count * sizeof *given) == 0) return 0;
+// masters. Returns how many. `part` has the values of the last update.
+std::uint64_t adopt(const std::uint16_t* parameter, const UpdateArrays& part) {
+  auto* const given = static_cast<std::uint16_t*>(part.parameter);
+  if (std::memcmp(given, parameter, part.element_count * sizeof *given) == 0) return 0;
   std::uint64_t changed = 0;
-  for (std::uint64_t i = 0; i < block.element_count; ++i) {
+  for (std::uint64_t i = 0; i < part.element_count; ++i) {
     if (given[i] == parameter[i]) continue;
     ++changed;
     given[i] = parameter[i];
-    if (format.layout == MasterLayout::kSplitBf16) {
-      array<std::int16_t>(record, format.low_offset())[i] = 0;
+    if (part.master_layout == MasterLayout::kSplitBf16) {
+      part.low[i] = 0;
     } else {
-      array<float>(record, format.low_offset())[i] = float_from_fp16(parameter[i]);
+      part.master[i] = float_from_fp16(parameter[i]);
     }
   }
   return changed;
@@ -82,25 +87,32 @@ std::byte* moment(const RecordFormat& format, StateKind kind, std::byte* record)
 
 BlockOutcome update_detached(const DetachedBlock& block, const DetachedUpdate& update,
                              const UpdateCoefficients& coefficients, std::byte* record,
-                             CpuOptimizer& optimizer) {
-  BlockOutcome outcome;
+                             WorkerArena& arena) {
   const bool is_wide = block.format.layout == MasterLayout::kFp32;
   std::byte* const parameter =
       static_cast<std::byte*>(update.parameter) + block.first_element * (is_wide ? 4 : 2);
   UpdateArrays arrays = arrays_of(block, record);
-  if (is_wide) {
-    arrays.parameter = parameter;
-  } else {
-    outcome.adopted_elements =
-        adopt(block, reinterpret_cast<const std::uint16_t*>(parameter), record);
-  }
+  if (is_wide) arrays.parameter = parameter;
   arrays.gradient_dtype = update.gradient_dtype;
   arrays.gradient = static_cast<const std::byte*>(update.gradient) +
                     block.first_element * size_of(update.gradient_dtype);
-  outcome.state = optimizer.update(coefficients, arrays);
-  if (!is_wide)
-    std::memcpy(parameter, record + block.format.given_offset(), block.element_count * 2);
-  return outcome;
+  std::atomic<std::uint64_t> adopted = 0;
+  std::atomic<NewState> state = NewState::kFinite;
+  arena.for_each(div_ceil(block.element_count, kChunkElements), [&](std::uint64_t chunk) {
+    const std::uint64_t begin = chunk * kChunkElements;
+    const UpdateArrays part =
+        slice(arrays, begin, std::min(kChunkElements, block.element_count - begin));
+    auto* const given = reinterpret_cast<std::uint16_t*>(parameter) + begin;
+    // Relaxed: the end of the loop orders both before the reads below.
+    if (!is_wide) {
+      if (const std::uint64_t changed = adopt(given, part); changed != 0)
+        adopted.fetch_add(changed, std::memory_order_relaxed);
+    }
+    if (update_simd(coefficients, part) == NewState::kNonFinite)
+      state.store(NewState::kNonFinite, std::memory_order_relaxed);
+    if (!is_wide) std::memcpy(given, part.parameter, part.element_count * sizeof *given);
+  });
+  return {.adopted_elements = adopted, .state = state};
 }
 
 void read_detached(const DetachedBlock& block, StateKind kind, const std::byte* record,

@@ -9,7 +9,8 @@
 #include <span>
 
 #include <sluice/detached_optimizer.h>
-#include "cpu_optim/cpu_optimizer.h"
+#include "cpu_optim/update.h"
+#include "cpu_optim/worker_arena.h"
 #include "engine/detached/detached_plan.h"
 
 namespace sluice {
@@ -19,10 +20,11 @@ struct BlockOutcome {
   NewState state = NewState::kFinite;
 };
 
-// Applies `update`, which has these `coefficients`, to the elements of `block`.
+// Applies `update`, which has these `coefficients`, to the elements of `block`, on the threads of
+// `arena`.
 BlockOutcome update_detached(const DetachedBlock& block, const DetachedUpdate& update,
                              const UpdateCoefficients& coefficients, std::byte* record,
-                             CpuOptimizer& optimizer);
+                             WorkerArena& arena);
 
 // Reads or writes elements [begin, begin + size) of the block, as DetachedOptimizer::read() and
 // write() do.

@@ -12,7 +12,8 @@
 namespace sluice {
 
 struct CopyPlaces {
-  // By plane, two per block as in DurableHomes. A frozen block's record has no bytes.
+  // The places are in the order of planes, two planes per block, as in DurableHomes. A frozen
+  // block's record has no bytes.
   std::vector<CommitPlane> planes;
   std::vector<std::uint64_t> file_bytes;  // by data file, one for each weight
 };

@@ -18,6 +18,7 @@
 #include "engine/store/durable_identity.h"
 #include "engine/store/store_files.h"
 #include "engine/store/store_lock.h"
+#include "engine/store/unit_versions.h"
 #include "io/checksum.h"
 
 namespace sluice {
@@ -74,13 +75,14 @@ class RankFiles {
       record_bytes = std::max(record_bytes, layout_.record_slot_bytes(block.id));
     }
     const AlignedBuffer buffer(record_offset + record_bytes, "a block of the store");
-    const std::uint64_t step = source.position().step;
+    UnitVersions versions(layout_);
+    versions.restore(source.position());
     for (const BlockPlace& block : layout_.blocks()) {
       std::memset(buffer.data(), 0, buffer.size_bytes());
       const BlockView view{
           .block = block.id, .parameters = buffer.data(), .record = buffer.data() + record_offset};
       set_values(layout_, view, source);
-      const std::uint64_t version = layout_.is_frozen(block.id) ? 0 : step;
+      const std::uint64_t version = versions.of(block.unit);
       write(queue, 2 * index_of(block.id), version, view.parameters);
       write(queue, 2 * index_of(block.id) + 1, version, view.record);
     }

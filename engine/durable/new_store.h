@@ -1,5 +1,5 @@
 // Makes a durable store from any source of a state, for a number of ranks that do not run yet. The
-// files and the first commit equal those that engines of these ranks would write.
+// files and the first commit are the same as engines of these ranks would write.
 //
 // Thread rule: one thread.
 // Invariant: the store does not exist until all of it is durable. If the process is killed earlier,

@@ -23,6 +23,7 @@ ActivationFlow::ActivationFlow(const FlowParts& parts, StepTimeline& timeline)
 
 void ActivationFlow::begin(const ActivationPlan& plan, std::uint64_t step) {
   plan_ = &plan;
+  step_ = step;
   next_access_ = 0;
   is_released_.assign(plan.accesses.size(), false);
   streams_.assign(plan.accesses.size(), {});
@@ -31,6 +32,17 @@ void ActivationFlow::begin(const ActivationPlan& plan, std::uint64_t step) {
     granted_events_.emplace_back(device_);
   }
   scheduler_.run([&] { transfers_.begin(plan, step); });
+}
+
+void ActivationFlow::begin_again() {
+  if (plan_->accesses.empty() || next_access_ != plan_->accesses.size()) return;
+  if (held_ != 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("save: {} activations of the batch before are held; release them "
+                            "before the next batch",
+                            held_));
+  await_computation();
+  begin(*plan_, step_);
 }
 
 void ActivationFlow::check_next(const ActivationRef& ref, ActivationAction action) const {
@@ -87,10 +99,14 @@ void ActivationFlow::require_complete() const {
                                 describe(access_at(next_access_).ref)));
 }
 
-ActivationReport ActivationFlow::finish() {
-  // Only reports of arrival are still pending.
+// Only reports of arrival are still pending.
+void ActivationFlow::await_computation() {
   scheduler_.await([this] { return transfers_.idle(); });
   for (const Event& used : transfers_.used_events()) device_.synchronize(used.id());
+}
+
+ActivationReport ActivationFlow::finish() {
+  await_computation();
   return transfers_.take_moved();
 }
 

@@ -1,6 +1,6 @@
-// Boundary activations, as the application sees them: it saves and loads them in the order of an
-// ActivationPlan, and the flow moves them between the device's window and their homes in host
-// memory or on storage (engine/flow/activation_transfers.h).
+// Boundary activations, as the application sees them. The application saves and loads them in the
+// order of an ActivationPlan. The flow moves them between the device's window and their homes in
+// host memory or on storage (engine/flow/activation_transfers.h).
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -26,6 +26,11 @@ class ActivationFlow {
   // Starts to follow `plan` for `step`; the plan must outlive the flow. Requires: the previous plan
   // has been finished or abandoned.
   void begin(const ActivationPlan& plan, std::uint64_t step);
+  // Follows the plan once more if all of its accesses have been made. Waits until no computation
+  // uses the window any more.
+  // Fails with: kInvalidArgument when an access is still held; the engine's first failure, or the
+  // device's.
+  void begin_again();
   // Makes the next access of the plan. Work enqueued on `stream` after this call may read or write
   // the activation. Blocks until the transfers are on their way to the device.
   // Fails with: kInvalidArgument when the access is not next, or too many are held; the engine's
@@ -48,6 +53,7 @@ class ActivationFlow {
 
  private:
   void check_next(const ActivationRef& ref, ActivationAction action) const;
+  void await_computation();
   bool may_wait(std::uint32_t access) const {
     return access_at(access).moves || access_at(access).evicted.has_value();
   }
@@ -60,6 +66,7 @@ class ActivationFlow {
   ActivationTransfers transfers_;
 
   const ActivationPlan* plan_ = nullptr;
+  std::uint64_t step_ = 0;
   std::uint32_t next_access_ = 0;
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access, as the application sees it

@@ -1,8 +1,8 @@
 // The transfers of an activation flow: every copy and every read and write that an ActivationPlan
 // asks for. A saved activation leaves the device as soon as computation has finished with it.
-// Activations come back ahead of their loads, in order, as far as places in the window and staging
-// slots are free. The block store transfers activations to and from storage: they are verified and
-// watched, and parameters that computation waits for go first.
+// Activations come back before their loads, in order, as long as places in the window and staging
+// slots are free. The block store transfers activations to and from storage. The block store
+// verifies and watches these transfers, and parameters that computation waits for go first.
 //
 // Thread rule: scheduler's thread, unless stated otherwise.
 // Progress: a fetch starts only when the overwritten activation has been released, and is at home
@@ -55,12 +55,13 @@ class ActivationTransfers {
   // The totals since the last call. Any thread, while idle().
   ActivationReport take_moved() { return std::exchange(moved_, {}); }
 
-  // --- Any thread, between begin() and the next ---
+  // --- Any thread, from one begin() to the next ---
+  //
   // Work enqueued on `stream` from here on may use the access's place. Requires: is_ready().
   void wait_until_usable(StreamId stream, std::uint32_t access);
-  // To be recorded after the computation that uses the access's place.
+  // The event to record after the computation that uses the access's place.
   EventId used_event(std::uint32_t access) const;
-  // The same events of all places.
+  // These events of all places.
   std::span<const Event> used_events() const { return used_events_; }
   std::byte* place_of(std::uint32_t access) const;
   // The unit that computes the value.

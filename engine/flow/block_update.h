@@ -32,7 +32,7 @@ struct UpdateRun {
 // bf16, which are rounded by tensor, each run lies in one tensor.
 void for_each_run(const Layout& layout, const BlockPlace& block,
                   const std::function<void(const UpdateRun&)>& function);
-// `rounding_key` is that of the step.
+// `rounding_key` is the key of the step.
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
                        const BlockPlanes& planes, const UpdateRun& run, std::uint64_t rounding_key);
 

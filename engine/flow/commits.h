@@ -6,6 +6,9 @@
 // A store of a later version waits until the commit's table is taken. If all copies are named, such
 // a store waits until the commit is valid.
 //
+// A step may hold back the commit of the step before until it has fetched its units, because a
+// flush makes reads wait (engine/plan/commit_turn.h).
+//
 // With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1,
 // it waits for its own commit of v. So the vote tells all ranks that the commit is valid.
 //
@@ -13,6 +16,7 @@
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
 // application's text and the loss scale as they were when finish() of its step ended. No commit
 // begins after a failure of the device, because updates and copies there end without saying so.
+// After another failure, only a held commit begins whose state was on storage before.
 #pragma once
 
 #include <cstdint>
@@ -49,11 +53,15 @@ class Commits {
 
   // For the optimizer pass:
   //
-  // Whether stores of `version` may begin, because the commits of all earlier steps have their
+  // Whether stores of update `step` may begin, because the commits of all earlier steps have their
   // tables.
-  bool may_store(std::uint64_t version) const;
-  // The block is at rest at `version`.
-  void updated(BlockId block, std::uint64_t version);
+  bool may_store(std::uint64_t step) const;
+  // Whether update `step` is committed, when all of its blocks are on storage.
+  bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
+  // Notes that the block is at rest as update `step` has left it.
+  void updated(BlockId block, std::uint64_t step);
+  // Notes that the block is at rest, and that `step` leaves it as the updates before have.
+  void left(BlockId block, std::uint64_t step);
 
   // The facts about a step that finish() gives at its end.
   struct StepEnd {
@@ -71,9 +79,22 @@ class Commits {
   // Notes that every rank now has all commits of this rank.
   void count_for_all();
 
-  // Advances everything that can move. `is_stored` says whether every block that lives on storage
-  // has been stored there as `version`.
-  void pump(const std::function<bool(std::uint64_t version)>& is_stored);
+  // The commit of `step` does not begin before the step that computes now has the units of its
+  // first `uses` uses, release(), or a failure of the engine. want_now() and want_first() are not
+  // held. Nothing is held with several ranks, whose vote on the step waits for that commit, or
+  // where flushes take long by themselves (commit_may_wait). Requires: nothing that these units
+  // need waits for that commit.
+  void hold(std::uint64_t step, std::uint32_t uses);
+  void release();
+
+  struct Progress {
+    // Whether every block that lives on storage has been stored there as update `step` has left it.
+    std::function<bool(std::uint64_t step)> is_stored;
+    // Whether the step has the unit of this use.
+    std::function<bool(std::uint32_t use)> has_unit;
+  };
+  // Advances everything that can move.
+  void pump(const Progress& progress);
   // Begins nothing more, permanently.
   void stop();
 
@@ -96,9 +117,16 @@ class Commits {
     bool is_now = false;  // commit even if nothing else is under way
   };
 
-  bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
-  bool may_begin(const Wanted& wanted,
-                 const std::function<bool(std::uint64_t version)>& is_stored) const;
+  struct Hold {
+    std::uint64_t step = 0;
+    std::uint32_t uses = 0;
+  };
+
+  // Whether everything that the commit names is on storage.
+  bool is_stored(const Wanted& wanted, const Progress& progress) const;
+  bool may_begin(const Wanted& wanted, const Progress& progress);
+  void begin_held();
+  void begin_next();
   void begin(StepEnd end);
   // Fails the engine, and returns false, if the device has failed.
   bool is_device_sound();
@@ -117,12 +145,18 @@ class Commits {
   std::uint32_t data_file_count_;
 
   std::deque<Wanted> wanted_;
-  StepEnd last_;                               // finished last
+  StepEnd last_;  // finished last
+  std::optional<Hold> hold_;
+  bool is_last_ = false;                       // begun after a failure
+  bool is_held_stored_ = false;                // the first of wanted_ waits for hold_ alone
+  std::uint64_t flush_ns_ = 0;                 // of the last commit; 0: unknown
+  std::uint64_t finished_ns_ = 0;              // of the last step; 0: none
+  std::uint64_t step_ns_ = 0;                  // between the last two steps' ends; 0: unknown
   std::uint64_t begun_step_ = 0;               // of the last commit whose table is taken
   std::optional<std::uint64_t> durable_step_;  // empty: none
   std::string durable_application_;
   StepEnd committing_;                            // in the writer's hands
-  std::map<std::uint64_t, std::uint32_t> saved_;  // by version: blocks in memory that storage has
+  std::map<std::uint64_t, std::uint32_t> saved_;  // by step: blocks in memory that storage has
   bool is_stopped_ = false;
 
   HomeSaver saver_;

@@ -2,7 +2,7 @@
 // CPU. The device sums the squares of each leaf of the norm, and only these sums come to the host.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: everything waits for the work on the stream alone, and a norm also for the worker.
+// Progress: all work waits only for earlier work on the stream; a norm also waits for the worker.
 #pragma once
 
 #include <cstdint>

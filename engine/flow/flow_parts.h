@@ -1,7 +1,7 @@
-// The parts of an engine that the flows have in common, so that a flow's constructor names only
-// what is its own. References to objects that outlive every flow.
+// The parts of an engine that the flows have in common. Because of this struct, a flow's
+// constructor takes few other arguments. References to objects that outlive every flow.
 //
-// Thread rule: that of each part.
+// Thread rule: each part has its own.
 #pragma once
 
 #include <sluice/config.h>
@@ -18,6 +18,7 @@ struct Placement;
 class Ranks;
 class Scheduler;
 class Tiers;
+class UnitVersions;
 class Worker;
 
 struct FlowParts {
@@ -33,6 +34,7 @@ struct FlowParts {
   Worker& worker;
   Ranks& ranks;
   const CountedTensors& counted;
+  UnitVersions& versions;
 };
 
 }  // namespace sluice

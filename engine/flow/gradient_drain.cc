@@ -216,9 +216,12 @@ WaitCause GradientDrain::waits_for() const {
     return {.reason = TraceReason::kGradientSpill, .unit = index_of(jobs_.front().use.unit)};
   if (is_reducing_)
     return {.reason = TraceReason::kCollective, .unit = index_of(jobs_.front().use.unit)};
-  if (jobs_.empty() || jobs_.front().has_left)
+  // In the set, a gradient that has been computed is at home.
+  if (jobs_.empty() || jobs_.front().is_in_set)
     return {.reason = norms_in_flight_ == 0 ? TraceReason::kNone : TraceReason::kNorm};
-  return {.reason = TraceReason::kGradientCopy, .unit = index_of(jobs_.front().use.unit)};
+  // Once it has left its slot, the worker adds it to the sum.
+  return {.reason = jobs_.front().has_left ? TraceReason::kNorm : TraceReason::kGradientCopy,
+          .unit = index_of(jobs_.front().use.unit)};
 }
 
 void GradientDrain::move_front() {
@@ -251,11 +254,13 @@ void GradientDrain::close_units() {
   for (const UnitPlace& place : layout_.units()) {
     if (place.is_frozen) continue;
     Unit& unit = units_[index_of(place.id)];
-    if (!unit.has_gradient) {
-      units_without_gradient_ += place.is_announced ? 0 : 1;
-      add_waiting(place.id);
+    if (!unit.has_gradient) units_without_gradient_ += place.is_announced ? 0 : 1;
+    if (stays(place.id)) {
+      unit.is_whole = unit.is_final = true;
+      ++final_units_;
     }
     if (unit.is_whole) continue;
+    if (!unit.has_gradient) add_waiting(place.id);
     if (unit.has_gradient || !home_of(place.id).moves_zeros()) {
       start_norm(place.id);
       continue;
@@ -291,13 +296,15 @@ void GradientDrain::norm_taken(UnitId id) {
 
 NormAccumulator GradientDrain::norm() const {
   NormAccumulator norm;
-  for (const UnitPlace& unit : layout_.units()) norm.merge(home_of(unit.id).norm(unit.id));
+  for (const UnitPlace& unit : layout_.units()) {
+    if (!stays(unit.id)) norm.merge(home_of(unit.id).norm(unit.id));
+  }
   return norm;
 }
 
 std::string GradientDrain::describe_non_finite() const {
   for (const TensorPlace& tensor : layout_.tensors()) {
-    if (layout_.unit(tensor.unit).is_frozen) continue;
+    if (layout_.unit(tensor.unit).is_frozen || stays(tensor.unit)) continue;
     const GradientRange own = owned_range(layout_, tensor.unit);
     const std::uint64_t begin = std::max(tensor.offset_elements, own.begin);
     const std::uint64_t end =

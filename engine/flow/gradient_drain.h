@@ -8,7 +8,7 @@
 //
 // Several ranks add up their gradients in the slot, on the device, in the order of the backward
 // uses. The ranks add each use's gradient before it goes home, or they add the unit's complete sum
-// over the step. In the latter case, the sum is copied back to the slot first.
+// over the step. In that case, the sum is copied back to the slot first.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
@@ -74,7 +74,8 @@ class GradientDrain {
   // gradient may get another gradient. The earlier gradient is then no longer final.
   void release(const ScheduledUse& use, std::optional<std::uint32_t> slot, EventId computed);
   // No more gradients will come, so the present ones are final. Units without a gradient get
-  // zeros. Later calls do nothing. Requires: no update reads the gradients any more.
+  // zeros, unless they stay as they are. Later calls do nothing. Requires: no update reads the
+  // gradients any more.
   void close();
 
   // Whether the schedule has marked a gradient of the unit as its last of the step.
@@ -83,7 +84,8 @@ class GradientDrain {
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   // Whether a gradient has changed after it was final.
   bool was_reopened() const { return was_reopened_; }
-  // Units without a gradient in the step, except announced ones. Requires: close() has been called.
+  // Units without a gradient in the step, except announced ones. If such units stay as they are
+  // (optimizer.untouched), they have no part in the norm. Requires: close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
   // Whether every unit's final gradient is at home and in the norm.
@@ -124,6 +126,9 @@ class GradientDrain {
 
   GradientHome::Callbacks callbacks();
   GradientHome& home_of(UnitId unit) const { return *homes_[index_of(unit)]; }
+  bool stays(UnitId unit) const {
+    return !units_[index_of(unit)].has_gradient && placement_.may_stay(layout_.unit(unit));
+  }
   void zero(std::uint32_t slot, std::uint64_t size_bytes);
   void pump();
   void move_home(Job& job);

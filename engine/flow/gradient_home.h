@@ -1,7 +1,7 @@
 // The place where a unit's gradient waits for its update. There are three: host memory
 // (engine/flow/host_gradients.h), device memory (engine/flow/device_gradients.h) and storage
-// (engine/flow/gradient_spill.h). A home takes gradients out of the device's slots, adds up those
-// of one step, and knows the norm of the sum. The sum has the same bits in each home.
+// (engine/flow/gradient_spill.h). A home takes gradients out of the device's slots, adds up the
+// gradients of one step, and knows the norm of the sum. The sum has the same bits in each home.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a home waits for copies on its stream and for the worker. A home in host memory also
@@ -65,8 +65,8 @@ class GradientHome {
 
   // The norm that was taken last.
   virtual const NormAccumulator& norm(UnitId unit) const = 0;
-  // The first element of the range that is not finite, counted from the range's start. Any thread,
-  // while no gradient is under way.
+  // The first element of the range that is not finite, counted from the range's start. Callable
+  // from any thread, while no gradient is under way.
   virtual std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const = 0;
 
  protected:

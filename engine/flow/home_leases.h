@@ -1,9 +1,9 @@
 // The leases on units that computation uses at their home. An update of a block writes this home,
 // so the update waits until no lease on the unit is held, and until the computation under released
-// leases has ended. A gradient is final only when the computation of all leases on its unit has
-// ended that were released before it. So only leases that are released later are followed to their
-// end: behind the gradient that the schedule calls the last, at once; behind another one, when no
-// more gradients come.
+// leases has ended. A gradient is final only after the computation under the leases that were
+// released before its own lease. So only the computation under later leases is followed here. After
+// the gradient that the schedule calls the last, a lease is followed as soon as it is released.
+// After any other gradient, leases are followed when no more gradients come.
 //
 // Thread rule: scheduler's thread only.
 // Progress: an update that waits here delays nothing that a held lease waits for.
@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// The gradient of a unit that waits for the computation under a lease which has been released.
+// A unit's gradient that waits for the computation under a released lease.
 enum class LeaseGradient : std::uint8_t {
   kOwn,    // the lease's own, which is not final yet
   kLater,  // one that may still come
@@ -33,15 +33,16 @@ class HomeLeases {
   // possible.
   HomeLeases(const FlowParts& parts, std::function<void()> on_change);
 
-  // A step or an inference begins, and the computation of the one before has ended or has been
-  // followed.
+  // Called when a step or an inference begins; the computation of the previous one has ended or has
+  // been followed.
   void begin() { open_.clear(); }
-  // A lease on the unit begins.
+  // Called when a lease on the unit begins.
   void acquired(UnitId unit);
-  // The lease is over; `computed` is recorded behind its computation, and behind that of the unit's
-  // leases released before.
+  // Called when a lease is over. `computed` occurs after the lease's computation, and after the
+  // computation of the unit's leases that were released before.
   void released(UnitId unit, EventId computed, LeaseGradient gradient);
-  // No more gradients come in this step. To be called before that makes a gradient final.
+  // Called when no more gradients come in this step. This call precedes the one that makes a
+  // gradient final.
   void no_more_gradients();
 
   bool may_update(BlockId block) const { return leases_[index_of(layout_.block(block).unit)] == 0; }

@@ -47,55 +47,57 @@ bool HomeSaver::comes_from_device(BlockId block) const {
          tier(block, Plane::kRecord) == Tier::kDevice;
 }
 
-void HomeSaver::add(BlockId block) {
+void HomeSaver::add(BlockId block, std::uint64_t step) {
   SLUICE_CHECK(is_at_home(block) && !is_saving(block), "a block is saved once per commit");
   is_saving_[index_of(block)] = true;
-  queues_[store_.version(block, Plane::kRecord)][comes_from_device(block) ? 1 : 0].push_back(block);
+  queues_[step][comes_from_device(block) ? 1 : 0].push_back(block);
   ++waiting_;
   hooks_.on_change();
 }
 
-void HomeSaver::add_outdated() {
+bool HomeSaver::is_outdated(BlockId block) const {
+  return std::ranges::any_of(kPlanes, [&](Plane plane) {
+    return tier(block, plane) != Tier::kNvme &&
+           store_.stored_version(block, plane) != store_.version(block, plane);
+  });
+}
+
+void HomeSaver::add_outdated(std::uint64_t step) {
   for (const BlockPlace& block : layout_.blocks()) {
-    if (!is_at_home(block.id) || is_saving(block.id)) continue;
-    const bool is_outdated = std::ranges::any_of(kPlanes, [&](Plane plane) {
-      return tier(block.id, plane) != Tier::kNvme &&
-             store_.stored_version(block.id, plane) != store_.version(block.id, plane);
-    });
-    if (is_outdated) add(block.id);
+    if (is_at_home(block.id) && !is_saving(block.id) && is_outdated(block.id)) add(block.id, step);
   }
 }
 
 void HomeSaver::stop() {
-  for (const auto& [version, queues] : queues_)
+  for (const auto& [step, queues] : queues_)
     for (const std::deque<BlockId>& queue : queues)
       for (const BlockId block : queue) is_saving_[index_of(block)] = false;
   queues_.clear();
   waiting_ = 0;
 }
 
-bool HomeSaver::may_start(BlockId block) const {
+bool HomeSaver::may_start(const Wanted& wanted) const {
+  if (!hooks_.may_store(wanted.step)) return false;
   return std::ranges::all_of(kPlanes, [&](Plane plane) {
-    return tier(block, plane) == Tier::kNvme ||
-           (hooks_.may_store(store_.version(block, plane)) &&
-            store_.may_store(block, plane, StoreTarget::kHome));
+    return tier(wanted.block, plane) == Tier::kNvme ||
+           store_.may_store(wanted.block, plane, StoreTarget::kHome);
   });
 }
 
-// A block of a later version waits for the table of the commit under way, which may need a block of
-// an earlier version that comes after it. Blocks of one version wait for the same commit, so the
-// first of them stands for all: there may be tens of thousands.
-std::optional<BlockId> HomeSaver::take_next(bool has_buffer) {
-  for (auto of_version = queues_.begin(); of_version != queues_.end(); ++of_version) {
-    auto& [in_host, on_device] = of_version->second;
+// A block of a later step waits for the table of the commit under way, which may need a block of an
+// earlier step that comes after it. Blocks of one step wait for the same commit, so the first of
+// them stands for all: there may be tens of thousands.
+std::optional<HomeSaver::Wanted> HomeSaver::take_next(bool has_buffer) {
+  for (auto of_step = queues_.begin(); of_step != queues_.end(); ++of_step) {
+    auto& [in_host, on_device] = of_step->second;
     for (std::deque<BlockId>* const queue : {&in_host, &on_device}) {
-      if (queue->empty() || (queue == &on_device && !has_buffer) || !may_start(queue->front()))
-        continue;
-      const BlockId block = queue->front();
+      if (queue->empty() || (queue == &on_device && !has_buffer)) continue;
+      const Wanted wanted{.block = queue->front(), .step = of_step->first};
+      if (!may_start(wanted)) continue;
       queue->pop_front();
       --waiting_;
-      if (in_host.empty() && on_device.empty()) queues_.erase(of_version);
-      return block;
+      if (in_host.empty() && on_device.empty()) queues_.erase(of_step);
+      return wanted;
     }
   }
   return std::nullopt;
@@ -105,7 +107,7 @@ void HomeSaver::pump() {
   if (scheduler_.failed()) return stop();
   for (std::uint32_t save = 0; save < kSaves && waiting_ != 0; ++save) {
     if (saves_[save].is_busy) continue;
-    if (const auto block = take_next(save < placement_.commit_buffers.count)) start(save, *block);
+    if (const auto wanted = take_next(save < placement_.commit_buffers.count)) start(save, *wanted);
   }
 }
 
@@ -114,9 +116,11 @@ std::byte* HomeSaver::buffer_of(std::uint32_t save, Plane plane) const {
   return plane == Plane::kParameter ? buffer : buffer + placement_.parameter_slots.slot_bytes;
 }
 
-void HomeSaver::start(std::uint32_t index, BlockId block) {
+void HomeSaver::start(std::uint32_t index, const Wanted& wanted) {
+  const BlockId block = wanted.block;
   Save& save = saves_[index];
   save.block = block;
+  save.step = wanted.step;
   save.is_busy = true;
   ++under_way_;
   const auto is_in_memory = [&](Plane plane) { return tier(block, plane) != Tier::kNvme; };
@@ -142,8 +146,9 @@ void HomeSaver::start(std::uint32_t index, BlockId block) {
 void HomeSaver::write(std::uint32_t index, Plane plane, std::byte* source) {
   Save& save = saves_[index];
   if (scheduler_.failed()) return ended(index);
-  store_.save(plane == Plane::kParameter ? save.parameters : save.record, save.block, plane,
-              source);
+  Transfer& transfer = plane == Plane::kParameter ? save.parameters : save.record;
+  transfer.step = save.step;
+  store_.save(transfer, save.block, plane, source);
 }
 
 void HomeSaver::ended(std::uint32_t index) {
@@ -152,7 +157,7 @@ void HomeSaver::ended(std::uint32_t index) {
   save.is_busy = false;
   --under_way_;
   is_saving_[index_of(save.block)] = false;
-  if (!scheduler_.failed()) hooks_.saved(store_.version(save.block, Plane::kRecord));
+  if (!scheduler_.failed()) hooks_.saved(save.step);
   hooks_.on_change();
 }
 

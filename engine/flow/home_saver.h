@@ -26,10 +26,10 @@ namespace sluice {
 class HomeSaver {
  public:
   struct Hooks {
-    // Whether stores of `version` may begin, because every earlier commit has its table.
-    std::function<bool(std::uint64_t version)> may_store;
-    // A block is on storage as `version`.
-    std::function<void(std::uint64_t version)> saved;
+    // Whether stores of update `step` may begin, because every earlier commit has its table.
+    std::function<bool(std::uint64_t step)> may_store;
+    // A block that was added for `step` is on storage.
+    std::function<void(std::uint64_t step)> saved;
     std::function<void()> on_change;
   };
 
@@ -39,10 +39,12 @@ class HomeSaver {
   // How many blocks of the model have updated state at home in memory.
   std::uint32_t block_count() const { return block_count_; }
   bool is_at_home(BlockId block) const { return is_at_home_[index_of(block)]; }
-  // Saves the block. Requires: is_at_home(), at rest, not being saved.
-  void add(BlockId block);
-  // Adds every block that storage has in an older version.
-  void add_outdated();
+  // Saves the block for the commit of `step`. Requires: is_at_home(), at rest, not being saved.
+  void add(BlockId block, std::uint64_t step);
+  // Adds every block that is_outdated().
+  void add_outdated(std::uint64_t step);
+  // Whether storage has the block in an older version. Requires: is_at_home().
+  bool is_outdated(BlockId block) const;
   // Whether the block has been added and is not on storage yet.
   bool is_saving(BlockId block) const { return is_saving_[index_of(block)]; }
   // Whether nothing has to be saved.
@@ -55,8 +57,13 @@ class HomeSaver {
   void stop();
 
  private:
+  struct Wanted {
+    BlockId block{};
+    std::uint64_t step = 0;
+  };
   struct Save {
     BlockId block{};
+    std::uint64_t step = 0;
     Transfer parameters;
     Transfer record;
     std::uint32_t pending = 0;  // transfers and copies
@@ -65,9 +72,9 @@ class HomeSaver {
 
   Tier tier(BlockId block, Plane plane) const;
   bool comes_from_device(BlockId block) const;
-  bool may_start(BlockId block) const;
-  std::optional<BlockId> take_next(bool has_buffer);
-  void start(std::uint32_t save, BlockId block);
+  bool may_start(const Wanted& wanted) const;
+  std::optional<Wanted> take_next(bool has_buffer);
+  void start(std::uint32_t save, const Wanted& wanted);
   void write(std::uint32_t save, Plane plane, std::byte* source);
   std::byte* buffer_of(std::uint32_t save, Plane plane) const;
   void ended(std::uint32_t save);
@@ -83,7 +90,8 @@ class HomeSaver {
   std::uint32_t block_count_ = 0;
   std::vector<bool> is_at_home_;  // by block
   std::vector<bool> is_saving_;   // by block
-  // By the blocks' version: those in host memory, and those that need a commit buffer.
+  // The blocks in host memory, and the blocks that need a commit buffer; each set is keyed by the
+  // commit's step.
   std::map<std::uint64_t, std::array<std::deque<BlockId>, 2>> queues_;
   std::uint32_t waiting_ = 0;  // blocks in the queues
   std::vector<Save> saves_;    // the first ones have a commit buffer

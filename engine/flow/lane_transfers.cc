@@ -29,6 +29,7 @@ void LaneTransfers::attach(OptimizerLane& lane) {
 bool LaneTransfers::load(OptimizerLane& lane) {
   if (placement_.record_tier[index_of(lane.block)] == Tier::kNvme) {
     ++lane.pending;
+    lane.record_transfer.step = lane.step;
     store_.fetch(lane.record_transfer, lane.block, Plane::kRecord, lane.record, lane.version);
   }
   if (lane.slot == OptimizerLane::kNoSlot || slots_.holds(lane.slot, lane.version)) return true;
@@ -38,7 +39,7 @@ bool LaneTransfers::load(OptimizerLane& lane) {
     slots_.set_version(lane.slot, lane.version);  // once the copy is done
     add_pending_copy(lane, down_stream_.id());
   } else if (!slots_.is_transferring(lane.slot)) {  // otherwise the prefetcher is reading it
-    slots_.fetch(lane.slot, lane.version);
+    slots_.fetch(lane.slot, lane.version, lane.step);
   }
   return false;
 }
@@ -48,7 +49,7 @@ void LaneTransfers::load_gradients(OptimizerLane& lane) {
   lane.gradients_are = OptimizerLane::Gradients::kComing;
   ++lane.pending;
   if (placement_.gradient_spills(block.unit)) {
-    lane.gradient_transfer.step = lane.version + 1;
+    lane.gradient_transfer.step = lane.step;
     return store_.fetch(lane.gradient_transfer, lane.block, Plane::kGradient,
                         tiers_.lane_gradient(lane.index),
                         store_.version(lane.block, Plane::kGradient));
@@ -101,22 +102,23 @@ bool LaneTransfers::may_write(const OptimizerLane& lane) const {
   const StoreTarget target = is_tentative ? StoreTarget::kShadow : StoreTarget::kHome;
   const auto may = [&](Tier tier, Plane plane) {
     return tier != Tier::kNvme ||
-           (commits_->may_store(lane.version + 1) && store_.may_store(lane.block, plane, target));
+           (commits_->may_store(lane.step) && store_.may_store(lane.block, plane, target));
   };
   return may(placement_.record_tier[i], Plane::kRecord) &&
          may(placement_.parameter_tier[i], Plane::kParameter);
 }
 
 void LaneTransfers::write(OptimizerLane& lane) {
-  const std::uint64_t version = lane.version + 1;
+  const std::uint64_t version = lane.to_version;
   const bool is_tentative = lane.outcome == OptimizerLane::Outcome::kTentative;
   const StoreTarget target = is_tentative ? StoreTarget::kShadow : StoreTarget::kHome;
   if (placement_.record_tier[index_of(lane.block)] != Tier::kHost) {
     ++lane.pending;
+    lane.record_transfer.step = lane.step;
     store_.store(lane.record_transfer, lane.block, Plane::kRecord, lane.record, version, target);
   }
   if (placement_.parameter_tier[index_of(lane.block)] == Tier::kNvme)
-    slots_.store(lane.slot, version, target);
+    slots_.store(lane.slot, version, lane.step, target);
 }
 
 bool LaneTransfers::is_written(const OptimizerLane& lane) const {

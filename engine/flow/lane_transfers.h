@@ -41,7 +41,7 @@ class LaneTransfers {
   void write(OptimizerLane& lane);
   bool is_written(const OptimizerLane& lane) const;
 
-  // Makes the shadows of a block home, or discards them.
+  // Makes the shadows of a block its home, or discards them.
   void adopt(BlockId block);
   void drop_shadows(BlockId block);
 

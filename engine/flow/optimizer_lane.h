@@ -7,7 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include <sluice/error.h>
 #include "engine/plan/parameter_groups.h"
@@ -45,7 +47,9 @@ struct OptimizerLane {
   std::byte* parameters = nullptr;  // for Adam
   std::byte* record = nullptr;
   const std::byte* gradients = nullptr;
-  std::uint64_t version = 0;      // the update starts from it
+  std::uint64_t step = 0;         // the number of the update
+  std::uint64_t version = 0;      // of the block; the update starts from it
+  std::uint64_t to_version = 0;   // and ends with this one
   std::uint64_t sequence = 0;     // its number among starts
   std::uint64_t begin_ns = 0;     // when this one began
   StepCoefficients coefficients;  // for the worker
@@ -54,6 +58,9 @@ struct OptimizerLane {
   Outcome outcome = Outcome::kHome;
   Gradients gradients_are = Gradients::kHere;
   bool is_assuming = false;  // for the worker: its update with assumed coefficients is running
+  // The block makes up for updates that it has missed (engine/flow/late_updates.h), with these.
+  bool is_late = false;
+  std::vector<std::shared_ptr<const UnitCoefficients>> missed;
   // A weight has overflowed with the assumed coefficients. The overflow is an error only if the
   // assumed coefficients turn out to be right.
   std::optional<Error> overflow;

@@ -33,14 +33,19 @@ OptimizerPass::OptimizerPass(const FlowParts& parts, const UpdateParts& own,
       waiting_(own.waiting),
       commits_(own.commits),
       saver_(own.saver),
+      versions_(parts.versions),
       on_change_(std::move(on_change)),
-      order_(parts.layout, parts.placement, parts.model.forward_order),
+      order_(parts.layout, parts.placement, parts.model.forward_order,
+             parts.config.optimizer.untouched),
+      late_(parts),
       device_updates_(
           parts, own.residents, own.math,
           [this](UnitId unit, std::uint64_t step) { device_updates_ended(unit, step); }),
       lanes_(parts.placement.lanes.count + kInPlaceLanes),
       buffered_lanes_(parts.placement.lanes.count),
+      lane_bytes_(parts.placement.lanes.slot_bytes + parts.placement.lane_gradients.slot_bytes),
       in_lane_(parts.layout.blocks().size(), false),
+      left_until_(parts.layout.blocks().size(), 0),
       transfers_(parts, own.slots, own.commits, [this] { on_change_(); }) {
   for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane].index = lane;
@@ -63,7 +68,7 @@ void OptimizerPass::gradient_is_final(UnitId unit) {
   on_change_();
 }
 
-void OptimizerPass::apply(const StepCoefficients& coefficients, bool as_assumed) {
+std::uint32_t OptimizerPass::apply(const UnitCoefficients& coefficients, bool as_assumed) {
   const OverlapPolicy policy = order_.current().policy;
   SLUICE_CHECK(as_assumed || policy != OverlapPolicy::kEager, "eager updates cannot be made again");
   if (policy == OverlapPolicy::kSpeculative) {
@@ -80,12 +85,50 @@ void OptimizerPass::apply(const StepCoefficients& coefficients, bool as_assumed)
     }
     for (Lane& lane : lanes_) settle(lane, as_assumed);
   }
+  std::vector<bool> stays(layout_.units().size(), false);
+  for (const UnitPlace& unit : layout_.units())
+    stays[index_of(unit.id)] = !unit.is_frozen && order_.stays(unit.id);
+  count_versions(stays);
+  late_.applied(version() + 1, coefficients);
+  const bool is_due = commits_ != nullptr && commits_->is_due(version() + 1);
   order_.apply(coefficients);
+  for (const UnitPlace& unit : layout_.units()) {
+    if (late_.is_lazy() && stays[index_of(unit.id)] && (is_due || late_.has_missed_most(unit.id)))
+      catch_up(unit);
+  }
   on_change_();
+  return static_cast<std::uint32_t>(std::ranges::count(stays, true));
+}
+
+void OptimizerPass::count_versions(const std::vector<bool>& stays) {
+  for (const UnitPlace& unit : layout_.units()) {
+    if (unit.is_frozen) continue;
+    if (late_.is_lazy() || !stays[index_of(unit.id)]) {
+      versions_.count(unit.id);
+      continue;
+    }
+    for (const BlockPlace& block : layout_.blocks_of(unit.id)) {
+      if (holds(block.id)) {
+        left_until_[index_of(block.id)] = version() + 1;
+      } else if (commits_ != nullptr) {
+        commits_->left(block.id, version() + 1);
+      }
+    }
+    if (placement_.is_homed_on_device(unit)) residents_.left(unit.id);
+  }
+}
+
+// The block is home, updated by `step`.
+void OptimizerPass::commit(BlockId block, std::uint64_t step) {
+  if (commits_ == nullptr) return;
+  commits_->updated(block, step);
+  const std::uint64_t until = std::exchange(left_until_[index_of(block)], 0);
+  for (std::uint64_t later = step + 1; later <= until; ++later) commits_->left(block, later);
 }
 
 // The coefficients are known: the lane's tentative update counts, or is made again.
 void OptimizerPass::settle(Lane& lane, bool adopt) {
+  if (lane.is_late) return;
   if (lane.phase == Phase::kUpdating && lane.outcome == Outcome::kHome && !adopt)
     return lane.enter(Phase::kUpdating, Outcome::kRedo);
   if (lane.outcome != Outcome::kTentative) return;
@@ -105,6 +148,7 @@ void OptimizerPass::cancel() {
     if (order_.is_tentative(block.id)) transfers_.drop_shadows(block.id);
   const bool is_speculative = order_.current().policy == OverlapPolicy::kSpeculative;
   for (Lane& lane : lanes_) {
+    if (lane.is_late) continue;
     if (lane.phase == Phase::kReading || lane.phase == Phase::kLoaded)
       lane.enter(lane.phase, Outcome::kVoid);
     if (!is_speculative) continue;
@@ -122,16 +166,18 @@ void OptimizerPass::stop() {
 }
 
 bool OptimizerPass::is_home() const {
-  return is_applied() && device_updates_.is_idle() &&
-         std::ranges::none_of(lanes_,
-                              [](const Lane& lane) { return lane.phase >= Phase::kUpdating; });
+  return is_applied() && late_.is_empty() && device_updates_.is_idle() &&
+         std::ranges::none_of(lanes_, [](const Lane& lane) {
+           return lane.phase >= Phase::kUpdating || lane.is_late;
+         });
 }
 
 bool OptimizerPass::has_stored(std::uint64_t version) const {
   if (order_.phase() != UpdateOrder::Phase::kIdle && order_.current().version < version)
     return false;
+  if (late_.waits_for(version)) return false;
   return std::ranges::none_of(lanes_, [&](const Lane& lane) {
-    return lane.phase >= Phase::kUpdating && lane.version < version;
+    return (lane.phase >= Phase::kUpdating || lane.is_late) && lane.step <= version;
   });
 }
 
@@ -153,6 +199,7 @@ void OptimizerPass::pump() {
   if (is_over()) return;
   if (order_.may_begin()) order_.begin_announced();
   start_on_device();
+  start_late();
   start_lanes(UpdatePlace::kLane);
   start_lanes(UpdatePlace::kInPlace);
   post_updates();
@@ -165,19 +212,20 @@ void OptimizerPass::start_on_device() {
     // A commit takes the block as it is, once the device reports that it has not overflowed.
     if (commits_ != nullptr && (device_updates_.is_running(block.unit) || is_being_committed(*id)))
       return;
-    if (is_being_saved(*id) || !leases_.may_update(*id)) return;
+    if (is_being_saved(*id, version()) || !leases_.may_update(*id)) return;
     order_.take_next(UpdatePlace::kDevice);
-    const std::uint64_t to = version() + 1;
-    device_updates_.update(block, order_.current().coefficients);
+    device_updates_.update(block, order_.current().coefficients.of(block.unit));
+    const std::uint64_t to = store_.version(*id, Plane::kParameter) + 1;
     store_.advance(*id, Plane::kRecord, to);
     store_.advance(*id, Plane::kParameter, to);
-    if (count_updated(block, device_updates_.stream())) device_updates_.end_unit(block.unit, to);
+    if (count_updated(block, device_updates_.stream()))
+      device_updates_.end_unit(block.unit, version() + 1);
   }
 }
 
-// Whether a checkpoint beside training needs the block as it is.
-bool OptimizerPass::is_being_saved(BlockId block) const {
-  if (!saver_.holds(block, version())) return false;
+// Whether a checkpoint beside training needs the block as it is after `updates` updates.
+bool OptimizerPass::is_being_saved(BlockId block, std::uint64_t updates) const {
+  if (!saver_.holds(block, updates)) return false;
   saver_.want(block);
   return true;
 }
@@ -192,16 +240,20 @@ std::vector<BlockId> OptimizerPass::blocks_in_order() const {
 }
 
 void OptimizerPass::device_updates_ended(UnitId unit, std::uint64_t step) {
-  if (commits_ != nullptr && !scheduler_.failed()) {
-    for (const BlockPlace& block : layout_.blocks_of(unit)) commits_->updated(block.id, step);
+  if (!scheduler_.failed()) {
+    for (const BlockPlace& block : layout_.blocks_of(unit)) commit(block.id, step);
   }
   on_change_();
 }
 
 void OptimizerPass::start_lanes(UpdatePlace place) {
   const bool is_buffered = place == UpdatePlace::kLane;
+  // Blocks that are read ahead stay in their lanes until computation has come to their gradients,
+  // and computation may wait for a late update. While an update is being applied, its lanes end by
+  // themselves, unless they wait for a commit, which may wait for late updates.
+  const bool keeps_one = late_.is_lazy() && (is_applied() || !late_.is_empty());
   const std::uint32_t first = is_buffered ? 0 : buffered_lanes_;
-  const std::size_t end = is_buffered ? buffered_lanes_ : lanes_.size();
+  const std::size_t end = is_buffered ? buffered_lanes_ - (keeps_one ? 1 : 0) : lanes_.size();
   for (std::uint32_t lane = first; lane < end; ++lane) {
     if (lanes_[lane].phase != Phase::kFree) continue;
     const auto block = order_.next(place);
@@ -212,6 +264,7 @@ void OptimizerPass::start_lanes(UpdatePlace place) {
 
 // Whether `lane` goes to the worker before `than`.
 bool OptimizerPass::is_next(const Lane& lane, const Lane& than) const {
+  if (lane.is_late != than.is_late) return lane.is_late;
   if (!is_applied()) return order_.rank(lane.block) < order_.rank(than.block);
   return lane.sequence < than.sequence;
 }
@@ -223,8 +276,9 @@ void OptimizerPass::post_updates() {
       Lane* const lane = next_to_update();
       if (lane == nullptr) break;
       lane->enter(Phase::kUpdating);
-      lane->coefficients = order_.current().coefficients;
-      lane->is_assuming = order_.updates_are_tentative();
+      if (!lane->is_late)
+        lane->coefficients = order_.current().coefficients.of(layout_.block(lane->block).unit);
+      lane->is_assuming = order_.updates_are_tentative() && !lane->is_late;
       if (lane->slot != Lane::kNoSlot) slots_.invalidate(lane->slot);
       together.push_back(lane);
       elements += layout_.block(lane->block).element_count;
@@ -247,7 +301,7 @@ OptimizerLane* OptimizerPass::next_to_update() {
   Lane* best = nullptr;
   for (Lane& lane : lanes_) {
     if (lane.phase != Phase::kLoaded || lane.outcome == Outcome::kVoid ||
-        !order_.may_update(lane.block) || !leases_.may_update(lane.block))
+        !(lane.is_late || order_.may_update(lane.block)) || !leases_.may_update(lane.block))
       continue;
     // If the schedule has changed, the unit may be used again after its gradient was final.
     if (lane.slot != Lane::kNoSlot && slots_.is_being_copied(lane.slot)) continue;
@@ -263,7 +317,7 @@ void OptimizerPass::update(Lane& lane) {
   const BlockPlace& block = layout_.block(lane.block);
   const TraceScope scope(
       {.size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
-       .step = lane.version + 1,
+       .step = lane.step,
        .unit = index_of(block.unit),
        .block = index_of(lane.block),
        .kind = TraceKind::kAdam});
@@ -271,7 +325,11 @@ void OptimizerPass::update(Lane& lane) {
       .parameters = lane.parameters, .record = lane.record, .gradients = lane.gradients};
   lane.overflow.reset();
   try {
-    update_block(layout_, block, planes, lane.coefficients, lane.version + 1, worker_.optimizer());
+    if (!lane.is_late)
+      return update_block(layout_, block, planes, lane.coefficients, lane.step,
+                          worker_.optimizer());
+    for (const auto& missed : lane.missed)
+      update_block(layout_, block, planes, missed->of(block.unit), lane.step, worker_.optimizer());
   } catch (const Error& error) {
     if (!lane.is_assuming || error.code() != ErrorCode::kNonFinite) throw;
     lane.overflow = error;

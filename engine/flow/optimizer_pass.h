@@ -2,22 +2,26 @@
 // back. Several blocks are in flight, so that reading, computing and writing overlap. If all of a
 // unit's state is on the device, the same arithmetic runs there (engine/flow/device_updates.h). A
 // lane holds one block from the start of its reads to the end of its writes.
-// The choice of the next block, and of the time of its update, is made by
-// engine/flow/update_order.h. Speculative updates are written to shadow copies on storage. Later
-// apply() adopts these copies, or lets the updates be repeated from the old state. With a durable
-// store, a lane keeps its block until a copy is free that no commit names (engine/flow/commits.h).
+// engine/flow/update_order.h chooses the next block and the time of its update. Speculative updates
+// are written to shadow copies on storage. Later apply() adopts these copies, or lets the updates
+// be repeated from the old state. With a durable store, a lane keeps its block until there is a
+// free copy that no commit names (engine/flow/commits.h).
+// Blocks that make up for updates that they have missed take lanes, too
+// (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
 // step's gradients or coefficients. A lane also waits for a parameter slot that copies under way
 // will free. A commit waits for stores of earlier versions and for the drives, but never for a lane
 // that waits for the commit. Nothing in the step waits for a lane, except the next step's use of
-// the block's unit. Blocks of one update are independent, so any order gives the same bits.
+// the block's unit, and a use of a unit that is late: a lane is free for it while others may wait
+// for computation. Blocks of one update are independent, so any order gives the same bits.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/flow/commits.h"
@@ -25,6 +29,7 @@
 #include "engine/flow/flow_parts.h"
 #include "engine/flow/home_leases.h"
 #include "engine/flow/lane_transfers.h"
+#include "engine/flow/late_updates.h"
 #include "engine/flow/optimizer_lane.h"
 #include "engine/flow/parameter_slots.h"
 #include "engine/flow/resident_units.h"
@@ -59,12 +64,22 @@ class OptimizerPass {
   void announce(const Update& update);
   // The unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);
+  // The unit's first gradient of the step is on its way.
+  void touched(UnitId unit) { order_.touched(unit); }
   // The unit's gradient of the step is complete and in the set.
   void gradient_is_final(UnitId unit);
   // Every gradient is final, and `coefficients` are known. `as_assumed` says whether the
-  // coefficients are as announced.
+  // coefficients are as announced. Returns how many units stay as they are. The others count in
+  // the units' versions.
   // Requires: is_begun().
-  void apply(const StepCoefficients& coefficients, bool as_assumed);
+  std::uint32_t apply(const UnitCoefficients& coefficients, bool as_assumed);
+  // The unit has to be at its version, so its blocks make up for updates that they have missed
+  // (optimizer.untouched "lazy"). Without effect where nothing is missing.
+  void catch_up(const UnitPlace& unit);
+  // The same for all units.
+  void catch_up();
+  // The bytes on storage that late updates have read, and written, since the last call.
+  std::uint64_t take_late_bytes() { return std::exchange(late_bytes_, 0); }
   // Cancels the announced update: apply() will not be called. Each lane drops the block that it has
   // read ahead.
   void cancel();
@@ -98,7 +113,8 @@ class OptimizerPass {
   bool holds(BlockId block) const {
     return in_lane_[index_of(block)] || device_updates_.is_running(layout_.block(block).unit);
   }
-  // Every block, in the order of the updates that come after the norm. Frozen blocks are last.
+  // Every block, in the order in which blocks are updated after the norm is known. Frozen blocks
+  // are last.
   std::vector<BlockId> blocks_in_order() const;
   // The bytes copied between device and lanes since the last call.
   std::uint64_t take_copied_bytes() { return transfers_.take_copied_bytes(); }
@@ -111,13 +127,16 @@ class OptimizerPass {
   using Outcome = Lane::Outcome;
 
   void settle(Lane& lane, bool adopt);
+  void count_versions(const std::vector<bool>& stays);
+  void commit(BlockId block, std::uint64_t step);
   bool is_next(const Lane& lane, const Lane& than) const;
   void advance(Lane& lane);
   void finish_reading(Lane& lane);
   void finish_writing(Lane& lane);
   void start_lanes(UpdatePlace place);
+  void start_late();
   void start_on_device();
-  bool start(Lane& lane, BlockId block);
+  bool start(Lane& lane, BlockId block, const LateUpdates::Entry* late = nullptr);
   void load(Lane& lane);
   void post_updates();
   Lane* next_to_update();
@@ -130,13 +149,10 @@ class OptimizerPass {
   bool is_being_committed(BlockId block) const {
     return commits_ != nullptr && commits_->saver().is_saving(block);
   }
-  bool is_being_saved(BlockId block) const;
+  bool is_being_saved(BlockId block, std::uint64_t updates) const;
   void device_updates_ended(UnitId unit, std::uint64_t step);
   bool count_updated(const BlockPlace& block, StreamId stream);
   void release(Lane& lane, bool keep_parameters);
-  std::uint64_t lane_bytes() const {
-    return placement_.lanes.slot_bytes + placement_.lane_gradients.slot_bytes;
-  }
 
   const Layout& layout_;
   const Placement& placement_;
@@ -150,16 +166,23 @@ class OptimizerPass {
   WaitingGradients& waiting_;
   Commits* const commits_;
   StateSaver& saver_;
+  UnitVersions& versions_;
   std::function<void()> on_change_;
   UpdateOrder order_;
+  LateUpdates late_;
+  std::uint64_t late_bytes_ = 0;
   DeviceUpdates device_updates_;
 
   std::vector<Lane> lanes_;       // those with buffers, then those for blocks updated in place
   std::uint32_t buffered_lanes_;  // how many of them have buffers
+  const std::uint64_t lane_bytes_;
   std::uint32_t lanes_busy_ = 0;
   std::uint32_t updates_posted_ = 0;  // to the worker
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; also during the write of the update before
+  // By block: the last step that has left the block as it is while an update before was on its way
+  // home; 0 = none. Its commit counts the block once the block is home.
+  std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;
   bool is_damaged_ = false;  // a failure has struck a block between two versions

@@ -1,4 +1,6 @@
 // The way of a block through a lane of the optimizer pass: in, updated, and home again.
+#include <algorithm>
+
 #include <sluice/error.h>
 #include "base/trace/trace.h"
 #include "engine/flow/optimizer_pass.h"
@@ -6,9 +8,12 @@
 namespace sluice {
 
 // Returns false when the block has to wait for something first.
-bool OptimizerPass::start(Lane& lane, BlockId block) {
+bool OptimizerPass::start(Lane& lane, BlockId block, const LateUpdates::Entry* late) {
+  lane.step = late != nullptr ? late->step : version() + 1;
   // The update before, or its commit, is still writing it.
-  if (in_lane_[index_of(block)] || is_being_committed(block) || is_being_saved(block)) return false;
+  if (in_lane_[index_of(block)] || is_being_committed(block) ||
+      is_being_saved(block, lane.step - 1))
+    return false;
   std::uint32_t slot = Lane::kNoSlot;
   if (!placement_.updates_parameters_at_home(block)) {
     if (const auto bound = slots_.find(block)) {
@@ -22,8 +27,9 @@ bool OptimizerPass::start(Lane& lane, BlockId block) {
   }
   in_lane_[index_of(block)] = true;
   ++lanes_busy_;
-  if (lane.index < buffered_lanes_) scheduler_.pools().lend(MemoryPool::kLanes, lane_bytes());
-  const bool gradients_leave = placement_.gradient_leaves(layout_.block(block).unit);
+  if (lane.index < buffered_lanes_) scheduler_.pools().lend(MemoryPool::kLanes, lane_bytes_);
+  const UnitId unit = layout_.block(block).unit;
+  const bool gradients_leave = placement_.gradient_leaves(unit) && late == nullptr;
   lane.block = block;
   lane.slot = slot;
   lane.parameters =
@@ -31,9 +37,20 @@ bool OptimizerPass::start(Lane& lane, BlockId block) {
   lane.record = placement_.record_tier[index_of(block)] == Tier::kHost ? tiers_.host_record(block)
                                                                        : tiers_.lane(lane.index);
   lane.gradients_are = gradients_leave ? Lane::Gradients::kWanted : Lane::Gradients::kHere;
-  lane.gradients =
-      gradients_leave ? tiers_.lane_gradient(lane.index) : tiers_.gradient(layout_.block(block));
-  lane.version = version();
+  lane.is_late = late != nullptr;
+  if (lane.is_late) {
+    lane.gradients = late_.zeros();
+    lane.version = store_.version(block, Plane::kRecord);
+    lane.to_version = late->version;
+    lane.missed = late_.missed(*late, lane.version);
+    late_bytes_ += layout_.parameter_slot_bytes(block) + layout_.record_slot_bytes(block);
+  } else {
+    lane.gradients =
+        gradients_leave ? tiers_.lane_gradient(lane.index) : tiers_.gradient(layout_.block(block));
+    // From apply() on, the unit's version counts this update.
+    lane.version = versions_.of(unit) - (order_.phase() == UpdateOrder::Phase::kApplying ? 1 : 0);
+    lane.to_version = lane.version + 1;
+  }
   lane.sequence = starts_++;
   lane.begin_ns = trace_now_ns();
   load(lane);
@@ -88,19 +105,19 @@ void OptimizerPass::finish_writing(Lane& lane) {
     case Outcome::kHome: break;
   }
   // The next forward needs a block that is updated after the turn; an early one has to wait longer.
-  const bool is_early = order_.phase() == UpdateOrder::Phase::kAhead && lane.version == version();
+  const bool is_early = order_.phase() == UpdateOrder::Phase::kAhead && lane.step == version() + 1;
   const bool is_wanted =
       placement_.parameter_tier[index_of(lane.block)] == Tier::kNvme && !is_early;
   const BlockId block = lane.block;
   release(lane, is_wanted);
-  if (commits_ != nullptr) commits_->updated(block, lane.version + 1);
+  commit(block, lane.step);
 }
 
 // The update has been made: in host memory it is permanent, elsewhere it is on its way.
 void OptimizerPass::take_effect(Lane& lane) {
   const BlockPlace& block = layout_.block(lane.block);
-  const std::uint64_t version = lane.version + 1;
-  const bool is_tentative = order_.updates_are_tentative();
+  const std::uint64_t version = lane.to_version;
+  const bool is_tentative = order_.updates_are_tentative() && !lane.is_late;
   lane.enter(Phase::kUpdated, is_tentative ? Outcome::kTentative : Outcome::kHome);
   if (lane.slot != Lane::kNoSlot) slots_.set_version(lane.slot, version);
   if (placement_.record_tier[index_of(block.id)] == Tier::kHost)
@@ -108,7 +125,7 @@ void OptimizerPass::take_effect(Lane& lane) {
   const Tier tier = placement_.parameter_tier[index_of(block.id)];
   if (tier != Tier::kNvme) store_.advance(block.id, Plane::kParameter, version);
   if (tier == Tier::kDevice && lane.slot != Lane::kNoSlot) transfers_.copy_to_device(lane);
-  if (!is_tentative) count_updated(block, transfers_.up_stream());
+  if (!is_tentative && !lane.is_late) count_updated(block, transfers_.up_stream());
   advance(lane);
 }
 
@@ -140,16 +157,44 @@ bool OptimizerPass::count_updated(const BlockPlace& block, StreamId stream) {
 void OptimizerPass::release(Lane& lane, bool keep_parameters) {
   trace_span({.begin_ns = lane.begin_ns,
               .end_ns = trace_now_ns(),
-              .step = lane.version + 1,
+              .step = lane.step,
               .unit = index_of(layout_.block(lane.block).unit),
               .block = index_of(lane.block),
               .kind = TraceKind::kLane});
   lane.enter(Phase::kFree, Outcome::kHome);
+  lane.is_late = false;
   in_lane_[index_of(lane.block)] = false;
   --lanes_busy_;
-  if (lane.index < buffered_lanes_) scheduler_.pools().take_back(MemoryPool::kLanes, lane_bytes());
+  if (lane.index < buffered_lanes_) scheduler_.pools().take_back(MemoryPool::kLanes, lane_bytes_);
   if (lane.slot != Lane::kNoSlot) slots_.leave(lane.slot, SlotUser::kPass, keep_parameters);
   on_change_();
+}
+
+void OptimizerPass::catch_up(const UnitPlace& unit) {
+  if (!late_.is_lazy() || unit.is_frozen || !placement_.may_stay(unit)) return;
+  for (const BlockPlace& block : layout_.blocks_of(unit.id)) {
+    const bool is_coming =
+        order_.is_pending(block.id) || std::ranges::any_of(lanes_, [&](const Lane& lane) {
+          return lane.phase != Phase::kFree && lane.block == block.id &&
+                 lane.to_version >= versions_.of(unit.id) && lane.is_permanent();
+        });
+    if (!is_coming) late_.want(block);
+  }
+  on_change_();
+}
+
+void OptimizerPass::catch_up() {
+  for (const UnitPlace& unit : layout_.units()) catch_up(unit);
+}
+
+// Computation may wait for these.
+void OptimizerPass::start_late() {
+  for (std::uint32_t lane = 0; lane < buffered_lanes_ && !late_.is_empty(); ++lane) {
+    if (lanes_[lane].phase != Phase::kFree) continue;
+    const LateUpdates::Entry entry = late_.front();
+    if (!start(lanes_[lane], entry.block, &entry)) return;
+    late_.pop();
+  }
 }
 
 }  // namespace sluice

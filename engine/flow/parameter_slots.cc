@@ -95,20 +95,23 @@ void ParameterSlots::free_if_unused(std::uint32_t index) {
   on_change_();
 }
 
-void ParameterSlots::fetch(std::uint32_t index, std::uint64_t version) {
+void ParameterSlots::fetch(std::uint32_t index, std::uint64_t version, std::uint64_t step) {
   Slot& slot = slots_[index];
   slot.version.reset();
   slot.version_being_read = version;
   slot.is_transferring = true;
+  slot.transfer.step = step;
   // Computation waits for prefetched parameters.
   slot.transfer.read_priority = slot.prefetch_users != 0 ? IoPriority::kHigh : IoPriority::kNormal;
   store_.fetch(slot.transfer, slot.block, Plane::kParameter, data(index), version);
 }
 
-void ParameterSlots::store(std::uint32_t index, std::uint64_t version, StoreTarget target) {
+void ParameterSlots::store(std::uint32_t index, std::uint64_t version, std::uint64_t step,
+                           StoreTarget target) {
   Slot& slot = slots_[index];
   SLUICE_CHECK(slot.version == version, "what is stored is what the slot holds");
   slot.is_transferring = true;
+  slot.transfer.step = step;
   store_.store(slot.transfer, slot.block, Plane::kParameter, data(index), version, target);
 }
 

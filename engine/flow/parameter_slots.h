@@ -1,8 +1,8 @@
 // Host buffers for the parameters of blocks whose home is storage or the device. The prefetcher
 // shares the slots with the optimizer pass. A block has at most one slot, with the block's newest
-// bytes in host memory. So neither the prefetcher nor the pass reads bytes again that the other has
-// read or made. Parameters fetched for backward wait in their slot for the update, and updated
-// parameters wait for the next forward.
+// bytes in host memory. So if the prefetcher or the pass has read or made some bytes, the other one
+// does not read these bytes again. Parameters fetched for backward wait in their slot for the
+// update, and updated parameters wait for the next forward.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: a slot is free, or bound to one block and held by its users or kept. As soon as
@@ -42,11 +42,11 @@ class ParameterSlots {
   // Frees the kept slots that have no users.
   void drop_kept();
 
-  // Starts reading `version` of the slot's block from storage.
-  void fetch(std::uint32_t slot, std::uint64_t version);
+  // Starts reading `version` of the slot's block from storage, in step `step`.
+  void fetch(std::uint32_t slot, std::uint64_t version, std::uint64_t step);
   // Starts writing the slot's bytes to `target`. The bytes stay valid.
   // Requires: holds(slot, version).
-  void store(std::uint32_t slot, std::uint64_t version, StoreTarget target);
+  void store(std::uint32_t slot, std::uint64_t version, std::uint64_t step, StoreTarget target);
   bool is_in_pass(std::uint32_t slot) const { return slots_[slot].has_pass; }
   bool is_transferring(std::uint32_t slot) const { return slots_[slot].is_transferring; }
   // Whether the prefetcher is about to copy the slot's bytes to the device.

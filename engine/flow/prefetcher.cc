@@ -26,6 +26,7 @@ Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
       device_(parts.device),
       scheduler_(parts.scheduler),
       ranks_(parts.ranks),
+      versions_(parts.versions),
       target_(target),
       hooks_(std::move(hooks)),
       shard_event_(parts.device),
@@ -200,7 +201,7 @@ bool Prefetcher::issue_block(std::uint32_t use, const BlockPlace& block, bool is
       const auto taken = slots_.take(block.id, SlotUser::kPrefetch);
       if (!taken) return lacks_slot();
       item.slot = *taken;
-      slots_.fetch(*taken, version_of(block.id));
+      slots_.fetch(*taken, version_of(block.id), version_ + 1);
     }
   }
   pipeline_.push_back(item);

@@ -3,7 +3,7 @@
 // fetch starts as soon as the leases on the bytes that it overwrites have been released. The
 // fetch's copies wait on the device for the computation that still reads these bytes. A block that
 // has not been updated yet delays the blocks after it. A block that the pass has in a slot is
-// copied from this slot. Where ranks share the parameters, the blocks are those of the rank's own
+// copied from this slot. If ranks share the parameters, the blocks are those of the rank's own
 // shard, and a gather completes the unit. There is one gather per fetch, in the order of the
 // fetches. A shard at home on the device is gathered from its home. A unit that is leased at home
 // needs no copy; it is ready once it has been updated.
@@ -29,6 +29,7 @@
 #include "engine/plan/window_plan.h"
 #include "engine/ranks/ranks.h"
 #include "engine/run/step_timeline.h"
+#include "engine/store/unit_versions.h"
 #include "gpu/device/copy_run.h"
 
 namespace sluice {
@@ -51,22 +52,22 @@ class Prefetcher {
   Prefetcher(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
              const Target& target, Hooks hooks);
 
-  // Starts to follow `schedule`, with the parameters at `version`. With `keeps_for_update`,
-  // parameters fetched for the last time in the step wait in their slots for the update. `schedule`
-  // and `plan` must stay valid while the prefetcher follows them. The prefetcher must be idle()
-  // before the call.
+  // Starts to follow `schedule`, after `version` updates. With `keeps_for_update`, parameters
+  // fetched for the last time in the step wait in their slots for the update. `schedule` and `plan`
+  // must stay valid while the prefetcher follows them. The prefetcher must be idle() before the
+  // call.
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
   // Starts no more fetches. Work under way continues until it ends; wait for idle().
   void stop();
-  // After stop(): fetches for the uses before `end`, and no more. `end` is at least the number of
-  // uses that have begun to be fetched.
+  // After stop(): allows fetches for the uses before `end`, and no others. `end` is at least the
+  // number of uses that have begun to be fetched.
   void fetch_up_to(std::uint32_t end);
   // Whether all fetches have ended and no further fetch will start.
   bool has_stopped() const { return is_stopped_ && idle(); }
   // Returns how far the schedule has come, for use in a new plan. To change the schedule, call
-  // stop(), wait for has_stopped(), and call resume() with the plan from use `acquired` on. The
-  // uses before `acquired` stay as they are.
+  // stop(), wait for has_stopped(), and call resume() with a plan whose uses before `acquired`
+  // are the same.
   WindowProgress progress(std::uint32_t acquired) const {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
@@ -84,8 +85,8 @@ class Prefetcher {
   // Whether every copy that `use` needs has been queued. A stream that waits for ready_event() may
   // then read the unit.
   bool is_ready(std::uint32_t use) const { return use < ready_uses_; }
-  // The place of the use's unit, and whether a fetch brings the unit to that place. While no plan
-  // is replaced, any thread.
+  // The place of the use's unit, and whether a fetch brings the unit to that place. Callable from
+  // any thread while no plan is being replaced.
   const std::byte* place(std::uint32_t use) const {
     return target_.window + plan_->uses[use].offset_bytes;
   }
@@ -142,7 +143,7 @@ class Prefetcher {
   bool issue_next();
   bool may_start(std::uint32_t use);
   // The version that a use of the block needs.
-  std::uint64_t version_of(BlockId block) const { return layout_.is_frozen(block) ? 0 : version_; }
+  std::uint64_t version_of(BlockId block) const { return versions_.of(layout_.block(block).unit); }
   bool is_updated(const BlockPlace& block) const;
   bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
   void finish_issue(std::uint32_t use);
@@ -171,6 +172,7 @@ class Prefetcher {
   Device& device_;
   Scheduler& scheduler_;
   Ranks& ranks_;
+  const UnitVersions& versions_;
   const Target target_;
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
@@ -194,7 +196,8 @@ class Prefetcher {
   std::uint32_t ready_uses_ = 0;        // uses become ready in schedule order
   std::vector<bool> released_;
 
-  // Bytes of the window that hold units, or are being filled: the end of each place, by its begin.
+  // The places in the window that hold units or are being filled. The map gives
+  // the end of each place by its beginning.
   std::map<std::uint64_t, std::uint64_t> occupied_;
 
   // The items issued and not yet copied, in schedule order; at most kPipelineItemsMax.

@@ -11,6 +11,7 @@ ResidentUnits::ResidentUnits(const Layout& layout, const Placement& placement, c
       ranks_(ranks),
       device_(device),
       is_updated_(layout.units().size(), false),
+      is_left_(layout.units().size(), false),
       gathers_begun_ns_(layout.units().size()),
       stream_(device, "gathers of resident units") {
   std::vector<bool> is_listed(layout.units().size(), false);
@@ -34,9 +35,24 @@ void ResidentUnits::updated(UnitId unit, StreamId stream) {
   device_.record(updated_events_[index_of(unit)].id(), stream);
   if (layout_.unit(unit).is_frozen) return gather(unit);
   is_updated_[index_of(unit)] = true;
+  gather_in_order();
+}
+
+void ResidentUnits::left(UnitId unit) {
+  if (!ranks_.shard_optimizer() || layout_.unit(unit).is_sharded) return;
+  is_updated_[index_of(unit)] = is_left_[index_of(unit)] = true;
+  gather_in_order();
+}
+
+void ResidentUnits::gather_in_order() {
   while (is_updated_[index_of(order_[next_])]) {
-    is_updated_[index_of(order_[next_])] = false;
-    gather(order_[next_]);
+    const UnitId unit = order_[next_];
+    is_updated_[index_of(unit)] = false;
+    if (is_left_[index_of(unit)]) {
+      is_left_[index_of(unit)] = false;
+    } else {
+      gather(unit);
+    }
     next_ = (next_ + 1) % order_.size();
     if (next_ == 0) ++updates_;
   }

@@ -28,6 +28,8 @@ class ResidentUnits {
   // per update for each unit homed on the device. Called for a frozen unit when the unit gets its
   // values, in the same order on every rank.
   void updated(UnitId unit, StreamId stream);
+  // The same for an update that leaves the unit as it is.
+  void left(UnitId unit);
 
   // The event recorded after all work that the unit's last update caused on this rank.
   EventId event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
@@ -36,6 +38,7 @@ class ResidentUnits {
   const BeginTime* gather_begun_ns(UnitId unit) const { return &gathers_begun_ns_[index_of(unit)]; }
 
  private:
+  void gather_in_order();
   void gather(UnitId unit);
 
   const Layout& layout_;
@@ -45,6 +48,7 @@ class ResidentUnits {
   std::vector<UnitId> order_;          // of updated units homed on the device
   std::size_t next_ = 0;               // in order_: the next one to gather
   std::vector<bool> is_updated_;       // by unit
+  std::vector<bool> is_left_;          // by unit: among those, it has nothing to gather
   std::vector<Event> updated_events_;  // by unit
   std::vector<Event> ready_events_;    // by unit
   std::uint64_t gathered_bytes_ = 0;

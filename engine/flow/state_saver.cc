@@ -29,6 +29,7 @@ StateSaver::StateSaver(const FlowParts& parts, Hooks hooks)
       store_(parts.store),
       device_(parts.device),
       scheduler_(parts.scheduler),
+      versions_(parts.versions),
       hooks_(std::move(hooks)),
       room_bytes_(save_room(parts.layout).size_bytes()),
       places_(parts.placement.save_buffers.count),
@@ -45,12 +46,13 @@ void StateSaver::prepare() {
   if (!threads_) threads_.emplace(static_cast<std::uint32_t>(places_.size()));
 }
 
-void StateSaver::begin(std::uint64_t version, std::vector<BlockId> blocks, Work work) {
+void StateSaver::begin(std::uint64_t step, std::vector<BlockId> blocks, Work work) {
   SLUICE_CHECK(!is_under_way_ && busy_ == 0, "one save is under way at a time");
   SLUICE_CHECK(threads_.has_value(), "a save has threads that write");
   is_under_way_ = true;
   is_over_ = is_finishing_ = false;
-  version_ = version;
+  step_ = step;
+  unit_versions_.assign(versions_.all().begin(), versions_.all().end());
   blocks_ = std::move(blocks);
   next_ = 0;
   work_ = std::move(work);
@@ -64,8 +66,9 @@ void StateSaver::begin(std::uint64_t version, std::vector<BlockId> blocks, Work 
   hooks_.on_change();
 }
 
-bool StateSaver::holds(BlockId block, std::uint64_t version) const {
-  if (!is_under_way_ || version != version_ || may_change_[index_of(block)]) return false;
+// The step after may have left the block as it was.
+bool StateSaver::holds(BlockId block, std::uint64_t step) const {
+  if (!is_under_way_ || step < step_ || may_change_[index_of(block)]) return false;
   return !has_stopped() || is_taken_[index_of(block)];
 }
 
@@ -91,13 +94,14 @@ StateSaver::End StateSaver::end() {
 
 bool StateSaver::may_load(BlockId block) const {
   if (layout_.is_frozen(block)) return true;
+  const std::uint64_t version = unit_versions_[index_of(layout_.block(block).unit)];
   // The device says that a unit's update has ended once it has the unit's last block.
   const BlockId last = layout_.blocks_of(layout_.block(block).unit).back().id;
   if (placement_.record_tier[index_of(block)] == Tier::kDevice &&
-      store_.version(last, Plane::kRecord) != version_)
+      store_.version(last, Plane::kRecord) != version)
     return false;
-  return store_.version(block, Plane::kParameter) == version_ &&
-         store_.version(block, Plane::kRecord) == version_ &&
+  return store_.version(block, Plane::kParameter) == version &&
+         store_.version(block, Plane::kRecord) == version &&
          !store_.is_storing(block, Plane::kParameter) &&
          !store_.is_storing(block, Plane::kRecord) && hooks_.is_at_rest(block);
 }

@@ -24,6 +24,7 @@
 #include "engine/store/block_places.h"
 #include "engine/store/block_store.h"
 #include "engine/store/block_values.h"
+#include "engine/store/unit_versions.h"
 
 namespace sluice {
 
@@ -48,13 +49,13 @@ class StateSaver {
   // Starts the threads that write.
   // Fails with: kUnsupported where no thread can be started.
   void prepare();
-  // Begins to save all blocks at `version`, in the order of `blocks`. Frozen blocks are saved as
-  // they are. Requires: prepare(); no save is under way; no update of this version has begun.
-  void begin(std::uint64_t version, std::vector<BlockId> blocks, Work work);
-  // Whether the update of the block from `version` on has to wait.
-  bool holds(BlockId block, std::uint64_t version) const;
-  // An update waits for the block. The saver takes this block next, unless another block is wanted
-  // already. Requires: holds().
+  // Begins to save all blocks as update `step` leaves them, in the order of `blocks`. Frozen blocks
+  // are saved as they are. Requires: prepare(); no save is under way; no later update has begun.
+  void begin(std::uint64_t step, std::vector<BlockId> blocks, Work work);
+  // Whether an update of the block after `step` updates has to wait.
+  bool holds(BlockId block, std::uint64_t step) const;
+  // Notes that an update waits for the block. The saver takes this block next, unless another block
+  // is wanted already. Requires: holds().
   void want(BlockId block);
   // Whether an update waits.
   bool is_wanted() const { return wanted_.has_value(); }
@@ -106,13 +107,15 @@ class StateSaver {
   BlockStore& store_;
   Device& device_;
   Scheduler& scheduler_;
+  const UnitVersions& versions_;
   Hooks hooks_;
 
   // The save under way:
   bool is_under_way_ = false;
   bool is_over_ = false;
   bool is_finishing_ = false;
-  std::uint64_t version_ = 0;
+  std::uint64_t step_ = 0;
+  std::vector<std::uint64_t> unit_versions_;  // at the end of the step
   std::vector<BlockId> blocks_;
   std::size_t next_ = 0;  // in blocks_: everything before has been taken
   Work work_;

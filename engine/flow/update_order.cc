@@ -7,13 +7,16 @@
 namespace sluice {
 
 UpdateOrder::UpdateOrder(const Layout& layout, const Placement& placement,
-                         std::span<const UnitId> forward_order)
+                         std::span<const UnitId> forward_order, UntouchedPolicy untouched)
     : layout_(layout),
       placement_(placement),
+      skips_untouched_(untouched != UntouchedPolicy::kUpdate),
       rank_(layout.blocks().size()),
       states_(layout.blocks().size(), State::kUpdated),
       unit_blocks_left_(layout.units().size(), 0),
-      gradient_final_(layout.units().size(), false) {
+      gradient_final_(layout.units().size(), false),
+      is_fetched_(layout.units().size(), false),
+      is_touched_(layout.units().size(), false) {
   std::vector<bool> is_ordered(layout.units().size(), false);
   const auto add = [&](UnitId unit) {
     if (is_ordered[index_of(unit)] || layout.unit(unit).is_frozen) return;
@@ -43,12 +46,31 @@ void UpdateOrder::begin_announced() {
   for (const UnitPlace& unit : layout_.units())
     unit_blocks_left_[index_of(unit.id)] = unit.block_count;
   queues_ = {};
-  if (current_.policy == OverlapPolicy::kDeferred) queue_rest();
-  for (const UnitId unit : fetched_units_) append(unit);
+  if (current_.policy == OverlapPolicy::kDeferred && !skips_untouched_) queue_rest();
+  for (const UnitId unit : early_units_) append(unit);
 }
 
 void UpdateOrder::fetched(UnitId unit) {
-  fetched_units_.push_back(unit);
+  is_fetched_[index_of(unit)] = true;
+  if (!skips_untouched_ || (is_touched_[index_of(unit)] && !starts_when_touched()))
+    append_early(unit);
+}
+
+// Nothing says which fetch of an announced unit is its last.
+void UpdateOrder::touched(UnitId unit) {
+  if (is_touched_[index_of(unit)]) return;
+  is_touched_[index_of(unit)] = true;
+  if (skips_untouched_ && (is_fetched_[index_of(unit)] || starts_when_touched()))
+    append_early(unit);
+}
+
+// Whether units that may stay start with their first gradient, without their last fetch.
+bool UpdateOrder::starts_when_touched() const {
+  return (next_ ? next_->policy : current_.policy) == OverlapPolicy::kDeferred;
+}
+
+void UpdateOrder::append_early(UnitId unit) {
+  early_units_.push_back(unit);
   if (is_begun()) append(unit);
 }
 
@@ -56,17 +78,30 @@ void UpdateOrder::gradient_is_final(UnitId unit) {
   gradient_final_[index_of(unit)] = true;
 }
 
-void UpdateOrder::apply(const StepCoefficients& coefficients) {
+void UpdateOrder::apply(const UnitCoefficients& coefficients) {
   SLUICE_CHECK(is_begun(), "what is applied has begun");
   current_.coefficients = coefficients;
   phase_ = Phase::kApplying;
-  fetched_units_.clear();
+  for (const BlockId block : forward_blocks_) {
+    if (!stays(layout_.block(block).unit)) continue;
+    states_[index_of(block)] = State::kUpdated;
+    ++updated_count_;
+  }
+  forget_step();
   queue_rest();
   end_if_complete();
 }
 
+// The step's update has begun with its units. Those of the next step that need no fetch come before
+// the next update is announced.
+void UpdateOrder::forget_step() {
+  early_units_.clear();
+  is_fetched_.assign(is_fetched_.size(), false);
+  is_touched_.assign(is_touched_.size(), false);
+}
+
 bool UpdateOrder::cancel() {
-  fetched_units_.clear();
+  forget_step();
   if (std::exchange(next_, std::nullopt).has_value() || phase_ != Phase::kAhead) return false;
   phase_ = Phase::kIdle;
   return true;
@@ -91,7 +126,8 @@ bool UpdateOrder::may_update(BlockId block) const {
 
 // Early updates come in the order in which backward finishes with units.
 void UpdateOrder::append(UnitId unit) {
-  if (!updates_early()) return;
+  if (!updates_early() && (!skips_untouched_ || current_.policy != OverlapPolicy::kDeferred))
+    return;
   // A gradient that would have to be read twice if the update were repeated waits for the
   // coefficients.
   if (current_.policy == OverlapPolicy::kSpeculative && placement_.gradient_leaves(unit)) return;

@@ -9,6 +9,8 @@
 // their gradient is final. From apply() on, blocks start in forward order.
 // `speculative`: as `eager` where the update can be tentative. The other blocks start as under
 // `deferred`, from apply() on.
+// If units without a gradient stay as they are (optimizer.untouched), no block starts before its
+// unit's first gradient, and apply() counts the blocks of the other units as updated.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -28,8 +30,8 @@ namespace sluice {
 
 struct Update {
   OverlapPolicy policy = OverlapPolicy::kSerial;  // not kAuto
-  std::uint64_t version = 0;                      // the update starts from it
-  StepCoefficients coefficients;                  // assumed, until they are known
+  std::uint64_t version = 0;                      // the updates before it
+  UnitCoefficients coefficients;                  // assumed, until they are known
 };
 
 // Where a block is updated. Each place takes its blocks in its own order.
@@ -51,7 +53,8 @@ class UpdateOrder {
   // All arguments must outlive the object. `forward_order` is the order in which the next step will
   // need units; units that it omits come last.
   UpdateOrder(const Layout& layout, const Placement& placement,
-              std::span<const UnitId> forward_order);
+              std::span<const UnitId> forward_order,
+              UntouchedPolicy untouched = UntouchedPolicy::kUpdate);
 
   // Announces `update` as the successor of the current update; begin_announced() makes it the
   // current one. Requires: the previous update is being applied, or has ended.
@@ -59,9 +62,20 @@ class UpdateOrder {
   bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
   void begin_announced();
   void fetched(UnitId unit);
+  // The unit has a gradient in the step whose gradients are arriving.
+  void touched(UnitId unit);
   void gradient_is_final(UnitId unit);
+  // Whether apply() leaves the unit as it is.
+  bool stays(UnitId unit) const {
+    return skips_untouched_ && !is_touched_[index_of(unit)] &&
+           (!placement_.is_lazy || placement_.may_stay(layout_.unit(unit)));
+  }
+  // Whether the update that is being applied has not updated the block yet.
+  bool is_pending(BlockId block) const {
+    return phase_ == Phase::kApplying && states_[index_of(block)] != State::kUpdated;
+  }
   // The coefficients are known, so every block may be updated.
-  void apply(const StepCoefficients& coefficients);
+  void apply(const UnitCoefficients& coefficients);
   // Forgets an update that was announced, or that has begun without apply(). Returns whether the
   // update had begun.
   bool cancel();
@@ -102,11 +116,15 @@ class UpdateOrder {
   UpdatePlace place_of(BlockId block) const;
   bool updates_early() const;
   void append(UnitId unit);
+  void append_early(UnitId unit);
+  bool starts_when_touched() const;
+  void forget_step();
   void queue_rest();
   void end_if_complete();
 
   const Layout& layout_;
   const Placement& placement_;
+  const bool skips_untouched_;
   std::vector<BlockId> forward_blocks_;  // every trained block, in forward order
   std::vector<std::uint32_t> rank_;      // by block: its place there
 
@@ -117,9 +135,11 @@ class UpdateOrder {
   std::uint64_t updated_count_ = 0;
   std::vector<std::uint32_t> unit_blocks_left_;  // by unit: blocks yet to be updated
   std::array<Queue, kUpdatePlaces> queues_;
-  // For the step whose gradients are arriving.
-  std::vector<UnitId> fetched_units_;
+  // Belongs to the step whose gradients are arriving.
+  std::vector<UnitId> early_units_;   // in the order in which their blocks may start
   std::vector<bool> gradient_final_;  // by unit
+  std::vector<bool> is_fetched_;      // by unit: for the last time in the step
+  std::vector<bool> is_touched_;      // by unit
 };
 
 }  // namespace sluice

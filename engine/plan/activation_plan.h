@@ -30,8 +30,8 @@ struct ActivationAccess {
   ActivationAction action = ActivationAction::kSave;
   std::uint32_t source = 0;  // the access that saved this
   std::uint32_t place = 0;   // in the window
-  // For a save: the activation also goes to its home, because a later load will find the place
-  // taken. For a load: the activation comes from its home.
+  // For a save: the activation also goes to its home, because another activation will have taken
+  // its place before it is loaded. For a load: the activation comes from its home.
   bool moves = false;
   bool empties_home = false;  // a load that moves, and the last one of its source to do so
   std::optional<std::uint32_t> evicted = {};  // last access of the overwritten one
@@ -43,7 +43,7 @@ struct ActivationPlan {
   // The bytes moved to and from homes, in whole storage units.
   std::uint64_t stored_bytes = 0;
   std::uint64_t fetched_bytes = 0;
-  // The peak number of bytes in the homes, in whole storage units.
+  // The peak number of bytes in the homes, rounded up to whole storage units.
   std::uint64_t at_home_most_bytes = 0;
 };
 

@@ -76,4 +76,15 @@ std::uint64_t AnnouncedUses::read_bytes() const {
   return bytes;
 }
 
+std::uint64_t AnnouncedUses::update_bytes() const {
+  if (!placement_.skips_untouched && !placement_.is_lazy) return 0;
+  const std::vector<bool> is_updated = updated_units(layout_, placement_, schedule_);
+  std::uint64_t bytes = gradient_spill_bytes(layout_, placement_, schedule_);
+  for (const UnitPlace& unit : layout_.units()) {
+    if (is_updated[index_of(unit.id)] && placement_.may_stay(unit))
+      bytes += nvme_update_bytes(layout_, placement_, unit.id);
+  }
+  return bytes;
+}
+
 }  // namespace sluice

@@ -2,9 +2,10 @@
 // window. All places have the length of the largest announced unit, so that any free place fits any
 // of these units. Announcements only add uses: the plan so far, and the schedule of the other
 // units, stay as they are. So a step reads exactly the bytes of the units that it announces. A unit
-// takes the place of the unit that comes latest among the uses announced with it, and of those that
-// do not come, the one whose last use is the longest ago. The time for an announcement grows with
-// its units, and not with the uses before.
+// takes the place of a unit that has no later use among the uses announced with it. If several
+// units have no later use, it takes the place of the one whose last use is longest ago. Without
+// such a unit, it takes the place of the unit whose next use is latest. The time for an
+// announcement grows with the number of its units, but not with the number of earlier uses.
 //
 // Thread rule: one thread at a time. References stay valid.
 #pragma once
@@ -27,7 +28,7 @@ class AnnouncedUses {
   // All arguments must outlive the object. `model` is validated().
   AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement);
 
-  // Forgets the uses of the step before.
+  // Forgets the uses of the previous step.
   void begin();
   // Adds one use of each unit. Requires: no unit is given twice.
   void add(std::span<const UnitId> units, Pass pass);
@@ -36,6 +37,10 @@ class AnnouncedUses {
   const WindowPlan& window() const { return window_; }
   // The bytes that the fetches of all uses read from storage.
   std::uint64_t read_bytes() const;
+  // The bytes of state on storage that the update reads for the units that only announced uses
+  // touch, as Placement::skips_untouched says, and that their gradients read there. As many are
+  // written.
+  std::uint64_t update_bytes() const;
 
  private:
   struct Place {

@@ -39,16 +39,16 @@ void require_room(const HostMemory& memory);
 // Fails with: kOutOfMemory under kError.
 std::string settle_shortage(const std::optional<std::string>& shortage, RoomCheck check);
 
-// The default budgets for `memory_bytes`, which are a machine's memory or a rank's part of it: half
-// for the host, and a quarter for the device if the host is the device.
+// The default budgets for `memory_bytes`, which is a machine's memory or a rank's part of it. The
+// host gets half, and the device gets a quarter if the host is the device.
 std::uint64_t default_device_bytes(std::uint64_t memory_bytes);
 std::uint64_t default_host_bytes(std::uint64_t memory_bytes);
-// The memory whose default_host_bytes() are `budget_bytes`.
+// Returns the memory for which default_host_bytes() is `budget_bytes`.
 std::uint64_t memory_of_default_host(std::uint64_t budget_bytes);
 
 // Fills in the budgets missing in `memory` with the defaults for one rank's part of the machine. If
-// the device is the host, the device gets at most half of the room beside the application, and the
-// host at most the rest. The pools in `host` are ignored.
+// the device is the host, the device gets at most half of the memory that the application leaves
+// free, and the host gets at most the rest. The pools in `host` are ignored.
 Config::Memory with_budgets(Config::Memory memory, const HostMemory& host);
 
 }  // namespace sluice

@@ -45,9 +45,9 @@ struct StateFormat {
   // The optimizer's record of a block is [rest of the master | exp_avg | exp_avg_sq], without
   // moments that the optimizer does not keep. The rest of the master is the low half of a split
   // master for bf16, the whole fp32 master for fp16, and empty for fp32. With 8-bit moments, the
-  // codes take the moments' places, and the scales follow: those of exp_avg, those of exp_avg_sq.
-  // The following functions say where each part begins in the record of `elements` elements, a
-  // multiple of kAlignElements.
+  // codes take the moments' places, and the scales follow: first those of exp_avg, then those of
+  // exp_avg_sq. The following functions say where each part begins in the record of `elements`
+  // elements, a multiple of kAlignElements.
   std::uint64_t moment_bytes() const {
     switch (moments) {
       case OptimizerState::kFp32: return sizeof(float);
@@ -72,7 +72,7 @@ struct StateFormat {
   std::uint64_t record_bytes(std::uint64_t elements) const {
     return exp_avg_sq_scales_begin(elements) + (keeps_exp_avg_sq ? scale_bytes(elements) : 0);
   }
-  // All of the state at rest, for rates.
+  // The bytes of all of the state at rest, for computing rates.
   double state_bytes_per_element() const {
     return static_cast<double>(parameter_bytes()) +
            static_cast<double>(record_bytes(kAlignElements)) / kAlignElements;
@@ -102,7 +102,7 @@ RecordMoments moments_of(const StateFormat& format, std::uint64_t elements, std:
 struct Shard {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
-  // Whether the rank has the gradients, or the parameters, of all parts and not only of its own.
+  // Whether the rank has the gradients, or the parameters, of all parts or only of its own part.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
   std::uint64_t keep_gathered_bytes = 0;  // units up to this size stay whole; without padding

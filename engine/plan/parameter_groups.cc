@@ -83,16 +83,16 @@ std::uint32_t ParameterGroups::index_of(const Set& set) {
 
 StepCoefficients ParameterGroups::coefficients(double learning_rate,
                                                std::span<const double> group_learning_rates,
-                                               std::uint64_t step, float gradient_scale) const {
+                                               UpdateNumbers numbers, float gradient_scale) const {
   StepCoefficients coefficients{.of_set = {},
-                                .rounding_key = rounding_key_of_step(rounding_seed_, step)};
+                                .rounding_key = rounding_key_of_step(rounding_seed_, numbers.step)};
   for (const Set& set : sets_) {
     OptimizerOptions options = options_;
     options.adam.weight_decay = set.weight_decay;
     const double rate = set.group && !group_learning_rates.empty()
                             ? group_learning_rates[*set.group]
                             : learning_rate * set.learning_rate_factor;
-    coefficients.of_set.push_back(coefficients_of(options, rate, step, gradient_scale));
+    coefficients.of_set.push_back(coefficients_of(options, rate, numbers.of_unit, gradient_scale));
   }
   return coefficients;
 }

@@ -1,7 +1,7 @@
-// The hyperparameters of each tensor's update. A tensor has the optimizer's values, without decay
-// if the tensor says so, and with the changes of the first group in the config that names the
-// tensor. Tensors of one group with equal decay share a set, and a set's coefficients are computed
-// once per step.
+// The hyperparameters of each tensor's update. A tensor has the optimizer's values, but no decay if
+// the tensor says so. The first group in the config that names the tensor may change these values.
+// Tensors of one group with equal decay share a set, and a set's coefficients are computed once per
+// step.
 //
 // Thread rule: constant after construction, callable from any thread.
 #pragma once
@@ -19,11 +19,28 @@
 
 namespace sluice {
 
-// The coefficients of one step's update, by set, and the step's key for moments in bf16
+// The coefficients of a unit's update in one step, by set, and the step's key for moments in bf16
 // (base/moment_rounding.h).
 struct StepCoefficients {
   std::vector<UpdateCoefficients> of_set;
   std::uint64_t rounding_key = 0;
+};
+
+// The same for all units. Units that have seen equally many updates share their coefficients.
+struct UnitCoefficients {
+  std::vector<StepCoefficients> all;
+  std::vector<std::uint32_t> of_unit;  // by unit: its entry in `all`; empty: the only one
+
+  const StepCoefficients& of(UnitId unit) const {
+    return all[of_unit.empty() ? 0 : of_unit[index_of(unit)]];
+  }
+};
+
+// The step's number decides the random bits of rounding, and the number of the unit's update the
+// bias correction. Both count from 1.
+struct UpdateNumbers {
+  std::uint64_t step = 0;
+  std::uint64_t of_unit = 0;
 };
 
 class ParameterGroups {
@@ -35,11 +52,11 @@ class ParameterGroups {
 
   // The set of each tensor, in the order of the model.
   std::span<const std::uint32_t> set_of_tensors() const { return set_of_tensors_; }
-  // Coefficients of step number `step`; steps count from 1. `group_learning_rates` has one rate per
-  // group of the config, instead of `learning_rate` times the group's factor, or is empty.
+  // `group_learning_rates` has one rate per group of the config, instead of `learning_rate` times
+  // the group's factor, or is empty.
   // Requires: the same as coefficients_of().
   StepCoefficients coefficients(double learning_rate, std::span<const double> group_learning_rates,
-                                std::uint64_t step, float gradient_scale) const;
+                                UpdateNumbers numbers, float gradient_scale) const;
 
  private:
   struct Set {

@@ -6,6 +6,7 @@
 // be predicted and explained. Constant after construction.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -43,9 +44,9 @@ struct Placement {
   // their entry is host memory.
   std::vector<Tier> gradient_tier;
 
-  // Whether device memory is host memory, memory.unified allows to use it as such, and one rank
-  // trains alone. Computation then uses the parameters of a unit that lies in host memory as a
-  // whole at their home, and updates use parameters on the device at their home.
+  // Whether device memory is host memory that memory.unified allows to be used as such, and one
+  // rank trains alone. Then computation uses a unit's parameters at their home if all of them are
+  // in host memory. Updates use a unit's parameters at their home if they are on the device.
   bool is_unified = false;
   std::vector<bool> is_leased_in_host;  // by unit; empty: no unit is
   // Whether a unit's first gradient of a step may be computed straight in the set, if the set's
@@ -87,8 +88,8 @@ struct Placement {
   std::uint64_t host_activation_bytes = 0;
   SlotPool activation_staging;  // pieces between the device and storage
 
-  // Storage. With two copies, a block whose parameters and record are both on storage has a shadow
-  // beside its home, so that an update can be tentative.
+  // Storage. With two copies, a block whose parameters and record are both on storage has a shadow,
+  // a second place beside its home. So an update can be tentative.
   std::uint32_t storage_copies = 1;
   std::uint64_t shadow_bytes = 0;
   std::uint64_t nvme_parameter_bytes = 0;  // of one copy
@@ -102,7 +103,23 @@ struct Placement {
   std::uint64_t durable_bytes = 0;
   std::uint64_t commit_bytes = 0;  // written by a commit, of state at home in memory
 
-  // Whether the rank's part of the unit's parameters is at home on the device.
+  // Whether a step updates only the units that it uses in backward (optimizer.untouched): for good,
+  // or until later.
+  bool skips_untouched = false;
+  bool is_lazy = false;
+
+  // Whether a step that does not use the unit in backward leaves it as it is. Later updates save
+  // nothing where some of the unit is in memory.
+  bool may_stay(const UnitPlace& unit) const {
+    if (!is_lazy) return skips_untouched;
+    const auto is_on_storage = [&](const std::vector<Tier>& tiers) {
+      const auto first = tiers.begin() + unit.first_block;
+      return std::all_of(first, first + unit.block_count,
+                         [](Tier tier) { return tier == Tier::kNvme; });
+    };
+    return is_on_storage(parameter_tier) && is_on_storage(record_tier);
+  }
+  // Whether the unit's parameters that this rank owns are at home on the device.
   bool is_homed_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }
@@ -182,8 +199,8 @@ struct Budgets {
 struct PassNeeds {
   bool overlaps = false;                    // with computation: buffers for bursts and kept bytes
   std::optional<std::uint32_t> lanes = {};  // empty = as many as help
-  // Whether the planner may give the device's remaining memory to optimizer state, where the config
-  // leaves the choice to it.
+  // Whether the planner may give the device's remaining memory to optimizer state, if the config
+  // leaves this choice open.
   bool fills_device = false;
   Config::Activations activations = {};
   std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take beside the pools
@@ -202,7 +219,8 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
 // budgets works, too.
 // Fails with: kOutOfMemory when a budget cannot hold its mandatory pools, or the state that
 // `choices` puts there. The message lists the pools, and names the smallest budget that works while
-// the other budget stays as it is. Where no size works, the message names a pair of budgets.
+// the other budget stays as it is. If no size of this budget alone works, the message names a pair
+// of budgets.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});

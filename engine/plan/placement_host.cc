@@ -43,30 +43,47 @@ std::optional<PlacementShortage> PlacementPlanner::plan_host() {
     for (const UnitPlace& unit : layout_.units()) set_gradient_tier(unit, Tier::kNvme);
   }
   const SlotPool activation_staging = placement_.activation_staging;
-  const std::optional<PlacementShortage> shortage = try_host();
-  if (!shortage || !may_leave) return shortage;
-  send_gradients_away();
-  placement_.activation_staging = activation_staging;
-  const std::optional<PlacementShortage> rest = try_host();
-  return !rest || rest->needed_bytes < shortage->needed_bytes ? rest : shortage;
+  const auto without_gradients = [&](std::uint32_t buffers_most) {
+    send_gradients_away();
+    placement_.activation_staging = activation_staging;
+    return try_host(buffers_most);
+  };
+  const std::optional<PlacementShortage> shortage = try_host(kLanesMaximumWanted);
+  if (!may_leave) return shortage;
+  if (shortage) {
+    const std::optional<PlacementShortage> rest = without_gradients(kLanesMaximumWanted);
+    return !rest || rest->needed_bytes < shortage->needed_bytes ? rest : shortage;
+  }
+  const auto has_one_lane = [this] {
+    return !pass_.lanes && placement_.lanes.count == 1 && homes_in_use().records_on_storage;
+  };
+  if (!has_one_lane()) return std::nullopt;
+  // A single lane reads, updates and writes in turn, which costs more than gradients that leave. As
+  // many as fit beside a few buffers come back.
+  const Placement with_gradients = placement_;
+  if (without_gradients(kLanesMinimumWanted) || has_one_lane()) placement_ = with_gradients;
+  return std::nullopt;
 }
 
-// Pools for the gradients' present places. After a shortage their sizes have no meaning.
-std::optional<PlacementShortage> PlacementPlanner::try_host() {
+// Pools for the gradients' present places, with at most `buffers_most` lanes, staging slots and
+// places for gradients that leave, unless the config names the number of lanes. After a shortage
+// their sizes have no meaning.
+std::optional<PlacementShortage> PlacementPlanner::try_host(std::uint32_t buffers_most) {
   HomesInUse homes = homes_in_use();
   placement_.gradient_staging = {
       .count = staging_least(homes) == 0    ? 0
-               : homes.gradients_on_storage ? kLeavingStagingWanted
+               : homes.gradients_on_storage ? std::min(kLeavingStagingWanted, buffers_most)
                                             : kGradientStagingWanted,
       .slot_bytes =
           align_up(largest_piece(layout_) * layout_.format().gradient_bytes(), kStorageAlignBytes)};
   const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
   const bool records_may_be_host = choices_.optimizer != TierChoice::kNvme;
   fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
-  const std::uint32_t lanes_wanted = pass_.lanes.value_or(lanes_for_bursts());
+  const std::uint32_t lanes_for_all = std::min(lanes_for_bursts(), buffers_most);
+  const std::uint32_t lanes_wanted = pass_.lanes.value_or(lanes_for_all);
   const std::uint32_t lanes_least = pass_.lanes.value_or(1);
   const std::uint32_t staging_wanted =
-      kStagingSlotsWanted + (pass_.overlaps ? lanes_for_bursts() : 0);
+      std::min(kStagingSlotsWanted, buffers_most) + (pass_.overlaps ? lanes_for_all : 0);
   homes = homes_in_use();
   size_buffers(homes, staging_wanted, lanes_wanted);
   if (placement_.host_bytes() <= placement_.host_budget_bytes) {

@@ -76,7 +76,7 @@ class PlacementPlanner {
 
   // Host.
   std::optional<PlacementShortage> plan_host();
-  std::optional<PlacementShortage> try_host();
+  std::optional<PlacementShortage> try_host(std::uint32_t buffers_most);
   void set_gradient_tier(const UnitPlace& unit, Tier tier);
   void send_gradients_away();
   void take_gradients_back();

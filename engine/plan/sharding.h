@@ -14,9 +14,9 @@ namespace sluice {
 // Fails with: kConfig for a group that does not divide the ranks.
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 
-// How many consecutive ranks add up their gradients and gather parameters among themselves, before
-// others take part: those of a group, or those of a node (sharding.reduction "nodes"); 1 = all
-// ranks do it at once. Requires: as above, and node_ranks likewise.
+// The number of consecutive ranks that add up their gradients and gather parameters among
+// themselves first. These are the ranks of a group, or of a node (sharding.reduction "nodes"); 1 =
+// all ranks do so at once. Requires: as above, and node_ranks likewise.
 // Fails with: kConfig for nodes that do not divide the ranks, and for nodes with groups.
 std::uint32_t first_level_ranks(const Config::Sharding& sharding, std::uint32_t count);
 
@@ -34,7 +34,7 @@ bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatc
 // to exchange values that all of them have to know.
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
-// The bytes of one sequence of gathers in nodes, through which the parts of other nodes come, and
+// The bytes that one sequence of gathers in nodes needs to receive the parts of other nodes, and
 // the number of such sequences.
 std::uint64_t gather_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                   const Layout& layout);

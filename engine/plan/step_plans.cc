@@ -63,12 +63,26 @@ ActivationPlan StepPlans::plan_activations_of(const ActivationShape& shape) cons
 
 StepPlan StepPlans::changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                             Pass pass) const {
-  StepPlan changed{.schedule = changed_schedule(plan.schedule, progress.acquired, unit, pass),
-                   .window = {}};
-  changed.window =
-      replan_window(plan.schedule, plan.window, progress, changed.schedule, window_unit_bytes_,
-                    placement_.window_bytes, model_.concurrent_leases);
-  return changed;
+  const auto follow = [&](Schedule schedule) {
+    StepPlan changed{.schedule = std::move(schedule), .window = {}};
+    changed.window =
+        replan_window(plan.schedule, plan.window, progress, changed.schedule, window_unit_bytes_,
+                      placement_.window_bytes, model_.concurrent_leases);
+    return changed;
+  };
+  const bool is_another_batch = pass == Pass::kInference && progress.acquired != 0 &&
+                                progress.acquired == plan.schedule.size() &&
+                                unit == plan.schedule.front().unit;
+  if (is_another_batch) {
+    Schedule schedule = plan.schedule;
+    schedule.insert(schedule.end(), plan.schedule.begin(), plan.schedule.end());
+    try {
+      return follow(std::move(schedule));
+    } catch (const Error&) {
+      // With several leases, this use alone may have a place although not every later one has.
+    }
+  }
+  return follow(changed_schedule(plan.schedule, progress.acquired, unit, pass));
 }
 
 void StepPlans::expect_inference(Schedule schedule) {

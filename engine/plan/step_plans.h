@@ -37,7 +37,9 @@ class StepPlans {
   // Fails with: kInvalidArgument for a step that is too large for the activation pools.
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // The plan of a step that leaves the schedule of `plan` at `progress` to use `unit`.
+  // The plan of a step that followed `plan` up to `progress`, and then uses `unit` instead. An
+  // inference that begins anew behind its end has another batch, and is expected to have as many
+  // more as there have been: so a few changes are enough for any number of batches.
   // Fails with: kOutOfMemory when the window cannot hold `unit` beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;

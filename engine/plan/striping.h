@@ -14,8 +14,9 @@
 
 namespace sluice {
 
-// Returns one weight per path of storage.paths. The weights are the config's, or the rates of the
-// optimizer's pattern in the calibration that `sluice bench io --json` wrote, or all equal.
+// Returns one weight per path of storage.paths. The weights are those of the config. Without them,
+// they are the rates of the optimizer's pattern in the calibration that `sluice bench io --json`
+// wrote. Without a calibration, they are equal.
 // Fails with: kInput for a calibration that cannot be read or lacks a path.
 std::vector<double> storage_weights(const Config::Storage& storage);
 

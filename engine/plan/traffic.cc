@@ -29,6 +29,28 @@ std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placem
   return bytes;
 }
 
+std::uint64_t nvme_update_bytes(const Layout& layout, const Placement& placement, UnitId unit) {
+  if (layout.unit(unit).is_frozen) return 0;
+  std::uint64_t bytes = nvme_parameter_bytes(layout, placement, unit);
+  for (const BlockPlace& block : layout.blocks_of(unit)) {
+    if (placement.record_tier[index_of(block.id)] == Tier::kNvme)
+      bytes += layout.record_slot_bytes(block.id);
+  }
+  return bytes;
+}
+
+std::vector<bool> updated_units(const Layout& layout, const Placement& placement,
+                                const Schedule& schedule) {
+  std::vector<bool> is_updated;
+  for (const UnitPlace& unit : layout.units())
+    is_updated.push_back(!unit.is_frozen && !placement.may_stay(unit));
+  for (const ScheduledUse& use : schedule) {
+    if (use.pass == Pass::kBackward && !layout.unit(use.unit).is_frozen)
+      is_updated[index_of(use.unit)] = true;
+  }
+  return is_updated;
+}
+
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule) {
   std::uint64_t bytes = 0;
@@ -49,14 +71,19 @@ Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
     if (plan.uses[use].fetch)
       traffic.nvme_read_bytes += nvme_parameter_bytes(layout, placement, schedule[use].unit);
   }
-  std::uint64_t pass_bytes = placement.nvme_record_bytes;
+  const std::vector<bool> is_updated = updated_units(layout, placement, schedule);
+  std::uint64_t pass_bytes = 0;
+  std::uint64_t record_bytes = 0;
   for (const UnitPlace& unit : layout.units()) {
-    if (!unit.is_frozen) pass_bytes += nvme_parameter_bytes(layout, placement, unit.id);
+    if (!is_updated[index_of(unit.id)]) continue;
+    const std::uint64_t bytes = nvme_update_bytes(layout, placement, unit.id);
+    pass_bytes += bytes;
+    record_bytes += bytes - nvme_parameter_bytes(layout, placement, unit.id);
   }
   traffic.nvme_read_bytes += pass_bytes;
   traffic.nvme_write_bytes += pass_bytes;
   traffic.nvme_read_bytes_least =
-      placement.kept_slots == 0 ? traffic.nvme_read_bytes : placement.nvme_record_bytes;
+      placement.kept_slots == 0 ? traffic.nvme_read_bytes : record_bytes;
   // Every gradient except a unit's first is added to the stored sum, and the update reads the sum.
   traffic.gradient_spill_bytes = gradient_spill_bytes(layout, placement, schedule);
   traffic.nvme_write_bytes += traffic.gradient_spill_bytes;

@@ -1,11 +1,12 @@
 // The bytes that one step moves between host and storage, known before the step runs. The bytes are
-// those of the window plan's fetches and of the optimizer pass's reads and writes. A meter counts
+// the sum of the window plan's fetches and the optimizer pass's reads and writes. A meter counts
 // the bytes of the real steps for comparison.
 //
 // Thread rule: the predictions are pure; one thread at a time uses a meter.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <sluice/step_report.h>
 #include "engine/plan/layout.h"
@@ -36,15 +37,22 @@ class TrafficMeter {
 // The bytes of the parameters of `unit` that are at home on storage.
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
-// The bytes of gradients waiting on storage that a step writes; the step reads as many. Every
-// backward use writes its unit's sum of gradients. All but the first use also read the sum so far,
-// and the update reads the final sum.
+// The bytes of state at home on storage that an update of `unit` reads; it writes as many.
+std::uint64_t nvme_update_bytes(const Layout& layout, const Placement& placement, UnitId unit);
+
+// By unit: whether a step that follows `schedule` updates it.
+std::vector<bool> updated_units(const Layout& layout, const Placement& placement,
+                                const Schedule& schedule);
+
+// The bytes of gradients that a step writes to storage, where they wait; the step reads the same
+// number of bytes. Every backward use writes its unit's sum of gradients. All but the first use
+// also read the sum so far, and the update reads the final sum.
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
 
-// The traffic of one step. The traffic consists of every fetch of `plan`, each block's state once
-// in and once out, and the bytes that `activations` moves. A speculative step that is redone moves
-// each block's state once more.
+// The traffic of one step. The traffic consists of every fetch of `plan`, the state of each block
+// that is updated once in and once out, and the bytes that `activations` moves. A speculative step
+// that is redone moves each block's state once more.
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
                              const Schedule& schedule, const WindowPlan& plan,
                              const ActivationPlan& activations = {});

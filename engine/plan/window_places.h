@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// A unit in the order in which units should make room: those that are needed last come first, and
-// among these, those that were used longest ago.
+// A unit's place in the order in which units should make room. Units that are needed last come
+// first; among equals, units that were used longest ago come first.
 struct WindowTurn {
   std::uint32_t next_use = 0;
   std::uint32_t last_use = 0;  // 0 for a unit that was only fetched ahead
@@ -47,7 +47,8 @@ class WindowPlaces {
 
   // The lowest place of this length that overlaps no unit.
   std::optional<std::uint64_t> lowest_free(std::uint64_t length_bytes) const;
-  // The first unit that ends behind `begin_bytes`, from which units follow by place.
+  // The first unit that ends behind `begin_bytes`; the other units follow in the order of their
+  // places.
   ByPlace::const_iterator first_behind(std::uint64_t begin_bytes) const;
   const ByPlace& by_place() const { return by_place_; }
   const std::set<WindowTurn>& by_turn() const { return by_turn_; }

@@ -25,7 +25,7 @@ class Planning {
   // Plans a placement, without the step's cost. If the placement is impossible, the result has the
   // obstacle.
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const;
-  // Plans the config's own choices under another policy, which needs other buffers.
+  // Plans the config's own choices under another policy. The policy may need other buffers.
   PlannedPlacement place_under(OverlapPolicy policy) const;
   StepCost step_of(const Placement& placement, OverlapPolicy policy, const Rates& rates) const;
 

@@ -26,7 +26,7 @@ struct PlanRequest {
   double flops = 0;
 };
 
-// The first line of an obstacle, for a row of a table.
+// The first line of an obstacle, short enough for a row of a table.
 std::string in_short(const std::string& obstacle);
 
 // The same as plan_run(), but returns nothing if the plan does not fit, or if several ranks cannot

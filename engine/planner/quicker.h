@@ -1,6 +1,6 @@
-// Finds a change of settings if a plan has simulated a quicker step than its own. Homes chosen by
-// "auto" save traffic, which nearly always saves time. Exceptions are seen only in a plan, because
-// only a plan simulates steps. Pure; any thread.
+// Finds a change of settings that makes the step quicker, if a plan has simulated such a step.
+// Homes chosen by "auto" save traffic, which nearly always saves time. Exceptions are seen only in
+// a plan, because only a plan simulates steps. Pure; any thread.
 #pragma once
 
 #include <optional>
@@ -18,17 +18,16 @@ struct Quicker {
   OverlapPolicy overlap{};
 };
 
-// Returns the quickest of `all`, which plan_alternatives() has made for `config`, and of the
-// policies that do not change results. Empty if the config itself is within half a percent of the
-// quickest.
+// Returns the quickest of `all` (from plan_alternatives() for `config`) and of the policies that do
+// not change results. Empty if the config itself is within half a percent of the quickest.
 std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all, const Config& config);
 
-// Returns the quickest of `all` that fits, if the config itself, the first of them, does not; else
-// nothing.
+// If the config itself (the first of `all`) does not fit, returns the quickest of `all` that fits;
+// otherwise nothing.
 std::optional<Quicker> quickest_that_fits(const std::vector<PlannedPlacement>& all,
                                           const Config& config);
 
-// More host memory, and the step with it.
+// A larger budget of host memory, and the step under this budget.
 struct MoreMemory {
   std::uint64_t more_bytes = 0;  // beside the budget
   double step_s = 0;

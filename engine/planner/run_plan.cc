@@ -22,8 +22,24 @@ bool drives_have_room(const Config& config, const Layout& layout, Placement plac
   });
 }
 
-// "auto" speculates only where a second copy of the state helps and is no burden: where every block
-// has one. Otherwise the other blocks' records would be read after backward instead of during it.
+// Whether nearly all of the trained state has shadows. Blocks without one are read after backward
+// instead of during it. Up to an eighth of such blocks costs less than the others win.
+bool shadows_serve_most(const Layout& layout, Placement placement) {
+  constexpr double kServedShareLeast = 7.0 / 8;
+  if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
+  add_shadows(layout, placement);
+  double served = 0, all = 0;
+  for (const BlockPlace& block : layout.blocks()) {
+    // Units that ranks keep gathered are small.
+    if (layout.is_frozen(block.id) || layout.keeps_gathered(block.unit)) continue;
+    const auto elements = static_cast<double>(block.element_count);
+    all += elements;
+    if (placement.has_shadow(block.id)) served += elements;
+  }
+  return served != 0 && served >= kServedShareLeast * all;
+}
+
+// "auto" speculates only where a second copy of the state helps and is no burden.
 OverlapPolicy policy_of(const Config& config, const Layout& layout, const Placement& placement,
                         const RunMachine& machine) {
   const Config::Optimizer& optimizer = config.optimizer;
@@ -31,11 +47,12 @@ OverlapPolicy policy_of(const Config& config, const Layout& layout, const Placem
   if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop)
     return OverlapPolicy::kEager;
   // The copies of a durable store serve as shadows.
-  const bool has_room = !config.storage.state.name.empty()
-                            ? may_speculate_by_itself(config, machine.ranks)
-                            : drives_have_room(config, layout, placement, machine);
-  return has_room && shadows_serve_all(layout, placement) ? OverlapPolicy::kSpeculative
-                                                          : OverlapPolicy::kDeferred;
+  const bool may_speculate =
+      !config.storage.state.name.empty()
+          ? may_speculate_by_itself(config, machine.ranks) && shadows_serve_all(layout, placement)
+          : drives_have_room(config, layout, placement, machine) &&
+                shadows_serve_most(layout, placement);
+  return may_speculate ? OverlapPolicy::kSpeculative : OverlapPolicy::kDeferred;
 }
 
 }  // namespace
@@ -63,6 +80,8 @@ RunPlan plan_run(const Config& config, const ModelSpec& model, const Layout& lay
   RunPlan plan{.placement = plan_placement(
                    layout, model, config.placement, budgets,
                    pass_needs(config, layout, machine.ranks, machine.device_is_host))};
+  plan.placement.skips_untouched = config.optimizer.untouched == UntouchedPolicy::kSkip;
+  plan.placement.is_lazy = config.optimizer.untouched == UntouchedPolicy::kLazy;
   plan.policy = policy_of(config, layout, plan.placement, machine);
   if (plan.policy == OverlapPolicy::kSpeculative) add_shadows(layout, plan.placement);
   if (const std::uint32_t copies = durable_copies(config, machine.ranks); copies != 0)

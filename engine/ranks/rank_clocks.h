@@ -1,7 +1,7 @@
 // The offsets between the clocks of ranks on different hosts, so that traces can be shown side by
 // side. The offsets are measured by exchanges, because an exchange ends on a rank only after it has
-// begun on all ranks. So each exchange gives a least and a largest offset, and neither the time nor
-// the direction of slow messages matters. Later drift of the clocks is not tracked.
+// begun on all ranks. So each exchange gives a lower and an upper limit of the offset, even if
+// messages are slow in one direction. Later drift of the clocks is not tracked.
 //
 // Thread rule: the application's thread, on every rank at the same point.
 #pragma once

@@ -1,4 +1,4 @@
-// The ranks that train together, as the engine sees them: each rank's part of the state, the
+// The ranks that train together, as the engine sees them. Has each rank's part of the state, the
 // sequences of collectives, and decisions that all ranks make from the same values. The ZeRO stages
 // 0 to 3 are presets of these parts. Without collectives there is one rank, and no bytes are moved.
 //
@@ -12,9 +12,9 @@
 // the application's thread.
 // Invariants: the order of every sequence follows from the schedule alone. The gathers come in the
 // order of uses, and reductions in the order of backward uses. The gathers of units homed on the
-// device come in forward order, the gathers of announced units in the order of the announcements,
-// and votes in the order of the application's calls. Ranks may interleave these kinds differently,
-// so each kind is a sequence of its own.
+// device come in forward order. The gathers of announced units come in the order of the
+// announcements, and votes come in the order of the application's calls. Ranks may interleave these
+// kinds differently, so each kind is a separate sequence.
 #pragma once
 
 #include <cstdint>
@@ -82,7 +82,7 @@ class Ranks {
   // Where ranks do not share optimizer state, the whole gradient becomes the sum.
   void reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
               StreamId stream);
-  // How many of `gathered_bytes` cross nodes.
+  // The part of `gathered_bytes` that crosses from node to node.
   std::uint64_t crossing_bytes(std::uint64_t gathered_bytes) const {
     return has_nodes() ? gathered_bytes / first_level_ : 0;
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/run/wait_limit.h"
+
 namespace sluice {
 
 Scheduler::Scheduler()
@@ -35,9 +37,27 @@ void Scheduler::await_settled(const std::function<bool()>& ready) {
 }
 
 void Scheduler::wait_for(Waiter& waiter) {
-  post([this, &waiter] { waiters_.push_back(&waiter); });
+  post_here([this, &waiter] { waiters_.push_back(&waiter); });
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return waiter.done; });
+  const auto is_done = [&] { return waiter.done; };
+  const auto limit = waiter.heeds_failure ? wait_limit() : std::nullopt;
+  if (!limit) return changed_.wait(lock, is_done);
+  if (changed_.wait_for(lock, *limit, is_done)) return;
+  lock.unlock();
+  // The waiter lives on this stack, so it has to leave the list first. It may be done by then. It
+  // is asked once more, because it may have come in the same batch of tasks: a caller that repeats
+  // a short wait would never be asked.
+  bool has_left = false, has_ended = false;
+  post([&] {
+    const bool ended = std::erase(waiters_, &waiter) != 0 && !may_go_on(waiter);
+    const std::scoped_lock inner(mutex_);
+    has_ended = ended;
+    has_left = true;
+    changed_.notify_all();
+  });
+  lock.lock();
+  changed_.wait(lock, [&] { return has_left; });
+  if (has_ended) throw WaitEnded();
 }
 
 void Scheduler::settle_with(std::function<bool()> settle) {

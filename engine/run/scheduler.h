@@ -1,10 +1,11 @@
 // The one thread that owns the state machines of prefetch, drain and pass. Completions of
 // transfers, copies and arithmetic are posted to this thread, and the application's thread waits
-// here for the results. Keeps the first failure, which stops admission of new work and is rethrown
-// at the next call from the application.
+// here for the results. While this thread has nothing to do, the application's thread runs its own
+// tasks in its place: "the scheduler's thread" is the one that runs them. Keeps the first failure,
+// which stops admission of new work and is rethrown at the next call from the application.
 //
-// Thread rule: post() and fail() from any thread; run(), await() and await_settled() from the
-// application's thread.
+// Thread rule: post() and fail() from any thread; post_here(), run(), await() and await_settled()
+// from the application's thread.
 #pragma once
 
 #include <atomic>
@@ -27,6 +28,8 @@ class Scheduler {
 
   // Runs `task` later on the scheduler's thread.
   void post(std::function<void()> task) { thread_.post(std::move(task)); }
+  // The same, but where that thread has nothing to do, the task has run on return.
+  void post_here(std::function<void()> task) { thread_.post_here(std::move(task)); }
   // Runs `task` on the scheduler's thread, and returns when the task has run. An exception from the
   // task is thrown to the caller.
   void run(const std::function<void()>& task);

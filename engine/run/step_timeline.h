@@ -56,15 +56,15 @@ class StepTimeline {
   // only its acquire() calls.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // The schedule has changed. The waits before the next use arrives, and this use's own wait, count
-  // as caused by the change.
+  // The schedule has changed. The waits until the next use arrives, and the wait of that use
+  // itself, count as caused by the change.
   void change();
   // The step has further uses.
   void lengthen(std::size_t uses);
 
   // Computation on `stream` reaches `use` when the work enqueued before this call is done, and
   // resumes when the work enqueued between the two calls is done. With `copies`, computation waits
-  // in between for copies to the device. If `gather_begun_ns` is neither null nor 0, computation
+  // in between for copies to the device. If `gather_begun_ns` is given and is not 0, computation
   // waits for other ranks from that time on. `gather_begun_ns` is read after the event, and must
   // outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
@@ -75,8 +75,8 @@ class StepTimeline {
   };
   void resume(std::uint32_t use, StreamId stream, const Resumption& how);
 
-  // Between the two events, after the last use that has resumed, computation waited for `cause`,
-  // such as a boundary activation. Both events stay unchanged until the step has ended.
+  // Computation waited for `cause`, such as a boundary activation, between the two events. Both
+  // come after the last use that has resumed. Both events stay unchanged until the step has ended.
   void pause(EventId asked, EventId granted, const WaitCause& cause);
 
   // From now on, `use` waits for `cause`, or for nothing. `kTraceNone` stands for the end of the
@@ -124,7 +124,7 @@ class StepTimeline {
     double forward_s = 0, backward_s = 0;
     std::uint64_t forward_uses = 0, backward_uses = 0;
   };
-  // The present state of computation, as far as it has been laid out.
+  // The state of computation at the time up to which it has been laid out.
   enum class Phase : std::uint8_t { kComputing, kStalled, kEnding };
 
   void close_segment(std::uint64_t now_ns);

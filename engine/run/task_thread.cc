@@ -18,39 +18,60 @@ TaskThread::~TaskThread() {
   thread_.join();
 }
 
+// The thread that runs a batch looks for further tasks behind it.
 void TaskThread::post(std::function<void()> task) {
+  bool is_running = false;
   {
     const std::scoped_lock lock(mutex_);
     tasks_.push_back(std::move(task));
+    is_running = is_running_;
   }
-  posted_.notify_one();
+  if (!is_running) posted_.notify_one();
+}
+
+void TaskThread::post_here(std::function<void()> task) {
+  bool is_left = false;
+  {
+    std::unique_lock lock(mutex_);
+    tasks_.push_back(std::move(task));
+    if (is_running_) return;
+    run_batch(lock);
+    is_left = !tasks_.empty() || stopping_;
+  }
+  if (is_left) posted_.notify_one();
 }
 
 void TaskThread::run() {
-  std::vector<std::function<void()>>
-      batch;  // swapped with tasks_, so that both keep their capacity
+  std::unique_lock lock(mutex_);
   while (true) {
-    {
-      std::unique_lock lock(mutex_);
-      posted_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      batch.swap(tasks_);
-    }
-    for (auto& task : batch) {
-      if (void (*const hook)() = before_task_) hook();
-      guard(task);
-    }
-    batch.clear();
-    if (hooks_.after_tasks) guard(hooks_.after_tasks);
+    posted_.wait(lock, [this] { return !is_running_ && (stopping_ || !tasks_.empty()); });
+    if (tasks_.empty()) return;
+    run_batch(lock);
   }
 }
 
-// An exception that left the thread would end the process.
+// Requires: nothing runs. The two vectors are swapped, so that both keep their capacity.
+void TaskThread::run_batch(std::unique_lock<std::mutex>& lock) {
+  is_running_ = true;
+  batch_.swap(tasks_);
+  lock.unlock();
+  for (auto& task : batch_) {
+    if (void (*const hook)() = before_task_) hook();
+    guard(task);
+  }
+  batch_.clear();
+  if (hooks_.after_tasks) guard(hooks_.after_tasks);
+  lock.lock();
+  is_running_ = false;
+}
+
+// An exception of on_exception ends the process, also in post_here(): otherwise no task would run
+// again.
 void TaskThread::guard(const std::function<void()>& call) const {
   try {
     call();
   } catch (...) {
-    hooks_.on_exception(std::current_exception());
+    [&]() noexcept { hooks_.on_exception(std::current_exception()); }();
   }
 }
 

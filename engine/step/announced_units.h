@@ -1,5 +1,5 @@
-// The units that a step announces on the way: their uses, and which of the uses have come. Their
-// fetches follow a plan of their own, beside the fetches of the schedule.
+// The uses of announced units in a step. Knows the order of these uses, and which of them have
+// come. Their fetches follow a plan of their own, beside the fetches of the schedule.
 //
 // Thread rule: check(), next(), has_come() and is_over() on the application's thread; add() also,
 // but only while the scheduler's thread waits; everything else on the scheduler's thread.
@@ -29,8 +29,8 @@ class AnnouncedUnits {
   // Fails with: kInvalidArgument for a unit that does not exist, is not announced, or is given
   // twice.
   void check_announcement(std::span<const UnitId> units) const;
-  // The number of each unit among the announced units, and the unit of each such number, in the
-  // order of the model.
+  // Announced units are numbered in the order of the model. number_of() gives a unit's number, and
+  // all() has the units by number.
   std::uint32_t number_of(UnitId unit) const { return numbers_[index_of(unit)]; }
   std::span<const UnitId> all() const { return all_; }
   // Whether `unit` in `pass` is the next use.
@@ -41,9 +41,10 @@ class AnnouncedUnits {
   std::uint32_t come() const { return come_; }
   std::uint32_t count() const { return static_cast<std::uint32_t>(uses_.schedule().size()); }
   bool is_over() const { return come_ == count(); }
-  // Fails with: kInvalidArgument unless every use has come.
+  // Fails with: kInvalidArgument when a use is still to come.
   void require_over() const;
   std::uint64_t read_bytes() const { return uses_.read_bytes(); }
+  std::uint64_t update_bytes() const { return uses_.update_bytes(); }
 
   Prefetcher& fetches() { return fetches_; }
   const Prefetcher& fetches() const { return fetches_; }

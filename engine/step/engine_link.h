@@ -39,7 +39,8 @@ struct EngineLink {
 // the call runs. Without this guard, such a call would corrupt the engine instead of failing.
 class CallGuard {
  public:
-  // `link` may be null, for an object that has been moved from; the call itself refuses that.
+  // `link` is null for an object that has been moved from; the guarded call itself refuses such an
+  // object.
   // Fails with: kInvalidArgument while another call is under way.
   CallGuard(std::shared_ptr<EngineLink> link, const char* name);
   CallGuard(const CallGuard&) = delete;

@@ -1,5 +1,5 @@
 // The order in which a step's gradients come, as one number. Ranks have to interleave announced
-// uses and scheduled uses in the same way, and nothing else compares that. All gradients are
+// uses and scheduled uses in the same way, and nothing else compares this order. All gradients are
 // reduced in one sequence, so a rank with another order would add gradients of different units.
 //
 // Thread rule: one thread.

@@ -6,6 +6,31 @@
 #include <fmt/format.h>
 
 namespace sluice {
+namespace {
+
+// The uses of one batch: the shortest part that the schedule consists of repetitions of.
+std::size_t uses_of_a_batch(const Schedule& schedule) {
+  const auto is_same = [](const ScheduledUse& one, const ScheduledUse& other) {
+    return one.unit == other.unit && one.pass == other.pass;
+  };
+  std::size_t uses = 1;
+  while (uses < schedule.size() &&
+         (schedule.size() % uses != 0 ||
+          !std::equal(schedule.begin() + static_cast<std::ptrdiff_t>(uses), schedule.end(),
+                      schedule.begin(), is_same)))
+    ++uses;
+  return uses;
+}
+
+// The uses to expect behind an inference of `used` uses that was longer than expected. A part of
+// the second batch may be no batch that has stopped halfway, but units that each forward uses again
+// at its end. Behind several batches, a part of one says nothing.
+std::size_t uses_to_expect(const Schedule& schedule, std::size_t used) {
+  const std::size_t batch = uses_of_a_batch(schedule);
+  return used < 2 * batch ? used : used - used % batch;
+}
+
+}  // namespace
 
 void ScheduleCursor::begin_training(std::uint32_t micro_batches, MicroBatchOrder order) {
   plan_ = &plans_.training(micro_batches, order);
@@ -16,17 +41,28 @@ void ScheduleCursor::begin_training(std::uint32_t micro_batches, MicroBatchOrder
 }
 
 void ScheduleCursor::begin_inference() {
+  if (const std::uint32_t uses = std::exchange(fewer_uses_, 0); uses != 0) {
+    Schedule schedule = plans_.inference().schedule;
+    schedule.resize(uses);
+    plans_.expect_inference(std::move(schedule));
+  }
   plan_ = &plans_.inference();
   next_use_ = changes_ = 0;
   is_inference_ = true;
 }
 
 void ScheduleCursor::end(bool is_example) {
+  const bool is_shorter = is_inference_ && ends_with_a_batch();
+  const bool is_longer =
+      is_inference_ && changes_ != 0 && next_use_ > plans_.inference().schedule.size();
   plan_ = nullptr;
+  if (is_shorter && changes_ == 0) fewer_uses_ = next_use_;
   if (changes_ == 0 || !is_example) return;
   // A copy, because the prefetcher uses the plan until the next step begins.
   if (is_inference_) {
-    plans_.expect_inference(changed_plan_.schedule);
+    Schedule schedule = changed_plan_.schedule;
+    if (is_shorter || is_longer) schedule.resize(uses_to_expect(schedule, next_use_));
+    plans_.expect_inference(std::move(schedule));
   } else {
     plans_.expect_training(micro_batches_, order_, changed_plan_.schedule);
   }
@@ -34,6 +70,11 @@ void ScheduleCursor::end(bool is_example) {
 
 bool ScheduleCursor::expects(UnitId unit, Pass pass) const {
   return !is_over() && schedule()[next_use_].unit == unit && schedule()[next_use_].pass == pass;
+}
+
+// Otherwise it has stopped halfway, which says nothing about the next one.
+bool ScheduleCursor::ends_with_a_batch() const {
+  return !is_over() && next_use_ != 0 && next_use_ % uses_of_a_batch(schedule()) == 0;
 }
 
 bool ScheduleCursor::has_been_backward() const {

@@ -54,6 +54,9 @@ class ScheduleCursor {
   const StepPlans& plans() const { return plans_; }
 
  private:
+  // Whether an inference has stopped where another batch was expected to begin.
+  bool ends_with_a_batch() const;
+
   const Layout& layout_;
   StepPlans plans_;
 
@@ -61,6 +64,9 @@ class ScheduleCursor {
   StepPlan changed_plan_;           // *plan_ once computation has left the schedule
   std::uint32_t next_use_ = 0;
   std::uint32_t changes_ = 0;
+  // Uses of the last inference, if it had fewer than expected. The expectation changes when the
+  // next one begins, because the prefetcher uses the plan until then.
+  std::uint32_t fewer_uses_ = 0;
   bool is_inference_ = false;
   std::uint32_t micro_batches_ = 1;
   MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;

@@ -276,7 +276,9 @@ Lease Inference::acquire(UnitId unit, const Stream& stream) {
 
 ActivationLease Inference::save(const ActivationRef& ref, const Stream& stream) {
   const CallGuard guard(link_, "save");
-  return {link_, access(link("save"), ref, ActivationAction::kSave, stream)};
+  EngineLink& inference = link("save");
+  inference.activations->begin_again();  // another batch
+  return {link_, access(inference, ref, ActivationAction::kSave, stream)};
 }
 
 ActivationLease Inference::load(const ActivationRef& ref, const Stream& stream) {

@@ -236,6 +236,7 @@ std::vector<UnitId> StepLoop::announce(std::span<const UnitId> units, Pass pass)
       timeline_.pause(asked, granted, {.reason = TraceReason::kAnnounce});
   }
   scheduler_.run([&] {
+    for (const UnitId unit : agreed) pass_.catch_up(layout_.unit(unit));
     uses_.resize(uses_.size() + agreed.size());
     announced_->add(agreed, pass);
   });

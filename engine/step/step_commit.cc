@@ -68,6 +68,7 @@ void StepLoop::commit_first() {
 }
 
 void StepLoop::commit_now() {
+  scheduler_.run([this] { pass_.catch_up(); });
   drain();
   failure_.await([this] { return commits_->is_durable(); });
   count_commits_for_all();
@@ -84,11 +85,23 @@ StepLoop::Committed StepLoop::committed() {
   return committed;
 }
 
+void StepLoop::lend_buffers() {
+  scheduler_.run([this] { pass_.catch_up(); });
+  drain();
+  traffic_.pause();
+  scheduler_.run([this] { slots_.drop_kept(); });
+}
+
+void StepLoop::return_buffers() {
+  traffic_.resume();
+}
+
 void StepLoop::prepare_save() {
   scheduler_.run([this] { saver_.prepare(); });
 }
 
 void StepLoop::begin_save(StateSaver::Work work, bool saves_all) {
+  scheduler_.run([this] { pass_.catch_up(); });
   scheduler_.run([&] {
     saver_.begin(step_, saves_all ? pass_.blocks_in_order() : std::vector<BlockId>(),
                  std::move(work));

@@ -97,12 +97,14 @@ void StepLoop::describe(StepReport& report) {
     if (announced_) announced_->fetches().take_moved(report);
     report.copies.gradient_bytes = drain_.take_copied_bytes();
     report.copies.update_bytes = pass_.take_copied_bytes();
+    report.late_update_bytes = pass_.take_late_bytes();
   });
   report.rank_traffic.crossed_bytes += ranks_.crossing_bytes(report.rank_traffic.gathered_bytes);
   report.schedule_changes = cursor_.changes();
   if (announced_) {
     report.announced_uses = announced_->count();
     report.announced_read_bytes = announced_->read_bytes();
+    report.announced_update_bytes = announced_->update_bytes();
   }
   if (cursor_.changes() != 0)
     report.notes.push_back(
@@ -110,9 +112,11 @@ void StepLoop::describe(StepReport& report) {
                     "such step is expected to go like this one",
                     step_, cursor_.changes()));
   if (const std::uint32_t units = drain_.units_without_gradient(); units != 0)
-    report.notes.push_back(fmt::format(
-        "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
-        step_, units, layout_.units().size()));
+    report.notes.push_back(fmt::format("step {}: {} of {} units were not used in backward; {}",
+                                       step_, units, layout_.units().size(),
+                                       config_.optimizer.untouched == UntouchedPolicy::kSkip
+                                           ? "they stay as they are"
+                                           : "their gradient was taken to be zero"));
 }
 
 // The norm is known: runs the update, or the rest of it.
@@ -121,10 +125,11 @@ void StepLoop::apply(const NormAccumulator& norm, bool is_announced, StepReport&
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
   const bool as_assumed = is_announced && report.clip_factor == 1 && !drain_.was_reopened();
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
-  const StepCoefficients known = terms_.coefficients(
-      {.step = step_ + 1, .loss_scale = scaler_.scale(), .clip_factor = report.clip_factor});
+  const UnitCoefficients known = terms_.coefficients(
+      {.step = step_ + 1, .loss_scale = scaler_.scale(), .clip_factor = report.clip_factor},
+      versions_.all());
   has_undrained_update_ = true;
-  scheduler_.run([&] { pass_.apply(known, as_assumed); });
+  scheduler_.run([&] { report.untouched_units = pass_.apply(known, as_assumed); });
   ++step_;
   if (policy_ == OverlapPolicy::kSerial) drain();
 }

@@ -7,7 +7,9 @@
 
 #include "base/trace/trace.h"
 #include "engine/flow/lease_end.h"
+#include "engine/plan/commit_turn.h"
 #include "engine/plan/sharding.h"
+#include "engine/run/wait_limit.h"
 #include "gpu/cuda/device_math_choice.h"
 
 namespace sluice {
@@ -23,6 +25,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       device_(parts.device),
       scheduler_(parts.scheduler),
       ranks_(parts.ranks),
+      versions_(parts.versions),
       update_policy_(parts.config.optimizer, parts.placement.shadow_bytes != 0),
       scaler_(parts.config.precision.loss_scale),
       traffic_(parts.queue),
@@ -81,7 +84,9 @@ bool StepLoop::pump() {
     prefetcher_.pump();
     saver_.pump();
     if (commits_)
-      commits_->pump([this](std::uint64_t version) { return pass_.has_stored(version); });
+      commits_->pump(
+          {.is_stored = [this](std::uint64_t version) { return pass_.has_stored(version); },
+           .has_unit = [this](std::uint32_t use) { return prefetcher_.is_ready(use); }});
   }
   return true;
 }
@@ -92,8 +97,8 @@ void StepLoop::begin_step(const StepOptions& options) {
   throw_if_active();
   terms_.begin(options);
   policy_ = update_policy_.choose();
-  const StepCoefficients assumed =
-      terms_.coefficients({.step = step_ + 1, .loss_scale = scaler_.scale()});
+  const UnitCoefficients assumed =
+      terms_.coefficients({.step = step_ + 1, .loss_scale = scaler_.scale()}, versions_.all());
   cursor_.begin_training(options.micro_batches, options.order);
   begin();
   scheduler_.run(
@@ -139,16 +144,6 @@ void StepLoop::restore(const StatePosition& position) {
   step_ = position.step;
 }
 
-void StepLoop::lend_buffers() {
-  drain();
-  traffic_.pause();
-  scheduler_.run([this] { slots_.drop_kept(); });
-}
-
-void StepLoop::return_buffers() {
-  traffic_.resume();
-}
-
 void StepLoop::throw_if_active() const {
   if (is_active())
     throw Error(ErrorCode::kInvalidArgument,
@@ -170,8 +165,12 @@ void StepLoop::begin() {
     scheduler_.pools().enter(StepPhase::kForward);
     home_leases_.begin();
     drain_.begin(step_ + 1, reduces_each);
+    for (const UnitPlace& unit : layout_.units())
+      if (!unit.is_announced) pass_.catch_up(unit);
     prefetcher_.begin(cursor_.schedule(), cursor_.window(), step_, keeps_for_update);
     if (announced_) announced_->begin(step_);
+    if (commits_ && !cursor_.is_inference())
+      commits_->hold(step_, uses_before_commit(cursor_.schedule(), policy_));
   });
 }
 
@@ -213,7 +212,10 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   state.scheduled = is_announced ? announced_->next() : cursor_.schedule()[cursor_.next()];
   state.fetches = is_announced ? &announced_->fetches() : &prefetcher_;
   state.place = is_announced ? announced_->come() : cursor_.next();
-  failure_.await([&] { return is_ready(use); });
+  {
+    const LimitedWait may_end;
+    failure_.await([&] { return is_ready(use); });
+  }
   const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
   device_.wait(stream, is_resident ? residents_.event(unit) : state.fetches->ready_event(unit));
   timeline_.resume(use, stream,
@@ -298,16 +300,20 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   state.is_released = true;
   end_trace_range(state.range);
   --leases_held_;
-  scheduler_.post([this, use = lease.use] {
+  auto task = [this, use = lease.use] {
     const UseState& of = uses_[use];
-    const UnitId unit = of.scheduled.unit;
-    home_leases_.released(unit, of.released(),
-                          drain_.is_closed(unit) ? LeaseGradient::kNone
-                          : of.has_gradient()    ? LeaseGradient::kOwn
-                                                 : LeaseGradient::kLater);
-    if (of.has_gradient()) drain_.release(of.scheduled, of.gradient_slot, of.released());
+    home_leases_.released(of.scheduled.unit, of.released(),
+                          drain_.is_closed(of.scheduled.unit) ? LeaseGradient::kNone
+                          : of.has_gradient()                 ? LeaseGradient::kOwn
+                                                              : LeaseGradient::kLater);
+    if (of.has_gradient()) {
+      pass_.touched(of.scheduled.unit);
+      drain_.release(of.scheduled, of.gradient_slot, of.released());
+    }
     of.fetches->release(of.place);
-  });
+  };
+  // Such a queue reads while a request is submitted, so this thread could not compute meanwhile.
+  config_.storage.backend == IoBackend::kSync ? scheduler_.post(task) : scheduler_.post_here(task);
 }
 
 bool StepLoop::is_idle() const {
@@ -368,6 +374,7 @@ void StepLoop::abandon() noexcept {
     if (announced_) announced_->fetches().stop();
     is_partial = pass_.is_begun() && pass_.is_partial();
     pass_.cancel();
+    if (commits_) commits_->release();
   });
   if (is_partial) failure_.abandoned_midway(step_);
   scheduler_.await_settled([this] {
@@ -381,6 +388,7 @@ void StepLoop::abandon() noexcept {
     prefetcher_.take_moved(dropped);
     if (announced_) announced_->fetches().take_moved(dropped);
     (void)drain_.take_copied_bytes();
+    if (cursor_.is_inference()) (void)pass_.take_late_bytes();
   });
   if (ranks_.are_several() && !cursor_.is_inference())
     failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());

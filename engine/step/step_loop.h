@@ -33,6 +33,7 @@
 #include "engine/step/schedule_cursor.h"
 #include "engine/step/step_failure.h"
 #include "engine/step/step_terms.h"
+#include "engine/store/unit_versions.h"
 
 namespace sluice {
 
@@ -78,7 +79,11 @@ class StepLoop {
   }
   double loss_scale() const { return scaler_.scale(); }
   // Requires: drained.
-  StatePosition position() const { return {.step = step_, .loss_scale = scaler_.state()}; }
+  StatePosition position() const {
+    return {.step = step_,
+            .tensor_updates = versions_.tensor_updates(step_),
+            .loss_scale = scaler_.state()};
+  }
   // Continues from `position`, to which the given state belongs. Requires: no step has begun.
   void restore(const StatePosition& position);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
@@ -104,7 +109,7 @@ class StepLoop {
   void prepare_save();
   // Begins to save the state of the last step beside training. Requires: prepare_save(); no step is
   // active, no save is under way; the placement has save buffers. `work` must live until
-  // end_save(), or settle(). `saves_all`: otherwise another rank saves this rank's part, and only
+  // end_save(), or settle(). If `saves_all` is false, another rank saves this rank's part, and only
   // work.finish is called.
   void begin_save(StateSaver::Work work, bool saves_all);
   // The blocks saved so far; empty: no save is under way.
@@ -151,7 +156,8 @@ class StepLoop {
   void throw_if_active() const;
   void check_application(const char* call, const std::optional<std::string>& application) const;
   void begin();
-  // Something has moved, so other parts may move once all pending events have been handled.
+  // Notes that something has moved. Other parts may then move, too, after all pending events have
+  // been handled.
   void note_change() { has_changed_ = true; }
   bool pump();
   void check_acquire(UnitId unit, Pass pass) const;
@@ -187,6 +193,7 @@ class StepLoop {
   Device& device_;
   Scheduler& scheduler_;
   Ranks& ranks_;
+  const UnitVersions& versions_;
   UpdatePolicy update_policy_;
   LossScaler scaler_;
   TrafficMeter traffic_;

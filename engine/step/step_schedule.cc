@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/plan/commit_turn.h"
 #include "engine/plan/sharding.h"
 #include "engine/step/step_loop.h"
 
@@ -54,11 +55,13 @@ void StepLoop::end_schedule() {
 }
 
 void StepLoop::follow(StepPlan plan) {
-  update_policy_.note_schedule_change();
+  if (!cursor_.is_inference()) update_policy_.note_schedule_change();
   scheduler_.run([&] {
     cursor_.follow(std::move(plan));
     uses_.resize(cursor_.schedule().size() + (announced_ ? announced_->count() : 0));
     prefetcher_.resume(cursor_.schedule(), cursor_.window(), cursor_.next());
+    if (commits_ && !cursor_.is_inference())
+      commits_->hold(step_, uses_before_commit(cursor_.schedule(), policy_));
   });
   timeline_.change();
 }

@@ -1,6 +1,7 @@
 #include "engine/step/step_terms.h"
 
 #include <cmath>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,10 +56,22 @@ double StepTerms::gradient_count(double loss_scale) const {
   return options_.gradient_divisor.value_or(options_.micro_batches) * rank_count_ * loss_scale;
 }
 
-StepCoefficients StepTerms::coefficients(const Scaling& scaling) const {
+UnitCoefficients StepTerms::coefficients(const Scaling& scaling,
+                                         std::span<const std::uint64_t> versions) const {
   const auto scale = static_cast<float>(scaling.clip_factor / gradient_count(scaling.loss_scale));
-  return groups_.coefficients(options_.learning_rate, options_.group_learning_rates, scaling.step,
-                              scale);
+  UnitCoefficients coefficients;
+  std::map<std::uint64_t, std::uint32_t> entries;  // by version
+  for (const std::uint64_t version : versions) {
+    const auto next = static_cast<std::uint32_t>(coefficients.all.size());
+    const auto [entry, is_new] = entries.try_emplace(version, next);
+    if (is_new)
+      coefficients.all.push_back(
+          groups_.coefficients(options_.learning_rate, options_.group_learning_rates,
+                               {.step = scaling.step, .of_unit = version + 1}, scale));
+    coefficients.of_unit.push_back(entry->second);
+  }
+  if (coefficients.all.size() == 1) coefficients.of_unit.clear();
+  return coefficients;
 }
 
 }  // namespace sluice

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include <sluice/config.h>
 #include <sluice/model_spec.h>
@@ -18,26 +19,28 @@ class StepTerms {
   StepTerms(const Config& config, const ModelSpec& model, std::uint32_t rank_count)
       : config_(config), groups_(config.optimizer, model), rank_count_(rank_count) {}
 
-  // `call` is the application's, for the message.
+  // `call` names the application's call in the message.
   // Fails with: kInvalidArgument naming the option that no step can have.
   void check(const char* call, const StepOptions& options) const;
   // Starts a step. Requires: the options have been checked.
   void begin(const StepOptions& options) { options_ = options; }
   // From here on, `finish` gives the options of the step. Returns whether the terms equal the
-  // announced terms, which some updates of blocks may already have used.
+  // announced ones, which some blocks' updates may have used already.
   // Fails with: kInvalidArgument as check(), and if `policy` has updated blocks with other options.
   bool end(const FinishOptions& finish, OverlapPolicy policy);
   const StepOptions& options() const { return options_; }
 
-  // The gradients' homes hold the sum over the micro-batches and the ranks of gradients of the
-  // scaled loss. Returns the factor by which this sum is larger than the wanted gradient.
+  // The gradients' homes hold gradients of the scaled loss, summed over the micro-batches and the
+  // ranks. Returns the factor by which this sum is larger than the wanted gradient.
   double gradient_count(double loss_scale) const;
   struct Scaling {
     std::uint64_t step = 0;  // that the update makes
     double loss_scale = 1;
     double clip_factor = 1;
   };
-  StepCoefficients coefficients(const Scaling& scaling) const;
+  // `versions` has the number of updates that each unit has seen before.
+  UnitCoefficients coefficients(const Scaling& scaling,
+                                std::span<const std::uint64_t> versions) const;
 
  private:
   const Config& config_;

@@ -72,9 +72,9 @@ void BlockStore::fetch(Transfer& transfer, BlockId block, Plane plane, std::byte
 void BlockStore::store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
                        std::uint64_t version, StoreTarget target) {
   Entry& home = entry(block, plane);
-  SLUICE_CHECK(!home.storing && home.version + 1 == version &&
+  SLUICE_CHECK(!home.storing && home.version < version &&
                    (target == StoreTarget::kShadow || home.fetches == 0),
-               "a store brings the next version of a block that is not being read");
+               "a store brings a later version of a block that is not being read");
   home.storing = true;
   if (target == StoreTarget::kShadow && !std::exchange(home.has_shadow, true))
     scheduler_.pools().lend(MemoryPool::kShadows, stored_bytes(block, plane));

@@ -1,9 +1,9 @@
 // Blocks on storage. Turns (block, plane, version) into transfers of an IoQueue and keeps the table
 // of versions. A block's version is the number of updates that it has seen. Every fetch names the
 // version that it expects, so the last step's weights can never be taken for this step's weights.
-// The bytes are verified too. A checksum of the bytes is computed when they are written and again
-// whenever they are read, on the queue's thread that completes the transfer. A read that fails or
-// brings other bytes is repeated once.
+// The bytes are verified too. A checksum of the bytes is computed at each write and at each read,
+// on the thread of the queue that completes the transfer. A read that fails or brings other bytes
+// is repeated once.
 //
 // Thread rule: all functions on the scheduler's thread, except the blocking ones at the end. The
 // blocking functions are called while no step is active. Several threads may call them at once, if
@@ -84,7 +84,8 @@ class BlockStore {
   // wait for transfer.done. Until then `target` belongs to the transfer.
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
-  // Starts writing `source` as `version`, which is the version after the home's. As fetch().
+  // Starts writing `source` as `version`, which is later than the home's: the next one, unless the
+  // block has missed updates (engine/flow/late_updates.h). As fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
   // Whether store() to `target` finds a free copy that no commit names. Always true for scratch
@@ -173,7 +174,7 @@ class BlockStore {
   }
   std::uint8_t copy_to_write(std::uint32_t plane, StoreTarget target) const;
   void make_home(std::uint32_t plane, std::uint8_t copy);
-  // The copies' place in the table of checksums.
+  // The place of the copies' checksums in the table.
   std::uint32_t sum_index(std::uint32_t plane, std::uint8_t copy) const {
     return copy * static_cast<std::uint32_t>(entries_.size()) + plane;
   }

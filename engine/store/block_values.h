@@ -26,9 +26,8 @@ struct BlockView {
 // type, of a moment that is not finite, and of a negative exp_avg_sq; the source's own errors.
 void set_values(const Layout& layout, const BlockView& view, StateSource& source);
 
-// Reads the masters of every tensor that has elements in the block to the memory to which
-// set_values() reads them, and nothing else. Returns false, and reads nothing, if the block has no
-// such memory.
+// Only reads the masters of every tensor that has elements in the block, into the memory that
+// set_values() would use. Returns false, and reads nothing, if the block has no such memory.
 bool read_masters(const Layout& layout, const BlockView& view, StateSource& source);
 
 // Does the work of set_values() for masters that read_masters() has read, with zero moments.

@@ -22,7 +22,7 @@
 
 namespace sluice {
 
-// The way out where a store is damaged, for messages.
+// The remedy for a damaged store, for messages.
 inline constexpr std::string_view kStoreRemedy =
     "continue from a checkpoint: `sluice state remove`, then `sluice train --resume-from`";
 
@@ -48,8 +48,8 @@ struct CommitChoice {
   std::vector<SlotTwin> mends;
 };
 
-// The record that a slot holds, which is its newer whole twin. Requires: choose_commit() has not
-// failed.
+// The record that a slot holds: of its twins that are whole, the newer one. Requires:
+// choose_commit() has not failed.
 const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slot);
 
 // Fails with: kDamaged where a slot has lost both twins, or twins contradict each other;

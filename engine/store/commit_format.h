@@ -1,7 +1,7 @@
 // The on-disk layout of a commit record (docs/storage-format.md): a header of 256 bytes, the table
 // of planes, the settings, and the application's blob. A record file has two slots of equal length,
-// and records go to them in turn. A second file, the twin, holds the same records. Everything is
-// little-endian and without padding.
+// and records go to the two slots alternately. A second file, the twin, holds the same records.
+// Everything is little-endian and without padding.
 //
 // Thread rule: pure.
 // Invariant: a record is whole if its checksum fits. Magic, length and checksum keep their places

@@ -26,7 +26,7 @@ struct CommitAction {
 using CommitStage = std::vector<CommitAction>;
 using CommitSequence = std::vector<CommitStage>;
 
-// For the record of a state.
+// The sequence for the record of a state.
 CommitSequence commit_sequence(std::uint32_t data_file_count);
 // The sequence for a void record or for the repair of a twin, which name no new data. The twins'
 // content is flushed first. Without this flush, reads may see content of a killed process that a

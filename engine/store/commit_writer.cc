@@ -15,8 +15,10 @@ namespace sluice {
 struct CommitWriter::Action {
   CommitWriter* writer = nullptr;
   CommitAction what;
-  Transfer transfer;  // the request, as the watch sees it
-  std::uint64_t begin_ns = 0;
+  Transfer transfer;           // the request, as the watch sees it
+  std::uint64_t begin_ns = 0;  // for traces
+  std::uint64_t submitted_ns = 0;
+  std::uint64_t ended_ns = 0;
 };
 
 CommitWriter::CommitWriter(IoQueue& queue, const CommitFiles& files,
@@ -42,6 +44,7 @@ void CommitWriter::begin(CommitSequence sequence, std::uint32_t slot, std::uint6
                "a record fits into its slot");
   sequence_ = std::move(sequence);
   stage_ = 0;
+  flush_ns_ = 0;
   slot_ = slot;
   record_bytes_ = record_bytes;
   step_ = step;
@@ -64,6 +67,7 @@ void CommitWriter::begin_stage() {
     action.writer = this;
     action.what = stage[i];
     action.begin_ns = trace_now_ns();
+    action.submitted_ns = steady_now_ns();
     const StoreFile& file = file_of(stage[i]);
     const bool is_write = stage[i].kind == CommitActionKind::kWriteTwin;
     IoRequest& request = action.transfer.request;
@@ -77,6 +81,7 @@ void CommitWriter::begin_stage() {
     request.context = &action;
     request.on_complete = [](IoRequest& ended) {
       auto* done = static_cast<Action*>(ended.context);
+      done->ended_ns = steady_now_ns();
       if (done->writer->watch_ != nullptr) done->writer->watch_->remove(done->transfer);
       done->writer->post_([done] { done->writer->action_ended(*done); });
     };
@@ -94,6 +99,10 @@ void CommitWriter::action_ended(Action& action) {
     if (!failure_) failure_ = error_of(action);
   } else {
     const IoRequest& request = action.transfer.request;
+    if (action.what.kind == CommitActionKind::kFlushTwin) {
+      const std::uint64_t flush_ns = action.ended_ns - action.submitted_ns;
+      flush_ns_ = flush_ns_ == 0 ? flush_ns : std::min(flush_ns_, flush_ns);
+    }
     trace_span({.begin_ns = action.begin_ns,
                 .end_ns = trace_now_ns(),
                 .started_ns = std::max(request.started_ns, action.begin_ns),

@@ -55,6 +55,10 @@ class CommitWriter {
   // `ended` is not called.
   void stop() { is_stopped_ = true; }
 
+  // The time of the shortest flush of a record in the last sequence, or in the present one: such a
+  // flush finds little to write. 0: there was none.
+  std::uint64_t flush_ns() const { return flush_ns_; }
+
   // Starts `sequence`, in which `record_bytes` of the buffer are written to `slot`. Returns while
   // the sequence is under way. At the end, `ended` runs on the writer's thread, and the buffer is
   // free. If `ended` gets no error, everything is durable.
@@ -84,6 +88,7 @@ class CommitWriter {
   std::uint32_t slot_ = 0;
   std::uint64_t record_bytes_ = 0;
   std::uint64_t step_ = 0;
+  std::uint64_t flush_ns_ = 0;
   bool is_stopped_ = false;
   std::optional<Error> failure_;
   std::function<void(std::optional<Error>)> ended_;

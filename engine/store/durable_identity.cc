@@ -30,11 +30,13 @@ json parsed(const std::string& settings) {
 constexpr const char* kOptimizerState = "optimizer.state";
 constexpr const char* kReduction = "sharding.reduction";
 constexpr const char* kNodeRanks = "sharding.node_ranks";
+constexpr const char* kUntouched = "optimizer.untouched";
 
 // A key that is not there has the value that older versions knew alone, and did not name.
 std::string absent_value(std::string_view key) {
   if (key == kOptimizerState) return std::string(name_of(OptimizerState::kFp32));
   if (key == kReduction) return std::string(name_of(RankReduction::kExact));
+  if (key == kUntouched) return std::string(name_of(UntouchedPolicy::kUpdate));
   return "nothing";
 }
 
@@ -203,6 +205,8 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
       {"optimizer.clip_norm", fmt::format("{}", config.optimizer.clip_norm)}};
   if (config.optimizer.state == OptimizerState::kBf16)
     config_["optimizer.rounding_seed"] = fmt::format("{}", config.optimizer.rounding_seed);
+  if (config.optimizer.untouched == UntouchedPolicy::kSkip)  // the others have the same bits
+    config_[kUntouched] = std::string(name_of(config.optimizer.untouched));
   for (std::size_t i = 0; i < config.optimizer.groups.size(); ++i) {
     const Config::Optimizer::Group& group = config.optimizer.groups[i];
     config_[fmt::format("optimizer.groups[{}]", i)] =
@@ -267,6 +271,9 @@ DescribedRun described_run(const std::string& settings, const std::string& store
   if (config.optimizer.state == OptimizerState::kBf16)
     config.optimizer.rounding_seed =
         reader.number<std::uint64_t>("config", "optimizer.rounding_seed");
+  if (reader.has("config", kUntouched))
+    config.optimizer.untouched = reader.one_of(
+        std::array{UntouchedPolicy::kUpdate, UntouchedPolicy::kSkip}, "config", kUntouched);
   AdamOptions& adam = config.optimizer.adam;
   adam.beta1 = reader.number<double>("config", "optimizer.beta1");
   adam.beta2 = reader.number<double>("config", "optimizer.beta2");

@@ -28,13 +28,13 @@ class DurableIdentity {
   // there is room, and `changes`, an array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // Describes how the model or layout of a record with these hashes and settings differs from those
-  // of this run. Empty if model and layout are the same.
+  // Describes how the model or the layout of a record, given by these hashes and settings, differs
+  // from this run's. Empty if model and layout are the same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
   // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".
   std::vector<std::string> changes(const std::string& settings) const;
-  // The array `changes` of `settings`, to which the result of changes() is added as of `step`.
+  // The array `changes` of `settings`, with the result of changes() added as of `step`.
   std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
 
  private:

@@ -4,15 +4,15 @@
 // block's identity.
 //
 // A read that does not match the table is of one of three kinds.
-// `stale`: a write was lost, so the bytes are those of the version before, or were never written.
+// `stale`: a write was lost, so the bytes are those of the previous version, or were never written.
 // `misdirected`: the bytes of another block; a write went to the wrong place.
 // `damaged`: other bytes, from flipped bits or a torn write.
 // Blocks with equal bytes have equal checksums. Confusing two such blocks raises no alarm and does
 // no harm.
 //
 // Thread rule: wants() from any thread; everything else from the block store's thread.
-// Invariant: `previous` is the checksum of the bytes that were replaced by those of `current`, if
-// that checksum was wanted.
+// Invariant: the bytes of `current` have replaced other bytes, whose checksum is `previous` if it
+// was wanted.
 #pragma once
 
 #include <cstddef>

@@ -4,7 +4,7 @@
 //
 // Thread rule: one thread at a time; in an engine, the scheduler's thread.
 // Invariants: a named copy keeps the content that it had when a commit named it, and the home keeps
-// its content, too. At most two commits exist: the valid one and the one under way.
+// its content, too. There are at most two commits: the valid one and the one under way.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ class PlaneCopies {
   std::uint8_t named(std::uint32_t plane) const { return planes_[plane].counts; }
 
   // The copy that a store may go to. Such a copy is neither home nor named. If no such copy exists,
-  // kYes allows the home itself, provided that no commit names the home; no read of the home may
-  // then be under way. Empty: the store has to wait for a commit.
+  // kYes allows the home itself, provided that no commit names the home. In this case, no read of
+  // the home may be under way. Empty: the store has to wait for a commit.
   enum class InPlace : std::uint8_t { kNo, kYes };
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
   // A store to `copy` has ended, so `copy` becomes home.

@@ -1,5 +1,6 @@
-// Numbers everything that a block store moves, and knows the place and the name of each: two planes
-// per block, then one per piece of activations, then one for each block's gradients.
+// Numbers everything that a block store moves, and knows the place and the name of each. Two planes
+// per block come first, then one plane per piece of activations, then one for each block's
+// gradients.
 //
 // Thread rule: constant after construction, callable from any thread.
 #pragma once

@@ -126,10 +126,9 @@ void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint
 // A source that allows it is read on the places' threads. Otherwise this thread reads it, while the
 // places' threads store. If the source has initial values, this thread reads the masters alone: the
 // places' threads convert and store them, and then clear the memory for the block that comes next.
-void StateAccess::restore(StateSource& source) {
+void StateAccess::restore(StateSource& source, const UnitVersions& versions) {
   invalidate();
   filled_ = {};
-  const std::uint64_t step = source.position().step;
   const bool is_initial = dynamic_cast<const InitialSource*>(&source) != nullptr;
   const std::span<const BlockPlace> blocks = layout_.blocks();
   const auto clear = [this](const BlockPlace& block) {
@@ -147,12 +146,12 @@ void StateAccess::restore(StateSource& source) {
     const bool is_filled = !has_masters && !source.allows_threads();
     if (is_filled) set_values(layout_, view, source);
     places.start(place_of(block),
-                 [this, &source, &clear, &block, blocks, view, step, has_masters, is_filled] {
+                 [this, &source, &versions, &clear, &block, blocks, view, has_masters, is_filled] {
                    if (has_masters)
                      set_initial_values(layout_, view);
                    else if (!is_filled)
                      set_values(layout_, view, source);
-                   store_.begin_at(view.block, layout_.is_frozen(view.block) ? 0 : step);
+                   store_.begin_at(view.block, versions.of(block.unit));
                    store(view);
                    const std::size_t next = index_of(block.id) + place_count();
                    if (next < blocks.size()) clear(blocks[next]);
@@ -163,7 +162,7 @@ void StateAccess::restore(StateSource& source) {
 }
 
 void StateAccess::replace(const std::vector<bool>& is_wanted, const InitialValues& values,
-                          std::uint64_t step) {
+                          const UnitVersions& versions) {
   const auto has_wanted = [&](const BlockPlace& block) {
     return std::ranges::any_of(layout_.tensors_of(block.unit), [&](const TensorPlace& tensor) {
       return is_wanted[index_of(tensor.id)] &&
@@ -192,8 +191,8 @@ void StateAccess::replace(const std::vector<bool>& is_wanted, const InitialValue
       std::ranges::copy(record, view.record);
       throw;
     }
-    places.start(place_of(block), [this, view, step] {
-      store_.begin_at(view.block, layout_.is_frozen(view.block) ? 0 : step);
+    places.start(place_of(block), [this, &versions, &block, view] {
+      store_.begin_at(view.block, versions.of(block.unit));
       store(view);
     });
   }

@@ -19,6 +19,7 @@
 #include "engine/store/block_store.h"
 #include "engine/store/block_values.h"
 #include "engine/store/tiers.h"
+#include "engine/store/unit_versions.h"
 
 namespace sluice {
 
@@ -28,14 +29,15 @@ class StateAccess {
   StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
               BlockStore& store, Device& device, Scheduler& scheduler);
 
-  // Writes masters and moments from `source` to every block's home, at the source's step.
+  // Writes masters and moments from `source` to every block's home, as `versions`.
   // Fails with: kNonFinite naming tensor and element of a value that is not finite in the
   // parameters' type; kIo and others. After a failure, restore() can be called again.
-  void restore(StateSource& source);
-  // Gives the tensors that `is_wanted` lists by id other masters, from `values`. The state is that
-  // of `step`. Needs memory for one more block.
+  void restore(StateSource& source, const UnitVersions& versions);
+  // Gives the tensors that `is_wanted` lists by id other masters, from `values`. The state stays at
+  // `versions`. Needs memory for one more block.
   // Fails with: as restore(); then each block has its old or its new values.
-  void replace(const std::vector<bool>& is_wanted, const InitialValues& values, std::uint64_t step);
+  void replace(const std::vector<bool>& is_wanted, const InitialValues& values,
+               const UnitVersions& versions);
   // With a durable store: reads state that is at home in memory from storage, where the last commit
   // left the state.
   // Fails with: kIo and others.
@@ -53,7 +55,8 @@ class StateAccess {
             std::span<std::byte> target);
 
   // Calls `visit` with every block of this rank in host memory, at its home or in a place. Several
-  // threads do so at once, each for another block, and never two for one place.
+  // threads call `visit` at the same time, each for a different block, and never two threads for
+  // the same place.
   // Fails with: as read(); the exceptions of `visit`.
   using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
   void visit_blocks(const Visit& visit);

@@ -75,7 +75,7 @@ class StoreFiles {
   void name_data();
   void name_records();
 
-  // Looks for the record files in all of the directories, and opens them. The records say how many
+  // Searches all directories for the record files, and opens these files. The records say how many
   // data files open_data() has to open.
   // Fails with: kInput, naming the missing files and the directories searched; kDamaged.
   static StoreFiles open_records(const Options& options);

@@ -4,7 +4,7 @@
 // all files were made.
 //
 // Thread rule: one thread at a time.
-// Invariants: the lock belongs to this process alone, and ends in every case when the process ends.
+// Invariants: the lock belongs to this process alone. The lock always ends when the process ends.
 // For this reason a forked child releases the lock immediately. The text is one sector, written
 // whole and flushed.
 #pragma once
@@ -23,7 +23,7 @@ std::string host_name();
 
 enum class StoreStage : std::uint8_t { kNone, kCreating, kMade };
 
-// A path's knowledge of its store.
+// The facts about a store that are known at one of its paths.
 struct StoreMark {
   StoreStage stage = StoreStage::kNone;
   StoreId id{};
@@ -33,8 +33,8 @@ struct StoreMark {
 class StoreLock {
  public:
   // Takes the lock, and makes the lock file if there is none. `job`: the random text of a job whose
-  // processes may share the lock. If another process of the job has the lock, this process counts
-  // as having it, too.
+  // processes may share the lock. If another process of the same job has the lock, this process
+  // counts as a holder, too.
   // Fails with: kInput naming host, process and start of the holder, or an unusable path; kDamaged
   // where the file is not a store's.
   StoreLock(const std::string& directory, const std::string& name, const std::string& job);
@@ -60,8 +60,8 @@ class StoreLock {
 // Fails with: kDamaged, kInput.
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
 
-// The holder of the path's lock, in words, as far as this host can tell. Empty: the lock is free.
-// The call takes no lock, so it hinders no other process.
+// Describes the holder of the path's lock, with the facts that this host knows. Empty: the lock is
+// free. The call takes no lock, so it hinders no other process.
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name);
 
 }  // namespace sluice

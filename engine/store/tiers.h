@@ -1,8 +1,8 @@
-// The memory and the files of a placement, allocated once and cut into pools: one slab of device
-// memory, one arena of host memory, one scratch file per storage path. With a durable store, the
-// store's data files hold the state, and scratch files hold the rest. Hands out addresses; other
-// components decide who may use which slot at what time. Constant after construction, callable from
-// any thread.
+// The memory and the files of a placement, allocated once and cut into pools. There is one slab of
+// device memory, one arena of host memory, and one scratch file per storage path. With a durable
+// store, the store's data files hold the state, and scratch files hold the rest. Hands out
+// addresses; other components decide who may use which slot at what time. Constant after
+// construction, callable from any thread.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // The ages of the transfers in flight, in ticks of the caller. A drive that works on a long queue
 // is not stuck. So a transfer's age starts anew when the transfer goes to the kernel, and whenever
 // its drive completes a request. A drive may also lose one transfer and continue with others. Such
-// a transfer is found by its whole time in the kernel, for which the limit is kBusyFactor times as
-// long. Pure.
+// a transfer is found by its total time in the kernel. The limit for this time is kBusyFactor times
+// as long. Pure.
 //
 // Thread rule: one thread at a time.
 #pragma once

@@ -25,7 +25,7 @@ namespace sluice {
 class TransferWatch {
  public:
   struct Hooks {
-    // Returns the name of a transfer for a message. Called on the watch's thread, while the
+    // A function that names a transfer in a message. Called on the watch's thread, while the
     // transfer is in flight.
     std::function<std::string(const Transfer&)> describe;
     // Called on the watch's thread when a transfer has not ended in time. The error is kTimeout and

@@ -2,10 +2,10 @@
 // nearly every call, and makes a context on the current GPU, which takes about half a gigabyte of
 // GPU memory. The runtime makes the context even if stream and event belong to another GPU. So
 // every call of the runtime is made inside the lifetime of a CudaCurrentDevice.
-// The destructor restores the former GPU if the process uses that GPU. The destructor does not
-// restore a GPU without a context, because setting the GPU would make a context. Threads have GPU 0
-// until they choose a GPU. So if a thread has not chosen a GPU before, the first object makes a
-// choice that stays. Later objects cost only one call that checks.
+// The destructor restores the former GPU if the process has used that GPU before. The destructor
+// does not restore a GPU without a context, because setting the GPU would make a context. Threads
+// have GPU 0 until they choose a GPU. So if a thread has not chosen a GPU before, the first object
+// makes a choice that stays. Later objects cost only one call that checks.
 #pragma once
 
 #include <new>

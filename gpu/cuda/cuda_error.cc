@@ -53,6 +53,7 @@ Advice advice_for(cudaError_t status) {
 Error cuda_error(int status, const char* expression, const char* file, int line) {
   const auto code = static_cast<cudaError_t>(status);
   const Advice advice = advice_for(code);
+  (void)cudaGetLastError();  // otherwise the next launch on this thread would look failed
   return {advice.code,
           fmt::format("{} at {}:{}: {} ({}): {}; {}", expression, file, line,
                       cudaGetErrorName(code), status, cudaGetErrorString(code), advice.remedy)};

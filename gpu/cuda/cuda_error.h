@@ -1,5 +1,5 @@
 // Turns errors of the CUDA runtime into sluice::Error. The message has the failed call, its place
-// in the source, CUDA's name and number of the error, and a remedy. Pure.
+// in the source, CUDA's name and number of the error, and a remedy.
 #pragma once
 
 #include <string>
@@ -8,10 +8,11 @@
 
 namespace sluice {
 
-// `status` is a cudaError_t.
+// `status` is a cudaError_t. Clears the thread's last error.
 Error cuda_error(int status, const char* expression, const char* file, int line);
 
-// Returns the thread's last error, a cudaError_t, as after a launch, and forgets it.
+// Returns the thread's last error (a cudaError_t), for example after a launch, and clears the
+// error.
 int take_cuda_error() noexcept;
 
 }  // namespace sluice

@@ -95,8 +95,8 @@ void launch_nothing(const void* kernel, void* stream) {
                                static_cast<cudaStream_t>(stream)));
 }
 
-// Lists kernels for load_kernels(). If a program contains a launch of a kernel, the start of the
-// program lists the kernel.
+// Lists kernels for load_kernels(). Every kernel that the program launches anywhere is listed when
+// the program starts.
 template <class Body>
 struct ListedElements {
   static void launch(void* stream) {

@@ -83,9 +83,14 @@ HostStream::~HostStream() {
   thread_.join();
 }
 
-// Allocates nothing once the queue has grown: the places of finished tasks are reused first.
+// Allocates nothing once the queue has grown: the places of finished tasks are reused first. A
+// record with nothing before it completes at once, because waking the thread for it costs the
+// caller more than the rest of a lease.
 void HostStream::enqueue(HostTask task) {
   const std::scoped_lock lock(mutex_);
+  if (const auto* record = std::get_if<RecordTask>(&task);
+      record != nullptr && is_empty() && !is_running_)
+    return record->ticket->complete();
   if (queue_.size() == queue_.capacity() && next_ > queue_.size() / 2) {
     queue_.erase(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(next_));
     next_ = 0;

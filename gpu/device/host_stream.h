@@ -1,6 +1,7 @@
 // A stream of the host device: a worker thread that runs tasks in the order of their arrival. A
-// thread that waits for the stream runs the tasks that the worker has not begun. This saves time,
-// because waking a sleeping thread takes as long as a small collective between ranks.
+// thread that waits for the stream runs the tasks that the worker has not begun, and a record on an
+// idle stream completes on the thread that enqueues it. This saves time, because waking a sleeping
+// thread takes as long as a small collective between ranks.
 //
 // Thread rule: every public function from any thread.
 // Invariants: tasks run one at a time, in order. A task's captures are destroyed before the next

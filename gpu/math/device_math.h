@@ -4,8 +4,8 @@
 // the payload of a NaN may differ.
 //
 // Thread rule: as Device. Every call enqueues and returns; memory may be reused by later work on
-// the same stream. Arrays are device memory, aligned to 16 bytes, except for the scales of codes,
-// and do not overlap.
+// the same stream. Arrays are device memory and do not overlap. All arrays except the scales of
+// codes are aligned to 16 bytes.
 #pragma once
 
 #include <cstdint>
@@ -36,12 +36,12 @@ struct DeviceUpdate {
   float* exp_avg = nullptr;  // the moments that the optimizer does not keep are null
   float* exp_avg_sq = nullptr;
   // In place of fp32 moments: 8-bit codes, and a scale for each kMomentGroupElements elements
-  // (base/moment_codes.h). The scales are aligned to their elements.
+  // (base/moment_codes.h). Scales have only the alignment of a float.
   std::uint8_t* exp_avg_codes = nullptr;
   float* exp_avg_scales = nullptr;
   std::uint8_t* exp_avg_sq_codes = nullptr;
   float* exp_avg_sq_scales = nullptr;
-  // For bf16 moments: the position of the run, from which the random bits follow
+  // For bf16 moments: the position of the run, which determines the random bits
   // (base/moment_rounding.h).
   std::uint16_t* exp_avg_bf16 = nullptr;
   std::uint16_t* exp_avg_sq_bf16 = nullptr;

@@ -17,9 +17,9 @@ SLUICE_HOST_DEVICE inline bool is_finite_below(float value, std::uint32_t magnit
   return (bits_from_float(value) & 0x7fffffffu) < magnitude;
 }
 
-// Loads or stores pack `index` of an array of `count` elements. Elements beyond the end are zero,
-// and are not written. Every loop over a pack has eight rounds, so that the compiler unrolls the
-// loop and keeps the pack in registers.
+// These functions load or store pack number `index` of an array of `count` elements. Elements
+// beyond the end are read as zero, and are not written. Every loop over a pack has eight rounds, so
+// that the compiler unrolls the loop and keeps the pack in registers.
 template <class T>
 SLUICE_HOST_DEVICE inline Pack<T> load_pack(const T* array, std::uint64_t index,
                                             std::uint64_t count) {
@@ -187,7 +187,7 @@ SLUICE_RULE(AdagradCoefficients, adagrad_element, false, true);
 SLUICE_RULE(SgdCoefficients, sgd_element, true, false);
 #undef SLUICE_RULE
 
-// A moment that is kept, in fp32 or in bf16; the other array is null.
+// The array of a moment. It has fp32 or bf16 values, and the pointer for the other type is null.
 struct DeviceMoment {
   float* values;
   std::uint16_t* bf16;

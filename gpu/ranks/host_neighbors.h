@@ -92,12 +92,13 @@ class HostNeighbors {
 
  private:
   struct Header;
-  // A number in a process's memory, which is there as long as other processes may read the memory.
+  // A number in the memory of a process. The number stays there as long as other processes may read
+  // that memory.
   struct Proof {
     std::atomic<std::uint64_t> number;
     ~Proof() { number.store(0); }
   };
-  // How to find a rank's process, and where its proof is.
+  // The data by which other ranks find a rank's process, and the address of its proof.
   struct Process {
     std::int32_t id = 0;
     std::uint64_t proof_address = 0;

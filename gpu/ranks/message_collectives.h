@@ -37,8 +37,9 @@ class MessageWorld {
   // The number of other ranks whose memory this rank reads. These are the other ranks of this host;
   // 0 if the system refuses.
   std::uint32_t neighbor_count() const;
-  // Ends every process of the run. If the launcher notices the end of one process, ends only this
-  // process. Returns if that fails within the timeout, or if leave() was called before.
+  // Ends every process of the run. If the launcher ends the other processes when one process ends,
+  // this call ends only this process. Returns if that fails within the timeout, or if leave() was
+  // called before.
   void abort() noexcept;
 
   // Makes the collectives over all ranks. Called once. `device` and this world must outlive the

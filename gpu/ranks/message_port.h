@@ -37,8 +37,8 @@ class MessagePort {
                                    std::uint32_t peer, int tag) = 0;
   virtual std::uint32_t start_receive(std::byte* data, std::uint64_t size_bytes, std::uint32_t peer,
                                       int tag) = 0;
-  // Appends the numbers of the messages that have ended since the last call. The
-  // reason why messages cannot go on goes to `failure`.
+  // Appends the numbers of the messages that have ended since the last call. If messages cannot go
+  // on, `failure` receives the reason.
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
 
   // The next three functions wait for other ranks without a deadline. Their callers have a

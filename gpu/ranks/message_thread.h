@@ -6,8 +6,8 @@
 //
 // Thread rule: every function from any thread.
 // Invariants: at most one thread is inside the port. Batches start in the order of the start()
-// calls, and the messages of a batch in the order of the batch. After a failure no message moves
-// any more. Messages that the port has begun stay unfinished, and the process is about to end.
+// calls, and the messages of a batch in the order of the batch. After a failure, no messages are
+// moved. Messages that the port has begun stay unfinished, and the process is about to end.
 #pragma once
 
 #include <chrono>
@@ -76,8 +76,8 @@ class MessageThread {
 
   // Blocks until the connection is open. Called before any other function.
   // Fails with: what Connection::open throws; kRanks if other ranks do not come within the timeout.
-  // Then the thread may still be inside the connection. Unless has_ended(), this object must stay
-  // alive.
+  // In this case, the thread may still be inside the connection. This object must stay alive until
+  // has_ended() returns true.
   void await_open();
   // Ends the connection in the regular way, unless something has failed. Returns an empty text when
   // the thread has ended. After the timeout, returns a sentence about what has not ended. No other
@@ -96,7 +96,7 @@ class MessageThread {
   void start(const std::shared_ptr<MessageBatch>& batch);
   // Blocks until every message has ended.
   // Fails with: kRanks naming the ranks that did not answer. The timeout counts from the end of the
-  // last ended message.
+  // message that ended last.
   void wait(const MessageBatch& batch, const RankWait& how);
 
   // Tells all other ranks about a failure between ranks of a host, which use no messages. Keeps

@@ -1,6 +1,7 @@
 // Collectives between GPUs, by NCCL. Reductions are exact by default. The ranks exchange their
-// elements all to all, and each rank adds its part in rank order. So the bits are the same as those
-// of the host's collectives, and do not depend on how NCCL would reduce a message of that size.
+// elements all to all, and each rank adds its part in rank order. So the bits equal those of the
+// host's collectives, and do not depend on the order in which NCCL would reduce a message of that
+// size.
 //
 // Thread rule: as Collectives. Failures are reported on a separate thread.
 // Failure: NCCL reports that a rank is gone, but seldom says which rank. So messages name this
@@ -40,8 +41,8 @@ void prepare_nccl_environment();
 // Makes an id. Rank 0 makes the id and sends it to all ranks before they join.
 // Fails with: kUnsupported, kRanks.
 NcclId make_nccl_id(const std::string& library = "");
-// A source of memory for CudaDeviceOptions into which copy engines can gather. If NCCL's version
-// has no such memory, the source gives plain memory.
+// A source of memory for CudaDeviceOptions. Copy engines can gather into this memory. If NCCL's
+// version has no such memory, the source gives plain memory.
 // Fails with: kUnsupported.
 CudaMemorySource nccl_memory_source(const std::string& library = "");
 

@@ -98,7 +98,7 @@ class NcclCommunicator {
   void reduce_scatter(std::byte* target, const std::byte* source, DType type,
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
-  // Reduces words of 64 bits. The order does not change the result.
+  // Reduces words of 64 bits. The order of the ranks does not change the result.
   void all_reduce(std::byte* data, NcclWords operation, std::uint64_t word_count, void* stream);
 
   // Every rank calls register_memory() in the same way. Operations on this memory then need no

@@ -18,7 +18,7 @@ struct RankGroup {
   static RankGroup world(std::uint32_t rank, std::uint32_t rank_count);
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(members.size()); }
-  // The members at the places `ranks`. Requires: this rank is one of them.
+  // Returns the group of the members at the places `ranks`. Requires: this rank is one of them.
   RankGroup subgroup(std::span<const std::uint32_t> ranks) const;
 };
 

@@ -23,7 +23,7 @@ struct ElementRange {
 };
 
 struct RankReduction {
-  // Ranges of an all_reduce begin at multiples of this number, so that they begin at a multiple of
+  // Each range of an all_reduce begins at a multiple of this number, so that no range begins inside
   // a vector.
   static constexpr std::uint64_t kElementsAlign = 64;
 

@@ -13,9 +13,9 @@
 
 namespace sluice {
 
-// The number of polls without news after which a thread sleeps between polls. The number is large
-// enough for waiting for a peer that only computes sums. The number is small enough to leave the
-// core to a peer that computes longer.
+// The number of polls without news after which a thread sleeps between polls. The number is so
+// large that a thread does not sleep while a peer only computes sums, and so small that it leaves
+// the core to a peer that computes longer.
 inline constexpr std::uint32_t kLooksBeforeSleep = 4000;
 inline constexpr std::chrono::microseconds kSleepBetweenLooks{50};
 

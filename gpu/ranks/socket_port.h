@@ -1,13 +1,14 @@
 // Messages between processes over TCP, for programs that no MPI has started, such as those of
 // torchrun. Each rank opens a door, which is a listening socket, and describes it by a text, its
-// endpoint. The program brings every rank's endpoint to all ranks by its own means. Then the ranks
-// connect, each to each. An endpoint contains a secret, so that no stranger comes in; what goes
-// over the connections is not encrypted.
+// endpoint. The program brings every rank's endpoint to all ranks by its own means. Then every rank
+// connects to every other rank. An endpoint contains a secret, so that no stranger can connect.
+// Data on the connections is not encrypted.
 //
-// Data is only sent for receives that have begun: a receive asks for its data. So no rank stores
-// data that nothing waits for, and a late message does not delay other messages.
+// Data is sent only after the receiver has asked for it, which the receiver does when its receive
+// begins. So no rank stores data that nothing waits for, and a late message does not delay other
+// messages.
 //
-// Thread rule: a door on one thread; the port as MessagePort.
+// Thread rule: one thread uses a door; the port follows the rule of MessagePort.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// Collectives in two levels: among the ranks of a node, and among the ranks of equal place in all
-// nodes. The network between nodes then carries each gathered byte once per node instead of once
-// per rank, and its messages are longer by as much.
+// Collectives in two levels: among the ranks of a node, and among the ranks that have the same
+// place in their nodes. The network between nodes then carries each gathered byte once per node
+// instead of once per rank, and its messages are longer by the same factor.
 //
-// Sums of floating-point values are another result than in one level. They run over the ranks of
-// each node in rank order, then over the nodes in order, in fp32, with one rounding at the end.
+// Sums of floating-point values differ from the sums in one level. They run over the ranks of each
+// node in rank order, then over the nodes in order, in fp32, with one rounding at the end.
 //
 // Thread rule: as Collectives.
 #pragma once
@@ -26,12 +26,12 @@ class TwoLevelCollectives final : public Collectives {
   // Requires: node_ranks divides the number of ranks.
   TwoLevelCollectives(Collectives& whole, std::uint32_t node_ranks, Device& device);
 
-  // Device memory for the sums of this rank's node, which must outlive the last reduction.
+  // Device memory for the sums of this rank's node. This memory must outlive the last reduction.
   // Requires: 4 / node_ranks bytes for each element of the longest reduction's source.
   void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
-  // The same for the shards that this rank brings to its node. A gather does not change this rank's
-  // own part of the target, not even for a moment, so others may read that part meanwhile.
-  // Requires: 1 / node_ranks of the bytes of the longest gather's target.
+  // Device memory for the shards that this rank brings to its node, with the same lifetime. A
+  // gather does not change this rank's own part of the target, not even for a moment, so others may
+  // read that part meanwhile. Requires: 1 / node_ranks of the bytes of the longest gather's target.
   void use_for_gathers(std::span<std::byte> memory) { shards_ = memory; }
 
   std::string_view name() const override { return whole_.name(); }

@@ -120,11 +120,13 @@ def bare_deepspeed():
     return masters_update(lambda masters: DeepSpeedCPUAdam(masters, lr=1e-4, adamw_mode=True))
 
 
-def deepspeed_engine(model, zero, clip_norm):
+AIO = {"block_size": 1 << 20, "queue_depth": 32, "intra_op_parallelism": 1, "single_submit": False, "overlap_events": True}
+
+
+def deepspeed_engine(model, zero, clip_norm, bf16=True, adam=None, aio=None):
     import deepspeed
-    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}, "gradient_clipping": clip_norm,
-              "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "zero_optimization": zero,
-              "aio": {"block_size": 1 << 20, "queue_depth": 32, "intra_op_parallelism": 1, "single_submit": False, "overlap_events": True}}
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": bf16}, "gradient_clipping": clip_norm,
+              "optimizer": {"type": "AdamW", "params": adam or {"lr": 1e-4}}, "zero_optimization": zero, "aio": aio or AIO}
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 
@@ -206,9 +208,12 @@ def deepspeed_whole(path, tokens):
     ids = tokens_of(tokens)
     place = {"device": "nvme", "nvme_path": path, "buffer_count": 4}
     engine = deepspeed_engine(gpt2(), {"stage": 3, "offload_optimizer": place,
-                                       "offload_param": {"device": "nvme", "nvme_path": path, "buffer_count": 6, "buffer_size": 8 << 20,
-                                                         "max_in_cpu": 1000000},
-                                       "sub_group_size": 4 * ELEMENTS, "stage3_param_persistence_threshold": 0}, 1.0)
+                                       # a buffer for each of the 102 parameters; with too few it ends
+                                       "offload_param": {"device": "nvme", "nvme_path": path, "buffer_count": 128,
+                                                         "buffer_size": max(8192 * WIDTH, 1 << 20), "max_in_cpu": 1000000},
+                                       "sub_group_size": 4 * ELEMENTS, "stage3_param_persistence_threshold": 0,
+                                       # with more it asks for a parameter twice where forward turns to backward, and ends
+                                       "stage3_prefetch_bucket_size": ELEMENTS}, 1.0)
 
     def train():
         engine.backward(engine(ids))
@@ -285,12 +290,15 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def deepspeed_variables(python):
+    """The environment's variables for one process of DeepSpeed on the CPU. Its operators are compiled with the programs beside `python`."""
+    return {**os.environ, "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+            "MASTER_PORT": str(free_port()), "PATH": os.path.dirname(python) + os.pathsep + os.environ["PATH"]}
+
+
 def start(name, given, path):
     """Returns the worker and the file of what it prints, None where it is shown (--verbose). A pipe that is not read would fill."""
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "SLUICE_COMMAND": given.command or ""}
-    if name.startswith("deepspeed"):
-        environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(free_port())}
-        environment["PATH"] = os.path.dirname(given.python) + os.pathsep + environment["PATH"]
+    environment = deepspeed_variables(given.python) if name.startswith("deepspeed") else {**os.environ, "SLUICE_COMMAND": given.command or ""}
     python = given.python if name.startswith("deepspeed") else sys.executable
     said = None if given.verbose else tempfile.TemporaryFile(mode="w+", errors="replace")
     worker = subprocess.Popen([python, __file__, "--worker", name, "--path", path, "--tokens", str(given.tokens)], stdin=subprocess.PIPE,

@@ -16,10 +16,11 @@ from .logs import log_steps
 from .offload import gathered, offload
 from .optimizer import OffloadOptimizer
 from .state import SafetensorsValues
+from .tracing import trace
 from .units import find_units
 
 __version__ = "0.1.0"
 __all__ = ["ArgumentError", "ConfigError", "ForkedError", "NonFiniteError", "OffloadEngine", "OffloadOptimizer",
            "OutOfMemoryError", "RanksError", "SafetensorsValues", "SluiceError", "StorageError", "find_units", "from_pretrained",
            "gathered", "initialize", "load_safetensors", "log_steps", "meta_parameters", "named_values", "offload", "open_safetensors",
-           "optim", "save_pretrained", "save_safetensors"]
+           "optim", "save_pretrained", "save_safetensors", "trace"]

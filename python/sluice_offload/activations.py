@@ -20,6 +20,7 @@ import mmap
 import os
 import tempfile
 import threading
+import warnings
 import weakref
 import zlib
 from typing import Any, Callable, MutableMapping, Optional, Sequence
@@ -206,6 +207,8 @@ class ActivationStore:
         self._writes: "list[tuple[concurrent.futures.Future[int], str]]" = []  # with their places
         self.read_bytes = self.written_bytes = 0
         self.contexts = 0  # made by hooks()
+        self._contexts_seen = 0  # of them, at the end of the step before
+        self._has_warned = False
 
     @property
     def used_bytes_max(self) -> int:
@@ -216,6 +219,15 @@ class ActivationStore:
         """A context for a forward. The model's own forward is in one by itself."""
         self.contexts += 1
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def check_use(self) -> None:
+        """Says once that a step that ends has kept nothing on storage, since the program calls parts of the model."""
+        if self.contexts == self._contexts_seen and not self._has_warned:
+            self._has_warned = True
+            warnings.warn('activations is "nvme", but this step did not call the model\'s own forward, so that its activations stayed '
+                          "in memory; call the model itself, or its parts inside of `with optimizer.activations.hooks():`",
+                          stacklevel=4)
+        self._contexts_seen = self.contexts
 
     def close(self) -> None:
         """Waits for transfers that are under way, unless one was given up: its thread and its file stay until it ends."""

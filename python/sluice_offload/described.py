@@ -50,7 +50,7 @@ def _check(optimizer: torch.optim.Optimizer, name: str) -> None:
 
 def _groups(optimizer: torch.optim.Optimizer, model: nn.Module, name: str) -> "list[dict[str, Any]]":
     names = {id(parameter): full for full, parameter in model.named_parameters()}
-    missing = {full: None for full, parameter in model.named_parameters() if parameter.requires_grad}
+    missing = {full: None for full, parameter in model.named_parameters() if parameter.requires_grad and parameter.numel() > 0}
     groups = []
     for i, group in enumerate(optimizer.param_groups):
         found = []
@@ -58,7 +58,7 @@ def _groups(optimizer: torch.optim.Optimizer, model: nn.Module, name: str) -> "l
             if id(parameter) not in names:
                 raise ArgumentError(f"{name}: a parameter of group {i}, of shape {tuple(parameter.shape)}, is none of the "
                                     "model's")
-            if parameter.requires_grad:
+            if parameter.requires_grad and parameter.numel() > 0:
                 found.append(names[id(parameter)])
                 missing.pop(names[id(parameter)], None)
         if not found:

@@ -18,12 +18,16 @@ import torch
 from . import library as lib
 from .errors import NOT_COPIED, ArgumentError, ConfigError
 from .processes import World
+from .structures import bytes_of, flat_of, model_of, order_of
 from .units import Member, Unit, Units, common_dtype
 
 logger = logging.getLogger("sluice_offload")
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+# An interrupt (Ctrl-C) waits for a drive no longer than that.
+_POLL_MS = 100
 
 Config = Mapping[str, Any]
 
@@ -66,10 +70,6 @@ def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1) 
     return config
 
 
-def _order(order: "Sequence[int]") -> Any:
-    return (C.c_uint32 * len(order))(*order)
-
-
 def _close_at_exit(reference: "weakref.ref[Engine]") -> None:
     engine = reference()
     if engine is not None:
@@ -88,6 +88,8 @@ class Engine:
         self.world = world
         self._pid = os.getpid()
         self._last_saved: "Optional[str]" = None  # by replace_state()
+        self._norm_group: "Optional[tuple[Any, Any, int]]" = None  # what C calls lives here
+        self._norm_failure: "Optional[BaseException]" = None
         self._config, self._units = json.dumps(config).encode(), units
         self._create()
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -106,16 +108,36 @@ class Engine:
 
     def _create(self) -> None:
         keep: "list[Any]" = []
-        model = _model(self._units, keep)
+        model = model_of(self._units, keep)
         if self.world is None:
             self._lib.engine_create(self._config, C.byref(model), C.byref(self._handle))
-            return
-        try:
-            self._connect(self.world)
-            self._lib.engine_create_ranked(self._config, C.byref(model), self._ranks, C.byref(self._handle))
-        except BaseException:
-            self._leave()
-            raise
+        else:
+            try:
+                self._connect(self.world)
+                self._lib.engine_create_ranked(self._config, C.byref(model), self._ranks, C.byref(self._handle))
+            except BaseException:
+                self._leave()
+                raise
+        if self._norm_group is not None:
+            self._join_norm_group()
+
+    def set_norm_group(self, add: "Callable[[torch.Tensor], None]", elsewhere: "Sequence[Member]") -> None:
+        """Each step's norm is that of a group: `add` adds a tensor of int64 over it, in place. `elsewhere`: parameters that
+        another member counts."""
+        def call(_context: Any, sums: Any, count: int) -> int:
+            try:
+                add(torch.frombuffer((C.c_int64 * count).from_address(C.addressof(sums.contents)), dtype=torch.int64))
+                return 0
+            except BaseException as error:  # raised by finish_step(), on the other side of the C call
+                self._norm_failure = error
+                return 1
+        self._norm_group = (lib.Sums(call), order_of([member.tensor for member in elsewhere]), len(elsewhere))
+        self._join_norm_group()
+
+    def _join_norm_group(self) -> None:
+        assert self._norm_group is not None
+        call, elsewhere, count = self._norm_group
+        self._lib.set_norm_group(self._handle, call, None, elsewhere, count)
 
     def _connect(self, world: World) -> None:
         self._lib.ranks_create(world.address().encode(), world.rank, world.size, C.byref(self._ranks))
@@ -153,7 +175,7 @@ class Engine:
 
     def replace(self, values: "Callable[[Member], torch.Tensor]", members: "Sequence[Member]") -> None:
         """Gives parameters other values, between two steps; moments stay. All ranks name the same ones."""
-        tensors = _order([member.tensor for member in members])
+        tensors = order_of([member.tensor for member in members])
         self._fill(values, self._units,
                    lambda fill: self._lib.replace_values(self._handle, tensors, len(members), fill, None))
 
@@ -182,7 +204,7 @@ class Engine:
                 member = members[tensor]
                 if last[0] != tensor:
                     last = (-1, None)
-                    last = (tensor, (_bytes if member.is_opaque else _flat)(member, values(member)))
+                    last = (tensor, (bytes_of if member.is_opaque else flat_of)(member, values(member)))
                 assert last[1] is not None
                 kind = C.c_uint8 if member.is_opaque else C.c_float
                 view = torch.frombuffer((kind * count).from_address(C.addressof(target.contents)), dtype=last[1].dtype)
@@ -262,7 +284,13 @@ class Engine:
         rates = (C.c_double * len(group_rates))(*group_rates) if group_rates else None
         options = lib.FinishOptions(rate, 1, rates, len(group_rates), 0)
         report = lib.StepReport()
-        self._lib.finish_step(self._handle, C.byref(options), C.byref(report))
+        try:
+            self._lib.finish_step(self._handle, C.byref(options), C.byref(report))
+        except Exception as error:
+            failure, self._norm_failure = self._norm_failure, None
+            if failure is not None:
+                raise failure from error
+            raise
         self.log_notes()
         return report
 
@@ -282,11 +310,19 @@ class Engine:
 
     def acquire(self, unit: int, which: int) -> "tuple[int, int, int]":
         """The addresses of its parameters and gradients (0 without), and the lease's id."""
-        lease = self._lease
-        status = self._lib.raw_acquire(self._handle, unit, which, self._lease_pointer)
+        lease, call = self._lease, self._lib.raw_acquire
+        status = call(self._handle, _POLL_MS, unit, which, self._lease_pointer)
+        while status == lib.PENDING:  # between two calls, Python runs the handlers of signals
+            status = call(self._handle, _POLL_MS, unit, which, self._lease_pointer)
         if status != 0:
             self._lib.fail(status)
         return lease.parameters, lease.gradients or 0, lease.id
+
+    def announce(self, units: "Sequence[int]", which: int) -> "list[int]":
+        """Says that the step will use these announced units, and returns the order in which they have to be acquired."""
+        uses, count = (C.c_uint32 * len(self._units.units))(), C.c_uint32()
+        self._lib.announce(self._handle, order_of(units), len(units), which, uses, C.byref(count))
+        return list(uses[:count.value])
 
     def release(self, lease_id: int) -> None:
         status = self._lib.raw_release(self._handle, lease_id)
@@ -348,53 +384,6 @@ def plan(config: "dict[str, Any]", units: Units) -> "dict[str, Any]":
     """The plan of a run, without an engine: pools, budgets, bytes of a step; capi/sluice.h has its names."""
     keep: "list[Any]" = []
     made = C.c_char_p()
-    lib.library().plan(json.dumps(config).encode(), C.byref(_model(units, keep)), C.byref(made))
+    lib.library().plan(json.dumps(config).encode(), C.byref(model_of(units, keep)), C.byref(made))
     assert made.value is not None
     return dict(json.loads(made.value))
-
-
-def _model(units: Units, keep: "list[Any]") -> lib.Model:
-    """The structure for C; the arrays that it points to live as long as `keep`."""
-    forward = [unit.index for site in units.sites for unit in site.units]
-    return lib.Model(_units(units, keep), len(units.units), units.leases, _order(forward), _order(forward[::-1]),
-                     len(forward), len(forward))
-
-
-def _units(units: Units, keep: "list[Any]") -> Any:
-    made = []
-    for unit in units.units:
-        tensors = (lib.Tensor * len(unit.members))()
-        for tensor, member in zip(tensors, unit.members):
-            shape = (member.parameter.nbytes,) if unit.is_opaque else tuple(member.parameter.shape)
-            extents = (C.c_uint64 * max(1, len(shape)))(*shape)
-            tensor.name, tensor.shape, tensor.dimensions = member.name.encode(), extents, len(shape)
-            # As `sluice train` has it: matrices decay, biases and norms do not.
-            tensor.has_decay = int(len(shape) >= 2)
-            keep.append(extents)
-        keep.append(tensors)
-        made.append(lib.Unit(unit.name.encode(), tensors, len(unit.members), lib.OPAQUE if unit.is_opaque else int(unit.is_frozen)))
-    array = (lib.Unit * len(made))(*made)
-    keep.append(array)
-    return array
-
-
-def _bytes(member: Member, values: torch.Tensor) -> torch.Tensor:
-    """The bytes of an opaque tensor."""
-    _check_values(member, values)
-    if values.dtype != member.parameter.dtype:
-        raise ArgumentError(f"the values of {member.name} are of {values.dtype}, but it is of {member.parameter.dtype} and keeps "
-                            "its bits")
-    return values.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-
-
-def _flat(member: Member, values: torch.Tensor) -> torch.Tensor:
-    _check_values(member, values)
-    return values.detach().to("cpu", torch.float32).reshape(-1)
-
-
-def _check_values(member: Member, values: torch.Tensor) -> None:
-    if tuple(values.shape) != tuple(member.parameter.shape):
-        raise ArgumentError(f"the values of {member.name} have shape {tuple(values.shape)}, but the parameter has "
-                            f"{tuple(member.parameter.shape)}")
-    if values.is_meta:
-        raise ArgumentError(f"{member.name} is on the meta device and has no values; give offload() values=")

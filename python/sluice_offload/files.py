@@ -40,6 +40,9 @@ def _entries(model: nn.Module) -> "list[Any]":
             found.append((member.name, engine.dtype_of(member), tuple(member.parameter.shape),
                           lambda member=member: engine.read(member)))
     for prefix, module in model.named_modules():
+        for name, empty in module._parameters.items():
+            if empty is not None and empty.numel() == 0:  # no unit has it
+                found.append((f"{prefix}.{name}" if prefix else name, empty.dtype, tuple(empty.shape), empty.detach))
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set and (id(module), name) not in taken:
                 found.append((f"{prefix}.{name}" if prefix else name, buffer.dtype, tuple(buffer.shape),

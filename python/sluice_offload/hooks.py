@@ -14,6 +14,7 @@ its place in the window and its place for gradients stay taken through that code
 always the same.
 """
 
+import contextlib
 import ctypes as C
 import sys
 import warnings
@@ -25,6 +26,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from .activations import ActivationStore
+from .announced import Announcements
 from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError, SluiceError
 from .library import BACKWARD, FORWARD, INFERENCE
@@ -89,6 +91,7 @@ class Walk:
         self.activations = activations
         self._keeping: Any = None           # the context in which autograd gives its tensors to `activations`
         self.leases = units.leases
+        self.announcements = Announcements(self)
         self.held: "dict[int, _Held]" = {}  # by unit, in order of use
         self.kept: "set[int]" = set()       # held units that have been copied for this step or inference
         self.uses = 0
@@ -98,8 +101,7 @@ class Walk:
         self.in_backward = False
         self._failure_before: Optional[BaseException] = None
         self._views: "dict[tuple[int, int], torch.Tensor]" = {}
-        self._warned = self._warned_of_calls = False
-        self._contexts_seen = 0             # of `activations`, at the end of the step before
+        self._warned = False
         self._handles: "list[Any]" = []
         for site in units.sites:
             self._watch(site)
@@ -154,6 +156,7 @@ class Walk:
     def _end_inference(self) -> None:
         self._release_all()
         self._drop_kept()
+        self.announcements.forget()
         self.active = None
         self.engine.end_inference()
 
@@ -177,37 +180,34 @@ class Walk:
         if not self.has_gradients:
             self.abandon()
             return None
+        self.announcements.end()
         self._drop_kept()
-        self._check_activations()
+        if self.activations is not None:
+            self.activations.check_use()
         try:
             report = self.engine.finish_step(*self.rates())
-        except ArgumentError:
-            raise  # the step goes on
-        except Exception:
+        except BaseException as error:
+            if isinstance(error, ArgumentError) and error.__cause__ is None:
+                raise  # the step goes on; one with a cause comes from the norm group's sums
             self.active = None
+            if not isinstance(error, Exception):  # an interrupt, before or after the engine has ended the step
+                with contextlib.suppress(SluiceError):
+                    self.engine.abandon_step()
             raise
         self.active = None
         return report
 
-    def _check_activations(self) -> None:
-        """Says once that a step has kept nothing on storage, since the program calls parts of the model."""
-        if self.activations is None:
-            return
-        if self.activations.contexts == self._contexts_seen and not self._warned_of_calls:
-            self._warned_of_calls = True
-            warnings.warn('activations is "nvme", but this step did not call the model\'s own forward, so that its activations stayed '
-                          "in memory; call the model itself, or its parts inside of `with optimizer.activations.hooks():`",
-                          stacklevel=4)
-        self._contexts_seen = self.activations.contexts
-
     def abandon(self) -> None:
-        """Ends the step without an update, and forgets its gradients."""
+        """Ends the step without an update, and forgets its gradients. Ends an inference that an interrupt has left."""
         self.stop_keeping()
-        self.in_backward = False
+        self.in_backward, self.depth = False, 0
+        if self.active == INFERENCE:
+            self._end_inference()
         if self.active != FORWARD:
             return
         self._release_all()
         self._drop_kept()
+        self.announcements.forget()
         self.active, self.has_gradients = None, False
         self.engine.abandon_step()
 
@@ -217,14 +217,26 @@ class Walk:
         """Returns the address of the parameters."""
         if self.active is None:  # backward of a graph whose step was abandoned
             self._begin(True)
-        if self.held:
-            for index, held in list(self.held.items()):
-                if held.use <= self.uses - self.leases:
-                    self._release(index)
+        if unit.is_announced:
+            self.announcements.approach(unit.index, which)
+        self._release_older()
         parameters, gradients, lease_id = self.engine.acquire(unit.index, which)
+        if unit.is_announced:
+            self.announcements.take(unit.index, which)
         self.held[unit.index] = _Held(lease_id, gradients, self.uses, which)
         self.uses += 1
         return parameters
+
+    def _release_older(self) -> None:
+        for index, held in list(self.held.items()) if self.held else ():
+            if held.use <= self.uses - self.leases:
+                self._release(index)
+
+    def pass_by(self, unit: int, which: int) -> None:
+        """A use of an announced unit in which nothing computes."""
+        self._release_older()
+        self.engine.release(self.engine.acquire(unit, which)[2])
+        self.uses += 1
 
     def _release(self, index: int) -> None:
         held = self.held.pop(index)
@@ -258,15 +270,19 @@ class Walk:
             return unit.index in self.kept
         return unit.index in self.held and self.held[unit.index].which == BACKWARD
 
+    def _enter_backward(self) -> None:
+        if self.in_backward:
+            return
+        self.in_backward = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        if self.active == FORWARD:
+            self.announcements.backward_begins()
+
     def _lend_backward(self, site: Site) -> None:
-        if not self.in_backward:
-            self.in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        self._enter_backward()
         for unit in site.units:
             if not self._is_lent_backward(unit):
                 self._lend(unit, BACKWARD)
-
-    # --- Hooks.
 
     def _root_begins(self, module: nn.Module, args: Any) -> None:
         if _graph_task() != -1:
@@ -294,6 +310,7 @@ class Walk:
 
     def _site_begins(self, site: Site, module: nn.Module, args: Any) -> None:
         """Leaves the inputs as they are, so that the module may change them in place as far as torch lets it."""
+        site.first_node, site.failure_before = _next_node(), sys.exc_info()[1]
         if _graph_task() != -1:  # computed again for backward, by a checkpoint
             self._lend_backward(site)
             return
@@ -301,17 +318,19 @@ class Walk:
         assert self.active is not None
         for unit in site.units:
             self._lend(unit, self.active)
-        site.first_node = _next_node()
 
     def _site_ends(self, site: Site, module: nn.Module, args: Any, output: Any) -> None:
+        has_failed = sys.exc_info()[1] not in (None, site.failure_before)
+        site.failure_before = None  # whose traceback holds the tensors of its frames
         if _graph_task() != -1:
+            if torch.is_grad_enabled() and not has_failed:  # a reentrant one makes its graph now
+                self._watch_outputs(site, output)
             return
         for unit in site.units:
             held = self.held.get(unit.index)
             if held is not None and held.which != BACKWARD:
                 self._release(unit.index)
-        failure = sys.exc_info()[1]
-        trains = self.active == FORWARD and torch.is_grad_enabled() and (failure is None or failure is self._failure_before)
+        trains = self.active == FORWARD and torch.is_grad_enabled() and not has_failed
         self._leave()
         if trains:
             self._watch_outputs(site, output)
@@ -341,15 +360,13 @@ class Walk:
         gradient = parameter.grad
         if gradient is None:
             return
+        self._enter_backward()
         held = self.held.get(unit.index)
         if held is None or held.which != BACKWARD:
             address = self._acquire(unit, BACKWARD)
             if not unit.is_held:
                 self.storages[unit.index].attach(address)
             held = self.held[unit.index]
-        if not self.in_backward:
-            self.in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
         self.has_gradients = True
         target = self._views.get((held.gradients, member.tensor))
         if target is None:

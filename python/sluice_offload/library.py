@@ -11,7 +11,8 @@ from .errors import SluiceError, error_of
 ABI_VERSION = 2
 FORWARD, BACKWARD, INFERENCE = 0, 1, 2
 PARAMETER, MASTER, EXP_AVG, EXP_AVG_SQ = 0, 1, 2, 3
-OPAQUE = 2  # of Unit.is_frozen
+OPAQUE, ANNOUNCED = 2, 4  # of Unit.is_frozen
+PENDING = 16  # a status that is no failure
 FP32, BF16, FP16 = 0, 1, 2
 ALL_TENSORS = 0xffffffff
 
@@ -72,6 +73,10 @@ class Traffic(C.Structure):
     _fields_ = [("nvme_read_bytes", C.c_uint64), ("nvme_write_bytes", C.c_uint64)]
 
 
+class TraceResult(C.Structure):
+    _fields_ = [("records", C.c_uint64), ("lost", C.c_uint64), ("file_bytes", C.c_uint64)]
+
+
 class OptimizerTensor(C.Structure):
     _fields_ = [("name", C.c_char_p), ("element_count", C.c_uint64), ("parameter_type", C.c_int32),
                 ("reserved", C.c_uint32)]
@@ -93,6 +98,7 @@ class OptimizerReport(C.Structure):
 
 
 Values = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint32, C.c_uint64, C.POINTER(C.c_float), C.c_uint64)
+Sums = C.CFUNCTYPE(C.c_int, C.c_void_p, C.POINTER(C.c_uint64), C.c_uint64)
 
 _ENGINE = C.c_void_p
 _ARGUMENTS = {
@@ -106,7 +112,8 @@ _ARGUMENTS = {
     "loss_scale": [_ENGINE, C.POINTER(C.c_double)],
     "begin_inference": [_ENGINE],
     "end_inference": [_ENGINE],
-    "acquire": [_ENGINE, C.c_uint32, C.c_int32, C.POINTER(Lease)],
+    "acquire_within": [_ENGINE, C.c_uint32, C.c_uint32, C.c_int32, C.POINTER(Lease)],
+    "announce": [_ENGINE, C.POINTER(C.c_uint32), C.c_uint32, C.c_int32, C.POINTER(C.c_uint32), C.POINTER(C.c_uint32)],
     "release": [_ENGINE, C.c_uint64],
     "read_state": [_ENGINE, C.c_uint32, C.c_int32, C.c_uint64, C.c_uint64, C.c_void_p],
     "applied_step": [_ENGINE, C.POINTER(C.c_uint64)],
@@ -138,6 +145,9 @@ _ARGUMENTS = {
     "replace_values": [_ENGINE, C.POINTER(C.c_uint32), C.c_uint32, Values, C.c_void_p],
     "read_config": [C.c_char_p, C.c_char_p, C.POINTER(C.c_char_p)],
     "plan": [C.c_char_p, C.POINTER(Model), C.POINTER(C.c_char_p)],
+    "set_norm_group": [_ENGINE, Sums, C.c_void_p, C.POINTER(C.c_uint32), C.c_uint32],
+    "trace_start": [C.c_char_p, C.c_uint32, C.c_uint32],
+    "trace_stop": [C.POINTER(TraceResult)],
     "learning_rates": [C.c_char_p, C.c_uint64, C.c_uint64, C.POINTER(C.c_double)],
     "ranks_create": [C.c_char_p, C.c_uint32, C.c_uint32, C.POINTER(_ENGINE)],
     "ranks_endpoint": [_ENGINE, C.POINTER(C.c_char_p)],
@@ -182,7 +192,7 @@ class Library:
             setattr(self, name, self._raising(function))
 
         # Without what _raising() adds, for calls at every use of a unit: the caller looks at the status.
-        self.raw_acquire, self.raw_release = self._dll.sluice_acquire, self._dll.sluice_release
+        self.raw_acquire, self.raw_release = self._dll.sluice_acquire_within, self._dll.sluice_release
 
     def fail(self, status: int) -> NoReturn:
         """Raises what a status that is not 0 means."""

@@ -17,7 +17,7 @@ from .engine import Config, Engine, complete_config, config_of_text, read_config
 from .errors import ArgumentError
 from .hooks import Walk
 from .optimizer import OffloadOptimizer
-from .processes import World, find_world
+from .processes import World, find_world, processes_of_host, require_member
 from .state import Gatherer, hook_state_dict
 from .storage import CopyStorage, UnitStorage, storage_factory
 from .units import Member, Units, find_units
@@ -42,7 +42,9 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             units: "Sequence[type | str] | None" = None, lr: Optional[float] = None,
             values: "Values | None" = None, storage: Optional[str] = None,
             restore: "str | os.PathLike[str] | None" = None, resume: bool = False,
-            optimizer: Optional[torch.optim.Optimizer] = None, buffers: "Sequence[str]" = ()) -> OffloadOptimizer:
+            optimizer: Optional[torch.optim.Optimizer] = None, buffers: "Sequence[str]" = (), process_group: Any = None,
+            norm_group: Any = None, counted_elsewhere: "Iterable[torch.Tensor]" = (),
+            announced: "Iterable[type | str]" = ()) -> OffloadOptimizer:
     """Trains `model` with its parameters, masters and moments where `config` says: device memory, host memory or NVMe.
 
     config: a dictionary or a JSON file, as docs/configuration.md has it. Missing keys are taken from the model:
@@ -63,11 +65,21 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     buffers: patterns of the names of buffers that move with their units, such as "*.qweight" of a quantized linear layer. They
         keep their type and bits, and are read, never written. Other buffers stay in memory.
     storage: "swap", "poke" or "copy"; by default the best that this torch has (storage.py).
+    announced: the classes of modules, or their names, of which a step uses some alone, such as the experts behind a router. Each
+        instance is a unit that is read when it is used, or when `optimizer.announce(*modules)` names it in forward, and otherwise
+        not at all. One process.
+    process_group: the processes that train this model together, a group of torch.distributed; by default all. For programs that
+        divide a model themselves, by tensor or pipeline parallelism: those with the same part.
+    norm_group: the processes that have one copy of the whole model between them, a group, for such programs: gradients are
+        clipped by the norm of all parts. All of its members make the same steps.
+    counted_elsewhere: parameters that another member of norm_group has, too, with the same values and gradients: exactly one
+        counts each.
 
     From here on the parameters are the engine's. Read them by `state_dict()` or inside of `gathered(model)`.
     Raises ConfigError, OutOfMemoryError naming a budget that works, ArgumentError, StorageError; the model is as before
     then.
     """
+    announced = tuple(announced)
     if restore is not None and values is not None:
         raise ArgumentError("offload(): values and restore exclude each other; the checkpoint has all values")
     if restore is not None and resume:
@@ -80,12 +92,17 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise ArgumentError("this model is in a DistributedDataParallel, which would look for gradients that the engine has; give "
                             "offload() what is in it, model.module. Offloaded, it needs no wrapper")
-    found = find_units(model, units, buffers)
+    found = find_units(model, units, buffers, announced)
     settings = read_config(config)
     if optimizer is not None:
         take_over(settings, optimizer, model)
-    world = find_world(_rank_timeout(settings))
-    settings = complete_config(settings, found, 1 if world is None else world.local_size)
+    if norm_group is not None:
+        require_member(norm_group, "norm_group")
+    world = find_world(_rank_timeout(settings), process_group)
+    if world is not None and announced:
+        raise ArgumentError("offload(): announced= is for one process, since several would have to announce the same units at the same "
+                            "places; leave it out, and every unit is read in each step")
+    settings = complete_config(settings, found, processes_of_host(world, process_group))
     make_activations = _activation_store(settings, world is None or world.size == 1)
     if lr is None:
         lr = float(settings["optimizer"].get("learning_rate", 1e-3))
@@ -105,6 +122,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             text = engine.open_or_create(_values_of(values), found)
         else:
             engine.initialize(_values_of(values), found)
+        _join(norm_group, counted_elsewhere, found, engine)
         storages = _storages(found, engine, storage)
         activations = make_activations(storages)
         made = OffloadOptimizer(found, engine, settings, lr)
@@ -119,6 +137,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             activations.close()
         raise
     _adopt(found, engine, storages)
+    _make_empty(model)
     walk = Walk(model, found, engine, storages, made.rates, activations)
     made.bind(walk)
     hook_state_dict(model, found, engine)
@@ -126,6 +145,20 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     guards.guard_model(model, engine.dtype)
     object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages), walk))
     return made
+
+
+def _join(norm_group: Any, counted_elsewhere: "Iterable[torch.Tensor]", units: Units, engine: Engine) -> None:
+    """Has the gradient norm taken over the parts of a model that the program has divided."""
+    counted = list(counted_elsewhere)  # parameters(), for example, can be read only once
+    if norm_group is None:
+        if counted:
+            raise ArgumentError("offload(): counted_elsewhere needs norm_group, whose members count each parameter once")
+        return
+    members = {id(member.parameter): member for unit in units.units if not unit.is_frozen for member in unit.members}
+    if any(id(parameter) not in members for parameter in counted):
+        raise ArgumentError("offload(): counted_elsewhere has a tensor that is no trained parameter of the model")
+    engine.set_norm_group(lambda sums: torch.distributed.all_reduce(sums, group=norm_group),
+                          [members[id(parameter)] for parameter in counted])
 
 
 def gathered(model: nn.Module, what: "nn.Module | Iterable[torch.Tensor] | None" = None) -> "ContextManager[None]":
@@ -235,3 +268,11 @@ def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
                     torch.utils.swap_tensors(member.parameter, fresh)
                 else:
                     member.parameter.data = view
+
+
+def _make_empty(model: nn.Module) -> None:
+    """Parameters without elements belong to no unit; those on the meta device are made here."""
+    for parameter in model.parameters():
+        if parameter.numel() == 0 and parameter.is_meta:
+            fresh = torch.empty_like(parameter, device="cpu")
+            torch.utils.swap_tensors(parameter, nn.Parameter(fresh, requires_grad=parameter.requires_grad))

@@ -12,7 +12,7 @@ from .activations import ActivationStore
 from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError
 from .hooks import Walk
-from .library import StepReport
+from .library import BACKWARD, StepReport
 from .units import Member, Units, opaque_types
 
 _OPAQUE_TEXT_MAX = 64 << 10
@@ -95,6 +95,22 @@ class OffloadOptimizer(torch.optim.Optimizer):
         hooks() is a context for programs that call parts of the model instead of the model."""
         return None if self._walk is None else self._walk.activations
 
+    def announce(self, *modules: torch.nn.Module) -> None:
+        """In the model's forward: the step will use these modules, whose classes offload(announced=...) has named, next and in this
+        order. The engine begins to read them, beside computation. Modules that are announced and not used cost their reading."""
+        assert self._walk is not None
+        if self._walk.active is None:
+            raise ArgumentError("announce() belongs into the forward of the offloaded model, behind its router")
+        indices = []
+        for module in modules:
+            found = self._walk.units.announced_in(module)
+            if not found:
+                raise ArgumentError(f"announce(): this {type(module).__name__} is no announced unit; offload(announced=...) names the "
+                                    "classes of those")
+            indices += found
+        is_backward = torch._C._current_graph_task_id() != -1  # a checkpoint computes a part of forward again
+        self._walk.announcements.announce(indices, BACKWARD if is_backward else self._walk.active)
+
     def answer_clipping(self, max_norm: float) -> torch.Tensor:
         """Answers clip_grad_norm_ for these parameters: there is nothing to do, since the engine has clipped to the
         same bound."""
@@ -135,11 +151,13 @@ class OffloadOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Gradients that no step() has used are forgotten: the step is abandoned."""
+        """Gradients that no step() has used are forgotten: the step is abandoned. So is one whose forward an interrupt has ended."""
         assert self._walk is not None
+        is_interrupted = False
         if torch._C._current_graph_task_id() == -1:
             self._walk.stop_keeping()
-        if self._walk.has_gradients or self._walk.in_backward:
+            is_interrupted = self._walk.depth > 0
+        if self._walk.has_gradients or self._walk.in_backward or is_interrupted:
             self._walk.abandon()
 
     def add_param_group(self, param_group: "dict[str, Any]") -> None:

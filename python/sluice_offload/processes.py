@@ -18,6 +18,7 @@ from .errors import ArgumentError, RanksError
 
 # The number of processes and this one's, as launchers name them: torchrun, mpirun of Open MPI, mpirun of MPICH and Intel.
 _LAUNCHERS = (("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
+_OF_HOST = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # how many of them this host has
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
 _meetings = 0
 
@@ -77,39 +78,90 @@ def _host() -> str:
         return file.read().strip() + os.readlink("/proc/self/ns/net")
 
 
-def count_processes() -> int:
-    """How many processes train together, without a meeting."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    sizes = [os.environ.get(size_name, "") for size_name, _ in _LAUNCHERS]
-    return next((int(size) for size in sizes if size.isdigit() and int(size) > 1), 1)
+def _is_connected() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
-def find_world(timeout_s: float) -> Optional[World]:
-    """The ranks that train together, or None for one process. Raises ArgumentError for several processes that cannot find
-    each other: each would train a model of its own, without a word. Raises RanksError where one does not come within
-    `timeout_s`; torch.distributed, where it is initialized, has its own timeout."""
-    if dist.is_available() and dist.is_initialized():
-        return _world_of_torch() if dist.get_world_size() > 1 else None
+def _launcher() -> "Optional[tuple[str, str, int]]":
+    """The launcher's names of the number of processes and of this one's, and the number; None where it has started one."""
     for size_name, rank_name in _LAUNCHERS:
         size = os.environ.get(size_name, "")
         if size.isdigit() and int(size) > 1:
-            missing = [name for name in (rank_name, *_MEETING) if not os.environ.get(name)]
-            if missing:
-                raise ArgumentError(f"the launcher has started {size} processes ({size_name}), but does not say how they find "
-                                    f"each other: {', '.join(missing)}. Start with torchrun; or set MASTER_ADDR and MASTER_PORT "
-                                    "to an address and a free port of the first process's host; or call "
-                                    "torch.distributed.init_process_group() before offload()")
-            return _world_of_store(int(os.environ[rank_name]), int(size), timeout_s)
+            return size_name, rank_name, int(size)
     return None
 
 
-def _world_of_torch() -> World:
+def count_processes() -> int:
+    """How many processes train together, without a meeting."""
+    if _is_connected():
+        return dist.get_world_size()
+    found = _launcher()
+    return 1 if found is None else found[2]
+
+
+def own_rank() -> int:
+    """This process's number among those that count_processes() counts."""
+    if _is_connected():
+        return dist.get_rank()
+    found = _launcher()
+    if found is None:
+        return 0
+    rank = os.environ.get(found[1], "")
+    if not rank.isdigit():
+        raise ArgumentError(f"the launcher has started {found[2]} processes ({found[0]}), but does not say which one this is: "
+                            f"{found[1]} is \"{rank}\"; start with torchrun or mpirun, which set it")
+    return int(rank)
+
+
+def processes_of_host(world: Optional[World], group: Any) -> int:
+    """How many processes share this host's cores. Those of other groups than `group` are known from the launcher alone."""
+    known = 1 if world is None else world.local_size
+    if group is None:
+        return known
+    counts = [os.environ.get(name, "") for name in _OF_HOST]
+    return max(known, next((int(count) for count in counts if count.isdigit()), 1))
+
+
+def require_member(group: Any, name: str) -> None:
+    """Raises ArgumentError unless this process is in `group`, the argument `name`. torch.distributed passes over the calls of
+    others, most of them without a word."""
+    if not _is_connected():
+        raise ArgumentError(f"{name} needs torch.distributed.init_process_group()")
+    if dist.get_rank(group) < 0:
+        raise ArgumentError(f"{name}: this process, rank {dist.get_rank()} of {dist.get_world_size()}, is not in that group; give each "
+                            "process a group that it is in")
+
+
+def find_world(timeout_s: float, group: Any = None) -> Optional[World]:
+    """The ranks that train together, or None for one process. `group`: a process group of torch.distributed, instead of all.
+    Raises ArgumentError for several processes that cannot find each other, and for one that is not in `group`: each would
+    train a model of its own, without a word. Raises RanksError where one does not come within `timeout_s`;
+    torch.distributed, where it is initialized, has its own timeout."""
+    if group is not None:
+        require_member(group, "process_group")
+    if _is_connected():
+        return _world_of_torch(group) if dist.get_world_size(group) > 1 else None
+    found = _launcher()
+    if found is None:
+        return None
+    size_name, rank_name, size = found
+    missing = [name for name in (rank_name, *_MEETING) if not os.environ.get(name)]
+    if missing:
+        raise ArgumentError(f"the launcher has started {size} processes ({size_name}), but does not say how they find "
+                            f"each other: {', '.join(missing)}. Start with torchrun; or set MASTER_ADDR and MASTER_PORT "
+                            "to an address and a free port of the first process's host; or call "
+                            "torch.distributed.init_process_group() before offload()")
+    return _world_of_store(int(os.environ[rank_name]), size, timeout_s)
+
+
+def _world_of_torch(group: Any) -> World:
+    size = dist.get_world_size(group)
+
     def exchange(own: Any) -> "list[Any]":
-        all_of_them: "list[Any]" = [None] * dist.get_world_size()
-        dist.all_gather_object(all_of_them, own)
+        all_of_them: "list[Any]" = [None] * size
+        dist.all_gather_object(all_of_them, own, group=group)
         return all_of_them
-    return World(dist.get_rank(), dist.get_world_size(), exchange)
+    return World(dist.get_rank(group), size, exchange)
 
 
 def _world_of_store(rank: int, size: int, timeout_s: float) -> World:

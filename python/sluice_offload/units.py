@@ -6,13 +6,14 @@ included.
 - A parameter that a second module owns too (tied weights) belongs to the first one's unit; the second module uses that unit.
 - Frozen and trained parameters of one module are two units, used together. Frozen ones of another type than the trained ones,
   such as quantized weights, and buffers that are named are a third: `opaque`, of which every bit is kept.
+- Tensors without elements belong to no unit, and stay where they are.
 - A module that owns parameters and contains other units cannot lend its own for as long as it runs, for those inside need
   leases meanwhile: it is `held`, its parameters are copied (storage.py).
 """
 
 import dataclasses
 import fnmatch
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Optional, Sequence
 
 import torch
 from torch import nn
@@ -49,6 +50,7 @@ class Unit:
     members: "list[Member]" = dataclasses.field(default_factory=list)
     is_held: bool = False
     is_opaque: bool = False
+    is_announced: bool = False
 
 
 @dataclasses.dataclass
@@ -58,6 +60,7 @@ class Site:
     name: str
     units: "list[Unit]" = dataclasses.field(default_factory=list)
     first_node: int = 0  # autograd's count of nodes when its forward began
+    failure_before: Optional[BaseException] = None  # that was being handled then
 
 
 @dataclasses.dataclass
@@ -70,6 +73,10 @@ class Units:
         """How many leases computation holds at a time: those of one module. With more, an unexpected order might find
         no room in the engine's window beside the leases of modules that are over."""
         return max(len(site.units) for site in self.sites)
+
+    def announced_in(self, module: nn.Module) -> "list[int]":
+        """The announced units of a module."""
+        return [unit.index for site in self.sites if site.module is module for unit in site.units if unit.is_announced]
 
 
 def is_of_torch(module: nn.Module) -> bool:
@@ -89,20 +96,34 @@ def _classes(model: nn.Module, units: "Sequence[type | str] | None") -> "tuple[s
     return set(), (), children
 
 
-def find_units(model: nn.Module, units: "Sequence[type | str] | None" = None, buffers: "Sequence[str]" = ()) -> Units:
+def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, buffers: "Sequence[str]" = (),
+               announced: "Iterable[type | str]" = ()) -> Units:
     """The units of `model`. `units`: classes of modules, or their names, each instance of which is one; by default those
     that the model itself names (`_no_split_modules`), else the children of its lists and sequences. `buffers`: patterns of
-    the names of buffers that belong to units, too."""
+    the names of buffers that belong to units, too. `announced`: classes, or their names, of which each instance is a unit that
+    steps announce."""
+    units = None if units is None else tuple(units)
+    announced = tuple(announced)
     names, classes, ids = _classes(model, units)
+    announced_names, announced_classes, _ = _classes(model, announced)
     found = _Finder(model, buffers)
     inside: "set[int]" = set()
     matched = False
     for name, module in model.named_modules():
+        is_announced = type(module).__name__ in announced_names or isinstance(module, announced_classes)
         if id(module) in inside:
+            if is_announced:
+                raise ArgumentError(f"announced={list(announced)!r}: {name} is in a unit that is fetched as one; choose smaller units, "
+                                    "which do not contain it")
             continue
         is_unit = type(module).__name__ in names or isinstance(module, classes) or id(module) in ids
-        if is_unit and module is not model and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-            matched = True
+        is_unit = is_unit and module is not model and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        matched = matched or is_unit
+        if is_announced:
+            inside.update(id(child) for child in module.modules())
+            found.add(name, module, list(module.named_modules()), is_announced=True)
+            continue
+        if is_unit:
             inside.update(id(child) for child in module.modules())
             found.add(name, module, list(module.named_modules()))
         elif is_of_torch(module):
@@ -113,6 +134,8 @@ def find_units(model: nn.Module, units: "Sequence[type | str] | None" = None, bu
     if units is not None and not matched:
         raise ArgumentError(f"units={list(units)!r} names no module of the model; its modules are of the classes "
                             f"{sorted({type(module).__name__ for module in model.modules()})}")
+    if announced and not any(unit.is_announced for unit in found.units):
+        raise ArgumentError(f"announced={list(announced)!r} names no module of the model with parameters")
     found.check_buffers(model)
     result = found.result()
     if not result.units:
@@ -128,18 +151,22 @@ class _Finder:
         self.sites: "list[Site]" = []
         self.owner: "dict[int, tuple[Unit, Member]]" = {}
         self.buffers = {pattern: False for pattern in buffers}  # whether it names one
-        trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+        trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad and parameter.numel() > 0}
         self.dtype = trained.pop() if len(trained) == 1 else None  # of every trained parameter
 
-    def add(self, name: str, module: nn.Module, members: "Iterable[tuple[str, nn.Module]]") -> None:
+    def add(self, name: str, module: nn.Module, members: "Iterable[tuple[str, nn.Module]]", is_announced: bool = False) -> None:
+        first = len(self.units)
         site = Site(module, name or type(module).__name__)
         own: "dict[str, Unit]" = {}
         for prefix, owner in members:
             place = ".".join(part for part in (name, prefix) if part)
+            _check_forward(place, owner)
             tensors: "list[tuple[str, torch.Tensor | None]]" = [*owner._parameters.items(), *self._named_buffers(place, owner)]
             for attribute, tensor in tensors:
-                if tensor is not None:
+                if tensor is not None and tensor.numel() > 0:  # without elements there is nothing to move or to update
                     self._add_tensor(site, own, place, owner, attribute, tensor)
+        for unit in self.units[first:]:
+            unit.is_announced = is_announced
         if site.units:
             self.sites.append(site)
 
@@ -193,10 +220,16 @@ class _Finder:
         return Units(self.units, self.sites)
 
 
+def _check_forward(place: str, module: nn.Module) -> None:
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+        raise ArgumentError(f"{place or type(module).__name__} has max_norm={module.max_norm}: its forward changes the rows that it "
+                            "uses, behind the optimizer's back, where the engine does not see it. Leave max_norm out, and "
+                            "multiply the rows that were looked up (of an EmbeddingBag: before they are pooled) by max_norm / norm "
+                            "where their norm is larger than max_norm")
+
+
 def _check(name: str, parameter: torch.Tensor) -> None:
     what = f"{'parameter' if isinstance(parameter, nn.Parameter) else 'buffer'} {name}"
-    if parameter.numel() == 0:
-        raise ArgumentError(f"{what} has shape {tuple(parameter.shape)}: a tensor without elements cannot be offloaded")
     if is_traceable_wrapper_subclass(parameter):
         raise ArgumentError(f"{what} is a {type(parameter).__name__}, which keeps its values in other tensors; quantize with a "
                             "module that has plain parameters or buffers")

@@ -81,6 +81,15 @@ def same_weights(model, reference, start):
     return (different / moved) ** 0.5
 
 
+def refused(error, words, call):
+    try:
+        call()
+    except error as failure:
+        assert words in str(failure), failure
+    else:
+        raise AssertionError(words)
+
+
 def case_stages(folder):
     """Two ranks give what one rank of the double batch gives. Each writes the optimizer's state of its half."""
     for stage in (1, 2, 3):
@@ -204,14 +213,6 @@ def case_initialize(folder):
 
 
 def case_refusals(folder):
-    def refused(error, words, call):
-        try:
-            call()
-        except error as failure:
-            assert words in str(failure), failure
-        else:
-            raise AssertionError(words)
-
     refused(sluice.ArgumentError, "has other values on rank 1 than on rank 0; build the model behind the same",
             lambda: sluice.offload(tiny(seed=RANK), config_of(folder, 3), units=[Block]))
     other = config_of(folder, 3)
@@ -239,6 +240,96 @@ def case_refusals(folder):
         refused(sluice.RanksError, "rank 1 has not answered rank 0 in", waits_for_the_other)
         assert time.monotonic() - begin < 20
     optimizer._engine.destroy()
+
+
+class Part(torch.nn.Module):
+    """A part of a model that the program has divided, and a layer that both ranks have."""
+
+    def __init__(self, rank):
+        super().__init__()
+        torch.manual_seed(rank)
+        self.own = torch.nn.Linear(16, 16)
+        torch.manual_seed(7)
+        self.shared = torch.nn.Linear(16, 16)
+
+    def forward(self, x, uses_shared=True):
+        loss = self.own(x).square().mean()
+        return 30 * (loss + self.shared(torch.ones(2, 16)).square().mean() if uses_shared else loss)
+
+
+def case_norm_group(folder):
+    """Each rank trains its part alone, and clips by the norm of the whole, in which the shared layer counts once."""
+    dist.init_process_group("gloo")
+    alone = [dist.new_group([rank]) for rank in range(SIZE)][RANK]
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(3))
+    parts = [Part(rank) for rank in range(SIZE)]
+    whole = [*parts[0].parameters(), *parts[1].own.parameters()]
+    model = Part(RANK)
+    shared = list(model.shared.parameters())
+    config = config_of(folder, 3)
+    theirs = torch.optim.AdamW([{"params": [p for p in whole if p.dim() > 1], "weight_decay": 0.01},
+                                {"params": [p for p in whole if p.dim() < 2], "weight_decay": 0.0}], lr=1e-3)
+    refused(sluice.ArgumentError, "counted_elsewhere needs norm_group",
+            lambda: sluice.offload(Part(0), config, process_group=alone, counted_elsewhere=shared))
+    refused(sluice.ArgumentError, "no trained parameter of the model",
+            lambda: sluice.offload(Part(0), config, process_group=alone, norm_group=dist.group.WORLD, counted_elsewhere=shared))
+    optimizer = sluice.offload(model, config, process_group=alone, norm_group=dist.group.WORLD,
+                               counted_elsewhere=model.shared.parameters() if RANK == 1 else ())
+    assert optimizer._engine.world is None
+    for step in range(4):
+        for rank, part in enumerate(parts):
+            part(x, uses_shared=rank == 0).backward()
+        norm = torch.nn.utils.clip_grad_norm_(whole, 1.0).item()
+        theirs.step()
+        theirs.zero_grad()
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert norm > 1 and abs(optimizer.gradient_norm / norm - 1) <= 2e-6, (step, optimizer.gradient_norm, norm)
+    state = model.state_dict()
+    for name, value in {**{f"own.{k}": v for k, v in parts[RANK].own.state_dict().items()},
+                        **{f"shared.{k}": v for k, v in parts[0].shared.state_dict().items()}}.items():
+        assert (state[name] - value).abs().max() <= 2e-6, name
+
+    kind = sluice.ArgumentError if RANK == 0 else KeyboardInterrupt
+
+    def fails(sums, **_):
+        raise kind("the network is gone")
+    kept, dist.all_reduce = dist.all_reduce, fails
+    model(x).backward()
+    try:
+        optimizer.step()
+        raise AssertionError("the sums have failed, and nothing was said")
+    except kind as error:
+        assert "the network is gone" in str(error)
+    assert optimizer._walk.active is None
+    optimizer.zero_grad()  # of a step that has ended there is nothing to abandon
+    dist.all_reduce = kept
+    optimizer._engine.destroy()
+    dist.destroy_process_group()
+
+
+def case_process_group(folder):
+    """The last two of three ranks train one model. A rank outside of a group is refused."""
+    global RANK
+    dist.init_process_group("gloo")
+    group = dist.new_group([1, 2])
+    if RANK == 0:
+        for name in ("process_group", "norm_group"):
+            refused(sluice.ArgumentError, f"{name}: this process, rank 0 of 3, is not in that group",
+                    lambda: sluice.offload(tiny(), config_of(folder, 3), units=[Block], **{name: group}))
+    else:
+        RANK -= 1  # which half is its own
+        reference, model = tiny(), tiny()
+        optimizer = sluice.offload(model, config_of(folder, 3), units=[Block], process_group=group)
+        assert (optimizer._engine.world.rank, optimizer._engine.world.size) == (RANK, 2)
+        losses, norms = train(model, optimizer, 0, 3)
+        expected, expected_norms = train_double(reference, adamw(reference, config_of(folder, 3)), 0, 3)
+        assert worst(losses, expected) <= 2e-6 and worst(norms, expected_norms) <= 2e-6
+        optimizer.close()
+        RANK += 1
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def case_torch(folder):

@@ -15,19 +15,24 @@ from test_optim_ranks import free_port
 PROGRAM = str(pathlib.Path(__file__).with_name("offload_ranks.py"))
 
 
-def run(launcher, folder, cases, **environment):
+def run(launcher, folder, cases, ranks=2, **environment):
     done = subprocess.run([*launcher, PROGRAM, str(folder), *cases], env={**os.environ, **environment}, capture_output=True,
                           text=True, timeout=240)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-6000:]
     for case in cases:
-        for rank in (0, 1):
+        for rank in range(ranks):
             assert f"passed: {case} on rank {rank}" in said
 
 
 def test_torchrun(tmp_path):
     run([sys.executable, "-B", "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1",
-         f"--master_port={free_port()}"], tmp_path, ["stages", "resuming", "initialize", "refusals", "torch"], OMP_NUM_THREADS="1")
+         f"--master_port={free_port()}"], tmp_path, ["stages", "resuming", "initialize", "refusals", "torch", "norm_group"], OMP_NUM_THREADS="1")
+
+
+def test_a_group_of_the_processes(tmp_path):
+    run([sys.executable, "-B", "-m", "torch.distributed.run", "--nproc_per_node=3", "--master_addr=127.0.0.1",
+         f"--master_port={free_port()}"], tmp_path, ["process_group"], ranks=3, OMP_NUM_THREADS="1")
 
 
 def test_mpirun(tmp_path):

@@ -1,6 +1,7 @@
 """How processes meet in a store that outlives them, as torchrun's does."""
 
 import importlib.util
+import logging
 import socket
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import sluice_offload as sluice
+from sluice_offload import library, processes
 
 
 def start_process():
@@ -55,3 +57,42 @@ def test_a_process_that_does_not_come_is_an_error_after_the_timeout(monkeypatch)
         monkeypatch.setenv("RANK", "1")
         with pytest.raises(sluice.RanksError, match=r"rank 1 of 2 has waited up to 0.3 s for the store of the processes at 127.0.0.1:\d+"):
             start_process().find_world(0.3)
+
+
+def test_number_and_rank_are_of_one_launcher(monkeypatch):
+    for name in (name for launcher in processes._LAUNCHERS for name in launcher):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "1")  # as some images have it
+    monkeypatch.setenv("RANK", "3")
+    assert (processes.own_rank(), processes.count_processes()) == (0, 1)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+    assert (processes.own_rank(), processes.count_processes()) == (2, 4)
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK")
+    with pytest.raises(sluice.ArgumentError, match="4 processes .OMPI_COMM_WORLD_SIZE., but does not say which one"):
+        processes.own_rank()
+
+
+def test_processes_of_other_groups_share_the_cores(monkeypatch):
+    for name in processes._OF_HOST:
+        monkeypatch.delenv(name, raising=False)
+    assert processes.processes_of_host(None, "a group") == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert processes.processes_of_host(None, "a group") == 8
+    assert processes.processes_of_host(None, None) == 1
+
+
+def test_the_failure_of_a_trace_hides_no_other(tmp_path, monkeypatch, caplog):
+    stop = library.library().trace_stop
+
+    def fails(result):
+        stop(result)
+        raise sluice.StorageError("no space left")
+    monkeypatch.setattr(library.library(), "trace_stop", fails)
+    with caplog.at_level(logging.ERROR, "sluice_offload"), pytest.raises(KeyError, match="of the program"):
+        with sluice.trace(tmp_path / "one"):
+            raise KeyError("of the program")
+    assert "no space left" in caplog.text
+    with pytest.raises(sluice.StorageError, match="no space left"):
+        with sluice.trace(tmp_path / "two"):
+            pass

@@ -91,6 +91,47 @@ def test_bf16_masters_are_those_of_fp32_arithmetic(config):
             assert torch.equal(rounded, engine.read(member))
 
 
+class Partly(nn.Module):
+    """Some of its parameters have no elements, as a layer of no features has."""
+
+    def __init__(self):
+        super().__init__()
+        self.full, self.none, self.rows = nn.Linear(8, 8), nn.Linear(8, 0), nn.Parameter(torch.empty(0, 8))
+
+    def forward(self, x):
+        return (torch.cat([self.full(x), self.none(x)], dim=1).square().mean() + self.rows.sum()) * 30
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_parameters_without_elements(config, device, tmp_path):
+    reference = Partly()
+    start = copy.deepcopy(reference.state_dict())
+    theirs = torch.optim.AdamW(reference.parameters(), lr=1e-3)
+    with torch.device(device):
+        model = Partly()
+    config["optimizer"] = {"clip_norm": 1.0}
+    ours = sluice.offload(model, config, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3), values=start)
+    for step in range(3):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+        expected, actual = reference(x), model(x)
+        assert worst([actual.item()], [expected.item()]) <= 2e-6
+        expected.backward()
+        actual.backward()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        for optimizer in (theirs, ours):
+            optimizer.step()
+            optimizer.zero_grad()
+    sluice.save_safetensors(model, tmp_path / "saved")
+    saved = sluice.open_safetensors(tmp_path / "saved")
+    state = model.state_dict()
+    assert list(state) == list(start)
+    for name, value in reference.state_dict().items():
+        assert state[name].shape == saved[name].shape == value.shape and state[name].device.type == "cpu", name
+        assert torch.equal(state[name], saved[name]) and (state[name] - value).abs().sum() <= 2e-5, name
+    assert not model.load_state_dict(start).missing_keys
+    ours.close()
+
+
 def test_micro_batches_that_nobody_announced(config):
     reference = tiny()
     model = copy.deepcopy(reference)
@@ -157,6 +198,48 @@ def test_checkpointing(config, kind):
     assert worst(actual[1], norms) <= 2e-6
     assert optimizer.report.schedule_changes == 0
     assert optimizer._walk.uses == USES  # what is computed again is, under the lease of backward
+
+
+@pytest.mark.parametrize("kind", [Checkpointed, Reentrant])
+def test_checkpoints_around_several_units(config, kind):
+    """Each lease ends where the next unit is computed again, before the backward of the one before."""
+    torch.manual_seed(0)
+    reference = kind()
+    model = copy.deepcopy(reference)
+    losses, norms = train(reference, adamw(reference, config), 6, clip_norm=1.0)
+    optimizer = sluice.offload(model, config, units=[nn.Linear, nn.MultiheadAttention])
+    actual = train(model, optimizer, 6)
+    assert worst(actual[0], losses) <= 2e-6
+    assert worst(actual[1], norms) <= 2e-6
+    assert optimizer.report.schedule_changes == 0
+    optimizer.close()
+
+
+@pytest.mark.parametrize("handled", ["forward", "backward"])
+def test_a_pass_inside_of_an_exception_handler(config, handled):
+    """As a program does that tries a smaller batch again. The failure that is being handled is none of the pass."""
+    torch.manual_seed(0)
+    reference = Reentrant()
+    model = copy.deepcopy(reference)
+    losses, norms = train(reference, adamw(reference, config), 3, clip_norm=1.0)
+    optimizer = sluice.offload(model, config, units=[nn.Linear, nn.MultiheadAttention])
+    actual = []
+    for step in range(3):
+        def forward():
+            actual.append(model(*batch(step)))
+        for name, call in (("forward", forward), ("backward", lambda: actual[-1].backward())):
+            if name != handled:
+                call()
+                continue
+            try:
+                raise MemoryError
+            except MemoryError:
+                call()
+        actual[-1] = actual[-1].item()
+        optimizer.step()
+        assert abs(optimizer.gradient_norm / norms[step] - 1) <= 2e-6
+    assert worst(actual, losses) <= 2e-6
+    optimizer.close()
 
 
 class Twice(Block):
@@ -235,6 +318,15 @@ def test_modules_whose_parts_are_not_called(config):
     actual, _ = train(model, optimizer, 8)
     assert worst(actual, losses) <= 2e-6
     assert optimizer.report.schedule_changes == 0
+
+
+@pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_that_change_their_rows_in_forward_are_refused(config, make):
+    model = nn.Sequential(nn.Sequential(make(61, 16, max_norm=0.5)), nn.Linear(16, 61))
+    with pytest.raises(sluice.ArgumentError, match=r"0\.0 has max_norm=0.5: .* Leave max_norm out"):
+        sluice.offload(model, config, lr=1e-3)
+    model[0][0].max_norm = None
+    sluice.offload(model, config, lr=1e-3).close()
 
 
 class LoRA(nn.Module):

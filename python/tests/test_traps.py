@@ -471,10 +471,9 @@ def test_configs_that_cannot_be(config, change, error, words):
 def test_models_that_cannot_be(config):
     with pytest.raises(sluice.ArgumentError, match="names no module"):
         sluice.offload(tiny(), config, units=[nn.Conv2d])
-    with pytest.raises(sluice.ArgumentError, match="without elements"):
-        sluice.offload(nn.Sequential(nn.Linear(3, 0)), config)
-    with pytest.raises(sluice.ArgumentError, match="no parameters"):
-        sluice.offload(nn.Sequential(nn.ReLU()), config)
+    for module in (nn.ReLU(), nn.Linear(3, 0)):
+        with pytest.raises(sluice.ArgumentError, match="no parameters"):
+            sluice.offload(nn.Sequential(module), config)
     with pytest.raises(sluice.ArgumentError, match="nothing to train"):
         sluice.offload(nn.Linear(3, 3).requires_grad_(False), config)
     with pytest.raises(sluice.ArgumentError, match="of one type"):

@@ -19,7 +19,7 @@ RATE = "1GB"
 # Rows: regime, policy, millions of parameters, options. The state lies on storage but for the last row.
 CACHED = ("--write-cache", "256MiB")
 COMMITS = [("balanced", "deferred", 20, CACHED), ("compute-bound", "deferred", 8, CACHED), ("compute-bound", "eager", 8, CACHED),
-           ("drive-bound", "deferred", 40, CACHED), ("drive-bound", "deferred", 20, ()), ("balanced", "deferred", 12, ("--memory-share", "0.5", "--commit-every", "5"))]
+           ("drive-bound", "deferred", 40, CACHED), ("drive-bound", "deferred", 20, ()), ("balanced", "deferred", 20, ()), ("balanced", "deferred", 12, ("--memory-share", "0.5", "--commit-every", "5"))]
 STEPS = 20
 
 
@@ -122,9 +122,10 @@ def trace_rows(options):
 
 
 def other_rows(options):
-    slow = bench(options, *regime_words("balanced", "deferred", 8, 4, "--flush-ms", 500))
-    policy = slow["policies"][0]
-    print(f"\nflush of 500 ms: step {policy['step_s']['median']:.3f} s, T_bound {policy['t_bound_s']:.3f} s")
+    for millions, more in ((8, ()), (8, CACHED)):
+        slow = bench(options, *regime_words("balanced", "deferred", millions, 4, "--flush-ms", 500, *more))
+        policy = slow["policies"][0]
+        print(f"\nflush of 500 ms, {millions} M, {' '.join(more) or 'no cache'}: step {policy['step_s']['median']:.3f} s, T_bound {policy['t_bound_s']:.3f} s")
     words = ["--regime", "compute-bound", "--policy", "deferred", "--parameters", 8 * 10**6, "--steps", 3 * STEPS, "--save-every", 10, "--rate", RATE, "--with-bare"]
     saved = bench(options, *words)
     cost, = saved["costs"]

@@ -1,7 +1,8 @@
 // The scheduler's cost per block and step, as the number of blocks grows: an engine with everything
 // on storage over a queue that moves nothing, one small block after another. Prints the processor
-// time of the scheduler's thread, beside the wall time of a step, which includes the arithmetic on
-// 4,096 elements per block. It is a benchmark, not a test: it asserts nothing.
+// time of the scheduler's thread, without the tasks that the application's thread runs in its
+// place, beside the wall time of a step, which includes the arithmetic on 4,096 elements per block.
+// It is a benchmark, not a test: it asserts nothing.
 //
 //   scheduler_cost [DIRECTORY [BLOCKS...]]     default: /var/tmp 1000 10000 100000
 //

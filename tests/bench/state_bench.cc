@@ -74,12 +74,13 @@ class StateBench {
  public:
   StateBench(const std::string& directory, std::uint64_t state_bytes, std::uint32_t lanes)
       : config_(config_of(directory, lanes)),
-        model_(model_of(std::max<std::uint64_t>(state_bytes / kStateBytes / kUnitElements, 1))),
+        model_(model_of(div_ceil(state_bytes, kStateBytes * kUnitElements))),
         root_(directory + "/state_bench.checkpoints"),
         values_(4 << 20) {
     for (std::size_t i = 0; i < values_.size(); ++i)
       values_[i] = static_cast<float>(i * 2654435761u % 65521) * 1e-5f;
-    fmt::print("state {}, {} units\n", format_bytes(bytes()), model_.units.size());
+    fmt::print("state of {:.2f} GB, {} units\n", static_cast<double>(bytes()) * 1e-9,
+               model_.units.size());
   }
   ~StateBench() {
     std::error_code ignored;
@@ -175,8 +176,10 @@ class StateBench {
     };
     read_rate_ = measured(IoPattern::kRead);
     write_rate_ = measured(IoPattern::kWrite);
-    fmt::print("bench io: read {:.2f}, write {:.2f}, write into fresh files {:.2f} GB/s\n",
-               read_rate_, write_rate_, fresh_rate_);
+    fmt::print(
+        "bench io: read {:.2f}, write {:.2f}, both at once {:.2f}, write into fresh files {:.2f} "
+        "GB/s\n",
+        read_rate_, write_rate_, measured(IoPattern::kMixed), fresh_rate_);
   }
   // The time of `bench io` for the same bytes, reads and writes one after the other, as a share.
   void report(const std::string& name, const Moved& moved, const std::function<void()>& work) {

@@ -30,7 +30,8 @@ class CApi : public testing::Test {
                "placement": {"parameters": "nvme", "optimizer": "nvme"},
                "memory": {"device": "1MiB", "host": "4MiB"},
                "optimizer": {)" +
-           optimizer + R"(}, "storage": {"paths": [")" + directory_.path() + R"("]}})";
+           optimizer + R"(}, "storage": {)" + backend_ + R"("paths": [")" + directory_.path() +
+           R"("]}})";
   }
 
   sluice_model model() const {
@@ -48,7 +49,7 @@ class CApi : public testing::Test {
     ASSERT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK) << sluice_last_error();
   }
 
-  // Makes every use of a step, but neither begins nor finishes the step. Each gradient is `factor`
+  // Makes every use of a step, but does not begin or finish the step. Each gradient is `factor`
   // times the parameter.
   void walk(float factor = 1) {
     for (const std::uint32_t unit : {0u, 1u}) use(unit, SLUICE_FORWARD, factor);
@@ -73,6 +74,7 @@ class CApi : public testing::Test {
   }
 
   TempDirectory directory_;
+  std::string backend_;  // a line of the config's storage, or empty
   const std::uint64_t matrix_[2] = {100, 50};
   const std::uint64_t vector_[1] = {50};
   const sluice_tensor first_[2] = {{"first.weight", matrix_, 2, 1}, {"first.bias", vector_, 1, 0}};

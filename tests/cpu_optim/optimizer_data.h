@@ -1,7 +1,7 @@
-// Arrays for the optimizer's tests. They hold seeded values, ordinary values mixed with every kind
-// of special value, at a chosen offset from alignment. Guard elements lie on both sides. Two copies
-// of one object start equal, so every error of a kernel shows as a difference, even outside of the
-// kernel's range. Not thread-safe.
+// Arrays for the optimizer's tests. They hold seeded values: ordinary values, mixed with special
+// values of every kind. Their memory begins at a chosen offset from alignment. Guard elements lie
+// on both sides. Two copies of one object start equal, so every error of a kernel shows as a
+// difference, even outside of the kernel's range. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -172,8 +172,8 @@ class OptimizerData {
   std::vector<std::uint16_t> half_gradient_;
 };
 
-// The gradient of an element in a step. Elements take one of several kinds of sequences in turn;
-// elements of one kind differ in magnitude and sign.
+// The gradient of an element in a step. Elements take one of several kinds of sequences in turn.
+// Elements of the same kind differ in magnitude and sign.
 inline float adversarial_gradient(std::uint64_t element, std::uint64_t step, std::mt19937& random) {
   const float magnitude = std::ldexp(1.0f, static_cast<int>(element / 8 % 24) * 3 - 50);
   const auto since = static_cast<int>(step);

@@ -1,4 +1,5 @@
-// An IoQueue that wraps a real one and checks the order of a durable store's requests:
+// An IoQueue that wraps a real one and checks the order of a durable store's requests.
+//
 //   - a commit record is written after all data that the record names has been written with the
 //     record's checksums and flushed;
 //   - the record's twin is written after the record is flushed;

@@ -1,5 +1,5 @@
-// Ends the program, with a line about what it was doing, when a case of a test hangs. Minutes: no
-// case that goes on takes so long.
+// Ends the program when a case of a test hangs, with a line about what it was doing. The limit is
+// some minutes, because no case that makes progress takes so long.
 #pragma once
 
 #include <chrono>

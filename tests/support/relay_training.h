@@ -1,6 +1,7 @@
 // A training job that tests only boundary activations (tests/support/activation_relay.h). The
 // gradients are zeros, so the parameters decay, and each use checks the parameters, too. The job
-// holds as many leases at the same time as the model allows. Thread rule: one thread at a time.
+// holds the largest number of leases that the model allows at the same time. Thread rule: one
+// thread at a time.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Runs the cases of a randomized test side by side. Most of their time such cases wait for random
-// delays, so several at once take little longer than one. Thread rule: one thread.
+// Runs the cases of a randomized test side by side. Such cases wait for random delays most of the
+// time, so several at once take little longer than one. Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -15,6 +15,7 @@ namespace sluice::test {
 namespace {
 
 std::atomic<std::int64_t> wait_us = 0;
+std::atomic<int> writes = 0;
 
 struct Fault {
   std::atomic<int> calls_left = -1;
@@ -49,6 +50,10 @@ SlowWrites::~SlowWrites() {
   wait_us = 0;
 }
 
+int count_writes() {
+  return writes;
+}
+
 void fail_write(int number, int error) {
   write_fault.set(number, error);
 }
@@ -63,6 +68,7 @@ extern "C" ssize_t pwrite(int file, const void* data, size_t size, off_t offset)
   using Function = ssize_t(int, const void*, size_t, off_t);
   static auto* const next = reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, "pwrite"));
   if (sluice::test::is_writer()) {
+    ++sluice::test::writes;
     std::this_thread::sleep_for(std::chrono::microseconds(sluice::test::wait_us));
     if (sluice::test::write_fault.strikes()) return -1;
   }

@@ -18,8 +18,10 @@ class SlowWrites {
   SlowWrites& operator=(const SlowWrites&) = delete;
 };
 
-// Lets one call of these threads fail with `error`, the one with this number from now on, counted
-// from 0.
+// The calls of pwrite() by these threads so far.
+int count_writes();
+// Lets one call of these threads fail with `error`: the call with this number, counted from 0 from
+// now on.
 void fail_write(int number, int error);
 void fail_sync(int number, int error);
 

@@ -12,6 +12,7 @@
 #include "cpu_optim/gradient_ops.h"
 #include "cpu_optim/optimizer_options.h"
 #include "cpu_optim/update.h"
+#include "tests/support/evaluated_batches.h"
 #include "tests/support/toy_computation.h"
 
 namespace sluice::test {
@@ -48,7 +49,13 @@ class Oracle {
     const double clip = config_.optimizer.clip_norm;
     if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
     const auto scale = static_cast<float>(report.clip_factor / count);
-    for_each_tensor([&](Tensor& tensor) { update(tensor, step, options.learning_rate, scale); });
+    for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+      const bool stays =
+          config_.optimizer.untouched == UntouchedPolicy::kSkip && !is_touched_[unit];
+      if (stays && !model_.units[unit].is_frozen) ++report.untouched_units;
+      for (Tensor& tensor : units_[unit])
+        if (!stays) update(tensor, step, options.learning_rate, scale);
+    }
     return report;
   }
 
@@ -86,6 +93,7 @@ class Oracle {
     std::string name;
     bool is_frozen = false;
     std::uint64_t number = 0;  // in the model
+    std::uint64_t updates = 0;
   };
 
   using Parts = std::vector<std::vector<std::byte>>;
@@ -134,6 +142,7 @@ class Oracle {
   }
 
   void compute_gradients(std::uint64_t step, const ToyOptions& options) {
+    is_touched_.assign(units_.size(), false);
     // Ranks that are added at once, `passes` times before the results are added.
     const std::uint32_t passes = options.reduces_each ? 1 : options.rank_count;
     const std::uint32_t ranks = options.rank_count / passes;
@@ -151,7 +160,7 @@ class Oracle {
                       {.first = is_announced ? 0 : pass,
                        .count = is_announced ? options.rank_count : ranks,
                        .computes = is_announced ? options.computes : nullptr});
-        seen[unit] = true;
+        seen[unit] = is_touched_[unit] = true;
       }
       for_each_tensor([&](Tensor& tensor) { sums[&tensor].push_back(tensor.gradients); });
     }
@@ -261,7 +270,7 @@ class Oracle {
                               .exp_avg_sq = tensor.exp_avg_sq.data(),
                               .gradient = tensor.gradients.data(),
                               .element_count = tensor.master.size()};
-    update_reference(coefficients_of(options, learning_rate, step, scale), arrays);
+    update_reference(coefficients_of(options, learning_rate, ++tensor.updates, scale), arrays);
     if (config_.optimizer.state == OptimizerState::k8bit) {
       if (keeps_exp_avg(options.kind)) through_codes(CodeBook::kSigned, tensor.exp_avg);
       if (keeps_exp_avg_sq(options.kind)) through_codes(CodeBook::kUnsigned, tensor.exp_avg_sq);
@@ -277,6 +286,7 @@ class Oracle {
   ModelSpec model_;
   std::uint64_t tensor_count_ = 0;
   std::vector<std::vector<Tensor>> units_;
+  std::vector<bool> is_touched_;  // by unit, in the step
   ToySights sights_;
 };
 
@@ -287,13 +297,15 @@ ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
   ToyResult result;
   for (std::uint64_t step = 1; step <= options.steps; ++step) {
     result.reports.push_back(oracle.train_step(step, options));
-    if (options.evaluate) oracle.evaluate(step);
+    for (std::uint32_t batch = 0; options.evaluate && batch < kEvaluatedBatches; ++batch)
+      oracle.evaluate(step);
   }
   result.state = oracle.state();
   result.sights = oracle.sights();
   if (config.activations.home != ActivationHome::kKeep) {
     // Each boundary is read by the next forward use, and two of each are read in backward.
-    const std::uint64_t of_step = 3 * options.micro_batches + (options.evaluate ? 1 : 0);
+    const std::uint64_t of_step =
+        3 * options.micro_batches + (options.evaluate ? kEvaluatedBatches : 0);
     result.activations_seen = options.steps * of_step * toy_boundary_bytes().size();
   }
   return result;

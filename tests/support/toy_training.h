@@ -62,7 +62,7 @@ struct ToyOptions {
   // The model of run_toy() has this many announced units behind the others. `change` puts their
   // uses into a step.
   std::uint32_t experts = 0;
-  // Whether a pass announces all of its uses at the first one. Otherwise each run of uses is
+  // Whether a pass announces all of its uses at its first use. Otherwise each run of uses is
   // announced right before it.
   bool announces_ahead = false;
   // Whether a rank computes in a use of an announced unit. A rank that does not compute announces

@@ -42,16 +42,16 @@ struct IoCalibration {
   bool is_direct = false;
 };
 
-// All combinations of the three, with all paths at the same time. Several paths are also measured
-// each by itself.
+// All combinations of the three, with all paths at the same time. If there are several paths, each
+// of them is also measured alone.
 std::vector<IoSeries> io_cases(const std::vector<IoPattern>& patterns,
                                const std::vector<std::uint64_t>& requests,
                                const std::vector<std::uint32_t>& depths, std::size_t paths);
 
 // Hears from measure_io(). Both functions may be empty.
 struct IoListener {
-  // The files are written, and the first round begins. `note` is about a backend that the machine
-  // refuses, or "".
+  // The files are written, and the first round begins. If the machine refuses
+  // a backend, `note` says so; otherwise it is "".
   std::function<void(const IoBench& bench, const std::string& note)> began = {};
   // Called before each measurement; rounds count from 0.
   std::function<void(std::uint32_t round, const IoCase& io_case)> goes_on = {};
@@ -63,12 +63,13 @@ struct IoListener {
 IoCalibration measure_io(const IoCalibrationOptions& options, std::vector<IoSeries> series,
                          const IoListener& listener = {});
 
-// The case of `pattern` with the highest rate, of one drive or of all together; null if none.
+// The case of `pattern` with the highest rate, for one drive or for all drives together; null if
+// there is no such case.
 const IoSeries* best_of(const std::vector<IoSeries>& all, IoPattern pattern,
                         std::optional<std::uint32_t> drive = std::nullopt);
 // The time for reading and writing together, divided by the sum of the times for reading alone and
-// for writing alone: 1 for a half-duplex drive, 0.5 for a drive that does both at full rate. Empty
-// where a pattern was not measured.
+// for writing alone. The result is 1 for a half-duplex drive, and 0.5 for a drive that does both at
+// full rate. Empty where a pattern was not measured.
 std::optional<double> interference_of(const std::vector<IoSeries>& all);
 
 // The text of the calibration file.

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <sluice/units.h>
 #include "base/trace/trace.h"
 #include "cpu_optim/cpu_optimizer.h"
@@ -23,15 +21,6 @@ constexpr double kAdamPace = 25e6;  // parameters a second
 constexpr double kForwardPart = 1.0 / 3;
 constexpr unsigned kLanes = 3;
 constexpr unsigned kProbedSteps = 4;
-
-ModelSpec alike_units(const MatrixBenchModel& bench) {
-  ModelSpec model;
-  for (std::uint32_t i = 0; i < bench.units; ++i)
-    model.units.push_back({.name = fmt::format("unit.{}", i),
-                           .tensors = {{.name = fmt::format("unit.{}.weight", i),
-                                        .shape = {div_ceil(bench.parameters, bench.units)}}}});
-  return validated(model);
-}
 
 // Budgets that hold every cell. Under "serial" the plan knows to the byte what is in use, but for
 // buffers, whose use depends on a run's timing.
@@ -74,7 +63,7 @@ double seconds_between(std::uint64_t begin_ns, std::uint64_t end_ns) {
 }  // namespace
 
 MatrixBench::MatrixBench(const MatrixBenchModel& bench, RankWorld& world) {
-  request_.model = alike_units(bench);
+  request_.model = equal_units(bench.parameters, bench.units);
   request_.config = config_of_bench(bench, request_.model);
   request_.machine.ranks = world.count();
   request_.rates = rates_of_bench(bench);

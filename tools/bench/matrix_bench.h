@@ -1,7 +1,7 @@
 // Runs the engine in every cell of the table of `sluice plan --matrix`: every ZeRO stage, every way
 // to offload the state. The ranks, the memory and the collectives are real. Computation, Adam, the
 // bus and the drive are held to given rates, so that the plan's times can be compared with the
-// runs'.
+// measured ones.
 //
 // Thread rule: one thread of each rank, all ranks with the same calls.
 #pragma once
@@ -43,7 +43,7 @@ class MatrixBench {
   const PlanRequest& request() const { return request_; }
   // The table as planned, at the rates of the runs.
   std::vector<MatrixRow> planned() const { return plan_matrix(request_); }
-  // Runs `warm` steps, then `steps` that count, in an engine of its own.
+  // Runs `warm` steps, and then `steps` steps that count, in a separate engine.
   // Requires: `row` has no obstacle. Fails with: as Engine.
   MeasuredRow measure(const MatrixRow& row, unsigned warm, unsigned steps);
 

@@ -25,6 +25,8 @@ namespace {
 // Gradients of two units.
 constexpr std::uint64_t kGradientSlots = 2;
 constexpr std::uint32_t kSaveBuffers = 2;
+// Experts on the device.
+constexpr std::uint64_t kExpertPlaces = 3;
 
 std::string name_of(const StepBenchModel& bench) {
   return fmt::format("sluice-bench-{}-{}", ::getpid(), bench.number);
@@ -32,10 +34,11 @@ std::string name_of(const StepBenchModel& bench) {
 
 ModelSpec model_of(const StepBenchModel& bench) {
   ModelSpec model;
-  for (std::uint32_t i = 0; i < bench.units; ++i)
+  for (std::uint32_t i = 0; i < bench.unit_count(); ++i)
     model.units.push_back({.name = fmt::format("unit.{}", i),
                            .tensors = {{.name = fmt::format("unit.{}.weight", i),
-                                        .shape = {div_ceil(bench.parameters, bench.units)}}}});
+                                        .shape = {div_ceil(bench.parameters, bench.unit_count())}}},
+                           .is_announced = i >= bench.units});
   return validated(model);
 }
 
@@ -50,11 +53,13 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   const std::uint64_t unit_bytes =
       align_up(model.units.front().tensors.front().element_count(), kAlignElements) * 2;
   const std::uint64_t window_units = bench.window_holds_all ? bench.units : bench.window_units;
+  const std::uint64_t expert_places = bench.experts == 0 ? 0 : kExpertPlaces;
+  if (bench.experts != 0) config.optimizer.untouched = UntouchedPolicy::kSkip;
   const Layout layout = plan_layout(config, model);
   const auto tenth = static_cast<std::uint32_t>(layout.blocks().size() / 10);
   config.optimizer.lanes = bench.lanes.value_or(std::max(3u, tenth));
   config.memory.device_bytes =
-      (window_units + kGradientSlots) * align_up(unit_bytes, kStorageAlignBytes);
+      (window_units + expert_places + kGradientSlots) * align_up(unit_bytes, kStorageAlignBytes);
   config.threads = bench.threads;
   config.memory.save_buffers = bench.save_every == 0 ? 0 : kSaveBuffers;
   config.placement.parameters = config.placement.optimizer = TierChoice::kNvme;
@@ -92,8 +97,17 @@ std::uint64_t as_ns(double seconds) {
 
 }  // namespace
 
+ModelSpec equal_units(std::uint64_t parameters, std::uint32_t units) {
+  ModelSpec model;
+  for (std::uint32_t i = 0; i < units; ++i)
+    model.units.push_back({.name = fmt::format("unit.{}", i),
+                           .tensors = {{.name = fmt::format("unit.{}.weight", i),
+                                        .shape = {div_ceil(parameters, units)}}}});
+  return validated(model);
+}
+
 StepBench::StepBench(const StepBenchModel& bench, OverlapPolicy policy, const Rates& rates)
-    : policy_(policy), rates_(rates), model_(model_of(bench)) {
+    : bench_(bench), policy_(policy), rates_(rates), model_(model_of(bench)) {
   const Config config = config_of(bench, model_, policy);
   storage_ = config.storage;
   SLUICE_CHECK(rates.up_bytes_per_second == rates.down_bytes_per_second,
@@ -151,6 +165,11 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
     begin_ns = now_ns;
     if (is_measured) save_if_due(i - warm);
     steps.push_back({.report = step()});
+    const StepReport& report = steps.back().report;
+    const Traffic traffic = engine_->predicted_traffic(1);
+    steps.back().wanted_read_bytes =
+        traffic.nvme_read_bytes + report.announced_read_bytes + report.announced_update_bytes;
+    steps.back().wanted_write_bytes = traffic.nvme_write_bytes + report.announced_update_bytes;
   }
   engine_->drain();
   const StateFormat& format = engine_->layout().format();
@@ -179,22 +198,59 @@ void StepBench::count(const std::optional<SavedCheckpoint>& saved) {
   saves_.update_wait_s += seconds(saved->update_wait_ns);
 }
 
+// Experts that the step uses behind `unit`. They begin at a place of their own in each step.
+std::vector<UnitId> StepBench::experts_of(std::uint32_t unit, std::uint64_t step) const {
+  std::vector<UnitId> units;
+  const auto begin =
+      static_cast<std::uint32_t>((step * 31 + unit * 17) * 0x9e3779b97f4a7c15u >> 40);
+  for (std::uint32_t i = 0; i < bench_.active_experts; ++i)
+    units.push_back(UnitId{bench_.units + unit * bench_.experts + (begin + i) % bench_.experts});
+  return units;
+}
+
+void StepBench::use(Step& step, UnitId unit, Pass pass) {
+  const Lease lease = step.acquire(unit, pass, stream_);
+  const UnitTime& time = rates_.units[index_of(unit)];
+  device_->occupy(stream_.id(), as_ns(pass == Pass::kForward ? time.forward_s : time.backward_s));
+}
+
+// Each unit's router speaks at the end of its forward, and so for backward once forward is over.
 StepReport StepBench::step() {
   Step step = engine_->begin_step({.learning_rate = 1e-3});
-  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-    for (const UnitId unit :
-         pass == Pass::kForward ? model_.forward_order : model_.backward_order) {
-      const Lease lease = step.acquire(unit, pass, stream_);
-      const UnitTime& time = rates_.units[index_of(unit)];
-      device_->occupy(stream_.id(),
-                      as_ns(pass == Pass::kForward ? time.forward_s : time.backward_s));
-    }
+  for (const UnitId unit : model_.forward_order) {
+    use(step, unit, Pass::kForward);
+    if (bench_.active_experts == 0) continue;
+    for (const UnitId expert :
+         step.announce(experts_of(index_of(unit), step.number()), Pass::kForward))
+      use(step, expert, Pass::kForward);
+  }
+  for (const UnitId unit : model_.backward_order) {
+    if (bench_.active_experts == 0) break;
+    step.announce(experts_of(index_of(unit), step.number()), Pass::kBackward);
+  }
+  for (const UnitId unit : model_.backward_order) {
+    for (const UnitId expert : experts_of(index_of(unit), step.number()))
+      use(step, expert, Pass::kBackward);
+    use(step, unit, Pass::kBackward);
   }
   return step.finish();
 }
 
 PlannedStep StepBench::planned() const {
-  return {{.model = model_}, engine_->layout(), engine_->placement(), storage_.state.commit_every};
+  std::vector<PlannedAnnouncement> announcements;
+  for (std::uint32_t unit = 0; unit < bench_.units && bench_.active_experts != 0; ++unit)
+    announcements.push_back(
+        {.before_use = unit + 1, .pass = Pass::kForward, .units = experts_of(unit, 0)});
+  for (std::uint32_t unit = bench_.units; unit-- > 0 && bench_.active_experts != 0;)
+    announcements.push_back({.before_use = 2 * bench_.units - 1 - unit,
+                             .announced_before = bench_.units,
+                             .pass = Pass::kBackward,
+                             .units = experts_of(unit, 0)});
+  return {{.model = model_},
+          engine_->layout(),
+          engine_->placement(),
+          storage_.state.commit_every,
+          announcements};
 }
 
 StepCost StepBench::bound(const Rates& rates) const {

@@ -22,6 +22,9 @@
 
 namespace sluice {
 
+// A model of equal units, each of one tensor, with at least so many parameters in all.
+ModelSpec equal_units(std::uint64_t parameters, std::uint32_t units);
+
 struct StepBenchModel {
   std::uint64_t parameters = 0;
   std::uint32_t units = 0;
@@ -43,6 +46,13 @@ struct StepBenchModel {
   // The number of steps from one checkpoint beside training to the next; 0 = none. Checkpoints go
   // past the throttled drive.
   std::uint32_t save_every = 0;
+  // How many experts follow each unit, and how many of them a step uses: announced units of the
+  // same size, chosen anew in every step and left alone in the others.
+  std::uint32_t experts = 0;
+  std::uint32_t active_experts = 0;
+
+  std::uint32_t unit_count() const { return units * (1 + experts); }
+  std::uint32_t used_units() const { return units * (1 + active_experts); }
 };
 
 // The rates of Adam and of gradient norms, in parameters a second.
@@ -55,6 +65,9 @@ struct CpuRates {
 struct MeasuredStep {
   double step_s = 0;  // from begin_step() to the next begin_step()
   StepReport report;
+  // The bytes of state that a step without overlap reads and writes for the units that it uses.
+  std::uint64_t wanted_read_bytes = 0;
+  std::uint64_t wanted_write_bytes = 0;
 };
 
 // The costs of the checkpoints that were written beside the steps.
@@ -73,8 +86,9 @@ class StepBench {
   ~StepBench();
 
   // Runs `warm` steps, then `measured` steps, and one more step, which ends the last measured step.
-  // Then waits until the engine has drained. Returns the measured steps. With
-  // checkpoints, the first of them begins one, and the last one ends with the end of one.
+  // Then waits until the engine has drained. Returns the measured steps. With checkpoints, the
+  // first measured step begins a checkpoint, and the last measured step ends when a checkpoint
+  // ends.
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
@@ -91,10 +105,13 @@ class StepBench {
 
  private:
   StepReport step();
+  std::vector<UnitId> experts_of(std::uint32_t unit, std::uint64_t step) const;
+  void use(Step& step, UnitId unit, Pass pass);
   void save_if_due(unsigned step);
   void count(const std::optional<SavedCheckpoint>& saved);
   PlannedStep planned() const;
 
+  const StepBenchModel bench_;
   OverlapPolicy policy_;
   Rates rates_;
   CpuRates cpu_rates_;
@@ -109,8 +126,8 @@ class StepBench {
   Stream stream_;
 };
 
-// The least time in seconds for one step's storage traffic with bf16 and all of the state on
-// storage, which is 14 bytes read and 12 bytes written per parameter.
+// The least time in seconds for the storage traffic of one step with bf16 and all of the state on
+// storage. This traffic is 14 bytes read and 12 bytes written per parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
 // Measures Adam and norms over split bf16 state on `threads` threads, with no other work.

@@ -25,23 +25,27 @@ constexpr std::uint64_t kBareFileBytes = 256_MiB;
 
 struct Regime {
   std::string_view name;
-  double of_storage_s;    // computation, by the time of the ideal traffic
-  double of_adam_s = 0;   // or by that of one update; then all state is in memory
-  double adam_share = 0;  // of Adam's own rate that it is held to; 0 = all of it
-  double bus_rate = 8e9;  // bytes a second of copies, each way
+  double of_storage_s;        // computation, by the time of the ideal traffic
+  double of_adam_s = 0;       // or by that of one update; then all state is in memory
+  double adam_share = 0;      // of Adam's own rate that it is held to; 0 = all of it
+  double bus_rate = 8e9;      // bytes a second of copies, each way
+  std::uint32_t experts = 0;  // behind each of a quarter of the units; parameters are shared out
+  std::uint32_t active_experts = 0;
 };
 // With all state in memory a step is short, and its copies and Adam want the same cores and memory.
 // Like the drive, both are held well below the machine's rates, so their limits are exact;
 // adam-unpaced shows the machine without that.
-constexpr Regime kRegimes[] = {{.name = "compute-bound", .of_storage_s = 2},
-                               {.name = "drive-bound", .of_storage_s = 0.1},
-                               {.name = "adam-bound",
-                                .of_storage_s = 0,
-                                .of_adam_s = 0.05,
-                                .adam_share = 0.25,
-                                .bus_rate = 3e9},
-                               {.name = "adam-unpaced", .of_storage_s = 0, .of_adam_s = 0.05},
-                               {.name = "balanced", .of_storage_s = 1}};
+constexpr Regime kRegimes[] = {
+    {.name = "compute-bound", .of_storage_s = 2},
+    {.name = "drive-bound", .of_storage_s = 0.1},
+    {.name = "adam-bound",
+     .of_storage_s = 0,
+     .of_adam_s = 0.05,
+     .adam_share = 0.25,
+     .bus_rate = 3e9},
+    {.name = "adam-unpaced", .of_storage_s = 0, .of_adam_s = 0.05},
+    {.name = "balanced", .of_storage_s = 1},
+    {.name = "experts", .of_storage_s = 2, .experts = 64, .active_experts = 4}};
 constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
                                        OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
 
@@ -80,7 +84,9 @@ class AdamPace {
   AdamPace& operator=(const AdamPace&) = delete;
 };
 
-Rates rates_of(const StepRegimeOptions& options, const Regime& regime, const CpuRates& cpu) {
+// Storage and computation work for the units that a step uses.
+Rates rates_of(const StepRegimeOptions& options, const Regime& regime, const StepBenchModel& model,
+               const CpuRates& cpu) {
   Rates rates;
   rates.read_bytes_per_second = rates.write_bytes_per_second =
       static_cast<double>(options.rate_bytes_per_second);
@@ -91,13 +97,33 @@ Rates rates_of(const StepRegimeOptions& options, const Regime& regime, const Cpu
   rates.up_bytes_per_second = rates.down_bytes_per_second = regime.bus_rate;
   rates.adam_parameters_per_second = cpu.adam;
   rates.norm_parameters_per_second = cpu.norm;
-  const double compute_s = regime.of_storage_s * ideal_storage_s(rates, options.parameters) *
-                               (1 - options.memory_share) +
-                           regime.of_adam_s * static_cast<double>(options.parameters) / cpu.adam;
-  const double unit_s = compute_s / options.units;
-  rates.units.assign(options.units, {.forward_s = kForwardShare * unit_s,
-                                     .backward_s = (1 - kForwardShare) * unit_s});
+  const std::uint64_t used = options.parameters * model.used_units() / model.unit_count();
+  const double compute_s =
+      regime.of_storage_s * ideal_storage_s(rates, used) * (1 - options.memory_share) +
+      regime.of_adam_s * static_cast<double>(options.parameters) / cpu.adam;
+  const double unit_s = compute_s / model.used_units();
+  rates.units.assign(model.unit_count(), {.forward_s = kForwardShare * unit_s,
+                                          .backward_s = (1 - kForwardShare) * unit_s});
   return rates;
+}
+
+StepBenchModel model_of(const StepRegimeOptions& options, const Regime& regime, unsigned threads) {
+  const bool in_memory = regime.of_adam_s != 0;
+  return {.parameters = options.parameters,
+          .units = regime.experts == 0 ? options.units : std::max(1u, options.units / 4),
+          .path = options.path,
+          .lanes = options.lanes,
+          .memory_share = in_memory ? 1 : options.memory_share,
+          .threads = threads,
+          .window_units = options.window_units,
+          .window_holds_all = in_memory,
+          .number = 0,
+          .commit_every = options.commit_every,
+          .flush_s = options.flush_s,
+          .write_cache_bytes = options.write_cache_bytes,
+          .save_every = options.save_every,
+          .experts = regime.experts,
+          .active_experts = regime.active_experts};
 }
 
 // An engine of each wanted policy, and one of the same without commits and checkpoints before it.
@@ -150,20 +176,10 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
   CpuRates first = measure_cpu_rates(cpu_parameters, threads);
   const AdamPace pace(regime.adam_share * first.adam);
   if (regime.adam_share != 0) first.adam *= regime.adam_share;
-  RegimeResult result{.name = name, .rates = rates_of(options, regime, first)};
-  const StepBenchModel model{.parameters = options.parameters,
-                             .units = options.units,
-                             .path = options.path,
-                             .lanes = options.lanes,
-                             .memory_share = in_memory ? 1 : options.memory_share,
-                             .threads = threads,
-                             .window_units = options.window_units,
-                             .window_holds_all = in_memory,
-                             .number = 0,
-                             .commit_every = options.commit_every,
-                             .flush_s = options.flush_s,
-                             .write_cache_bytes = options.write_cache_bytes,
-                             .save_every = options.save_every};
+  const StepBenchModel model = model_of(options, regime, threads);
+  RegimeResult result{.name = name,
+                      .rates = rates_of(options, regime, model, first),
+                      .used_units = model.used_units()};
   add_benches(options, model, result);
   BareDrive drive(options.path);
   // Turns of whole periods: each checkpoint is begun and ended in the steps that are measured.

@@ -1,6 +1,7 @@
 // Measures steps of every overlap policy under the regimes in which the policies differ. A regime
 // is limited by computation, by the drive, by Adam (at a fixed rate or at full speed), or equally
-// by computation and the drive. The policies take turns, with a few steps each, so that a shared
+// by computation and the drive. In the regime of experts, steps use a part of the units, and say
+// which ones on the way. The policies take turns, with a few steps each, so that a shared
 // machine's disturbances affect all of them.
 //
 // Thread rule: one thread at a time.
@@ -66,6 +67,7 @@ struct PolicyResult {
 struct RegimeResult {
   std::string name;
   Rates rates;
+  std::uint32_t used_units = 0;  // by each step
   std::vector<PolicyResult> policies{};
   StepCost least{};
   Summary adam{};  // parameters a second, measured between the runs
@@ -74,7 +76,7 @@ struct RegimeResult {
   std::optional<bool> states_equal = std::nullopt;
 };
 
-// The cost of commits and checkpoints: the times of steps against those of the same steps without,
+// The cost of commits and checkpoints: compares steps with them and the same steps without them,
 // pair by pair.
 struct CostResult {
   OverlapPolicy policy{};
@@ -85,7 +87,8 @@ struct CostResult {
 };
 std::vector<CostResult> costs_of(const RegimeResult& regime);
 
-// The names of all regimes: compute-bound, drive-bound, adam-bound, adam-unpaced, balanced.
+// The names of all regimes: compute-bound, drive-bound, adam-bound, adam-unpaced, balanced,
+// experts.
 const std::vector<std::string>& step_regimes();
 
 // Requires: `regime` is one of step_regimes(). Fails with: as Engine. Ends early, with the steps so

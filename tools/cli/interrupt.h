@@ -13,8 +13,9 @@ namespace sluice {
 // written.
 void catch_interrupts();
 
-// From this call on, the first signal prints `answer` and sets the flag. The second signal ends the
-// process by that signal. `answer` must end with a line feed and live as long as the process.
+// From this call on, the first signal prints `answer` and sets the flag that interrupted() returns.
+// The second signal ends the process by that signal. `answer` must end with a line feed and live as
+// long as the process.
 void defer_interrupts(const char* answer);
 
 // From this call on, signals work as before but print nothing. Used by ranks that would only repeat

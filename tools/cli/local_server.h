@@ -3,8 +3,8 @@
 //
 // Thread rule: one thread.
 // Invariants: a client that is slow or silent delays no other. It is dropped after a few seconds,
-// whether or not it sends a byte now and then. Where there are too many clients, the oldest that
-// waits for no bytes of an answer is dropped for a new one.
+// whether or not it sends a byte now and then. If there are too many clients, a new client replaces
+// the oldest one that is not receiving an answer.
 #pragma once
 
 #include <chrono>
@@ -26,13 +26,13 @@ struct WebAnswer {
 
 class LocalServer {
  public:
-  // Nothing for a path that is not there.
+  // Returns nothing for a path that does not exist.
   using Respond = std::function<std::optional<WebAnswer>(std::string_view path)>;
 
   static constexpr std::size_t kClientsMax = 32;
 
-  // Port 0 is any free one. Draws the token. A client has `client_time` for its request, and as
-  // long again for the answer.
+  // Port 0 stands for any free port. Draws the token. A client has `client_time` for its request,
+  // and as long again for the answer.
   // Fails with: kConfig, naming the port, if it is in use or may not be taken.
   explicit LocalServer(std::uint16_t port, std::chrono::milliseconds client_time = kClientTime);
 
@@ -52,7 +52,7 @@ class LocalServer {
     bool is_answered = false;  // what it still sends is read and thrown away
   };
 
-  // The oldest client that waits for no bytes of an answer, or the end.
+  // The oldest client that is not receiving an answer, or the end.
   std::vector<Client>::iterator oldest_without_answer();
   void admit();
   // Whether the client is done.

@@ -51,8 +51,8 @@ class OutputFile {
   const std::string& path() const { return place_.path; }
   const FilePlace& place() const { return place_; }
 
-  // Refuses an output that cannot be written, as far as this is known before the first write.
-  // Leaves nothing behind.
+  // Refuses an output that cannot be written, if this is known before the first write. Leaves
+  // nothing behind.
   // Fails with: kInput, with path, reason and remedy; kNoSpace, kUnsupported.
   void check();
 

@@ -17,7 +17,8 @@ namespace sluice {
 // main().
 void keep_standard_descriptors() noexcept;
 
-// All text that is said from now on goes to standard error: standard output gets an output's data.
+// From this call on, all text that is said goes to standard error, because standard output gets an
+// output's data.
 void leave_standard_output_to_data() noexcept;
 
 // The descriptor that say() writes to: standard output, but standard error after
@@ -50,7 +51,7 @@ void warn(fmt::format_string<Arguments...> format, Arguments&&... arguments) noe
 // Flushes the text said so far.
 void flush_said() noexcept;
 
-// The errno of the first failure to print said text; 0 = no failure.
+// The errno of the first text that could not be printed; 0 = no failure.
 int said_failure() noexcept;
 
 }  // namespace sluice

@@ -32,7 +32,7 @@ class TemporaryFile {
   // Renames the file to the target's name and so replaces the target. Returns 0 or an errno; after
   // an error, the temporary name stays.
   int replace_target();
-  // Leaves the file under its temporary name for good.
+  // Leaves the file under its temporary name permanently.
   void keep();
 
  private:

@@ -21,6 +21,7 @@
 #include "tools/cli/print.h"
 #include "tools/commands/bench_plots.h"
 #include "tools/gpt/model/cuda_ops.h"
+#include "tools/gpt/model/gpt_model.h"
 
 namespace sluice {
 namespace {
@@ -124,6 +125,12 @@ TrainConfig config_of(const Shape& shape, const Place& place, const BenchGpuOpti
   return config;
 }
 
+// The operations of a step's products.
+double compute_flops_of(const TrainConfig& config) {
+  return gpt::flops_per_token(config.model) * config.sequences * config.micro_batches *
+         config.model.context;
+}
+
 Json measure_training(const Shape& shape, const Place& place, const BenchGpuOptions& options,
                       const std::string& token_file, const Rates& rates) {
   Json entry{{"shape", shape.name}, {"place", place.name}};
@@ -152,6 +159,7 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
                   {"step_s", json_of(step.step_s)},
                   {"stall_s", step.stall_s},
                   {"compute_step_s", step.compute_step_s},
+                  {"compute_flops_per_s", compute_flops_of(config) / step.compute_step_s},
                   {"percent_of_compute", step.percent_of_compute},
                   {"t_min_s", step.t_min_s},
                   {"percent_of_t_min", step.percent_of_t_min},

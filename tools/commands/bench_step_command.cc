@@ -27,10 +27,28 @@ constexpr std::uint64_t kTraceRingBytes = 8_MiB;
   throw Error(ErrorCode::kConfig, "bench step: " + message);
 }
 
-double compute_s(const Rates& rates) {
-  double sum_s = 0;
-  for (const UnitTime& unit : rates.units) sum_s += unit.forward_s + unit.backward_s;
-  return sum_s;
+// The units are alike.
+double compute_s(const RegimeResult& regime) {
+  const UnitTime& unit = regime.rates.units.front();
+  return regime.used_units * (unit.forward_s + unit.backward_s);
+}
+
+// The median of all steps, in percent of what they need.
+double percent_of_wanted(const PolicyResult& policy, std::uint64_t StepReport::*moved,
+                         std::uint64_t MeasuredStep::*wanted) {
+  return 100 * policy
+                   .over([&](const MeasuredStep& step) {
+                     return static_cast<double>(step.report.*moved) /
+                            static_cast<double>(std::max<std::uint64_t>(step.*wanted, 1));
+                   })
+                   .median;
+}
+double percent_read(const PolicyResult& policy) {
+  return percent_of_wanted(policy, &StepReport::nvme_read_bytes, &MeasuredStep::wanted_read_bytes);
+}
+double percent_written(const PolicyResult& policy) {
+  return percent_of_wanted(policy, &StepReport::nvme_write_bytes,
+                           &MeasuredStep::wanted_write_bytes);
 }
 
 // Against serial, by medians; 0 when serial was not measured.
@@ -79,6 +97,14 @@ void print_traffic(const BenchStepOptions& options, const RegimeResult& regime) 
         bytes_a_parameter(options, median_written(policy)), stall.median,
         summary_of(policy.adam).median * 1e-9);
   }
+  if (regime.used_units == regime.rates.units.size()) return;
+  for (const PolicyResult& policy : regime.policies) {
+    if (!policy.steps.empty())
+      say("{}: steps use {} of {} units, and move {:.1f} % (read) and {:.1f} % (written) of their "
+          "bytes\n",
+          name_of(policy.policy), regime.used_units, regime.rates.units.size(),
+          percent_read(policy), percent_written(policy));
+  }
 }
 
 void print_costs(const RegimeResult& regime) {
@@ -97,7 +123,7 @@ void print_costs(const RegimeResult& regime) {
 }
 
 void print(const BenchStepOptions& options, const RegimeResult& regime) {
-  say("\n{}: computation {:.3f} s, T_min {:.3f} s ({})\n", regime.name, compute_s(regime.rates),
+  say("\n{}: computation {:.3f} s, T_min {:.3f} s ({})\n", regime.name, compute_s(regime),
       regime.least.step_s, name_of(regime.least.scarcest()));
   say("{:<12}{:>8}  {:<16}{:>9}{:>8}{:>8}{:>8}{:>9}\n", "policy", "step s", "[min, max]", "T_bound",
       "% of it", "% T_min", "plan s", "x serial");
@@ -132,7 +158,8 @@ nlohmann::ordered_json json_of(const Summary& summary) {
 nlohmann::ordered_json json_of(const RegimeResult& regime) {
   nlohmann::ordered_json root = {
       {"regime", regime.name},
-      {"compute_s", compute_s(regime.rates)},
+      {"compute_s", compute_s(regime)},
+      {"used_units", regime.used_units},
       {"t_min_s", regime.least.step_s},
       {"scarcest", name_of(regime.least.scarcest())},
       {"adam_parameters_per_s", json_of(regime.adam)},
@@ -158,6 +185,8 @@ nlohmann::ordered_json json_of(const RegimeResult& regime) {
          {"times_serial", speedup(regime, policy)},
          {"nvme_read_bytes", median_read(policy)},
          {"nvme_write_bytes", median_written(policy)},
+         {"percent_of_wanted_read", percent_read(policy)},
+         {"percent_of_wanted_written", percent_written(policy)},
          {"ideal_read_bytes", policy.bound.traffic.nvme_read_bytes},
          {"ideal_write_bytes", policy.bound.traffic.nvme_write_bytes},
          {"late_s", policy.late_s},

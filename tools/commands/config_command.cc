@@ -141,10 +141,16 @@ int run_config_diff(const ConfigDiffOptions& options) {
 int run_config_explain(const std::string& key) {
   const nlohmann::json* own = find_key_schema(key);
   const DeepspeedKey* row = find_deepspeed_key(key);
-  if (own == nullptr && row == nullptr)
+  if (key.empty())
+    throw Error(ErrorCode::kConfig,
+                "config explain: the key is empty; name one, such as optimizer.beta2");
+  if (own == nullptr && row == nullptr) {
+    const std::string of_deepspeed = deepspeed_key_hint(key);
     throw Error(ErrorCode::kConfig,
                 fmt::format("neither Sluice nor DeepSpeed has a key \"{}\"{}{}", key,
-                            nearest_key_hint(key, ""), deepspeed_key_hint(key)));
+                            nearest_key_hint(key, ""),
+                            of_deepspeed.empty() ? "" : " Or, of DeepSpeed" + of_deepspeed));
+  }
   if (own != nullptr) explain_own(key, *own);
   if (row != nullptr) explain_deepspeed(*row);
   return kExitOk;

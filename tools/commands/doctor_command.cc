@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
@@ -20,6 +19,7 @@
 #include <sluice/cuda_device.h>
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/text_file.h"
 #include "base/topology.h"
 #include "engine/store/missing_promise.h"
 #include "gpu/cuda/cuda_environment.h"
@@ -42,13 +42,6 @@ constexpr std::uint64_t kFreeBytes = 10_GiB;     // state of a model of 800 M pa
 constexpr long kTmpfsMagic = 0x01021994;
 constexpr long kOverlayMagic = 0x794c7630;
 constexpr long kNfsMagic = 0x6969;
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 Finding look_at_uring() {
   Finding finding{.subject = "io_uring", .text = "available", .remedy = ""};

@@ -1,5 +1,5 @@
-// `sluice doctor` checks what this machine offers. Each finding is fine, slower than possible, or
-// an obstacle, and has the line that repairs it.
+// `sluice doctor` checks the features of this machine. Each finding is fine, slower than possible,
+// or an obstacle, and has the line that repairs it.
 #pragma once
 
 #include <cstdint>

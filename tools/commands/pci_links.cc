@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <utility>
 
+#include "base/text_file.h"
 #include "tools/commands/storage_drives.h"
 
 namespace sluice {
@@ -21,13 +21,6 @@ constexpr unsigned kNvidia = 0x10de;
 // The upper two bytes of a PCI class: a display controller with and without a screen.
 constexpr unsigned kVgaController = 0x0300;
 constexpr unsigned k3dController = 0x0302;
-
-std::string pci_line(const fs::path& file) {
-  std::ifstream stream(file);
-  std::string line;
-  std::getline(stream, line);
-  return line;
-}
 
 template <class Number>
 std::optional<Number> leading_number(std::string_view text, int base = 10) {
@@ -45,7 +38,7 @@ std::optional<Number> leading_number(std::string_view text, int base = 10) {
 
 // Beyond the lanes that a device can have, the kernel reports 0 or 255 for "unknown".
 unsigned lane_count(const fs::path& file) {
-  const unsigned lanes = leading_number<unsigned>(pci_line(file)).value_or(0);
+  const unsigned lanes = leading_number<unsigned>(first_line(file)).value_or(0);
   return lanes <= 32 ? lanes : 0;
 }
 
@@ -54,11 +47,13 @@ PciLink read_link(const fs::path& device, std::string name, bool is_gpu) {
   link.name = std::move(name);
   link.address = device.filename();
   link.is_gpu = is_gpu;
-  const std::optional<int> node = leading_number<int>(pci_line(device / "numa_node"));
+  const std::optional<int> node = leading_number<int>(first_line(device / "numa_node"));
   if (node && *node >= 0) link.node = node;
   // "16.0 GT/s PCIe", "Unknown"
-  link.gigatransfers = leading_number<double>(pci_line(device / "current_link_speed")).value_or(0);
-  link.gigatransfers_max = leading_number<double>(pci_line(device / "max_link_speed")).value_or(0);
+  link.gigatransfers =
+      leading_number<double>(first_line(device / "current_link_speed")).value_or(0);
+  link.gigatransfers_max =
+      leading_number<double>(first_line(device / "max_link_speed")).value_or(0);
   link.lanes = lane_count(device / "current_link_width");
   link.lanes_max = lane_count(device / "max_link_width");
   return link;
@@ -74,8 +69,9 @@ void add_gpus(const std::string& sysfs, std::vector<PciLink>& found) {
   for (fs::directory_iterator entry(fs::path(sysfs) / "bus/pci/devices", error), end;
        !error && entry != end; entry.increment(error)) {
     const fs::path& device = entry->path();
-    const unsigned vendor = leading_number<unsigned>(pci_line(device / "vendor"), 16).value_or(0);
-    const unsigned kind = leading_number<unsigned>(pci_line(device / "class"), 16).value_or(0) >> 8;
+    const unsigned vendor = leading_number<unsigned>(first_line(device / "vendor"), 16).value_or(0);
+    const unsigned kind =
+        leading_number<unsigned>(first_line(device / "class"), 16).value_or(0) >> 8;
     if (vendor == kNvidia && (kind == kVgaController || kind == k3dController))
       found.push_back(read_link(device, "GPU " + device.filename().string(), /*is_gpu=*/true));
   }
@@ -135,7 +131,7 @@ std::vector<int> usable_nodes(const std::string& sysfs) {
     const std::string name = entry->path().filename();
     if (!name.starts_with("node")) continue;
     const std::optional<int> node = leading_number<int>(std::string_view(name).substr(4));
-    if (node && has_usable(pci_line(entry->path() / "cpulist"), usable)) nodes.push_back(*node);
+    if (node && has_usable(first_line(entry->path() / "cpulist"), usable)) nodes.push_back(*node);
   }
   std::ranges::sort(nodes);
   return nodes;

@@ -66,12 +66,12 @@ void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
   settle_budgets(engine.memory, subject.host);
 }
 
-PlanRateOptions rates_of(const PlanOptions& options, std::uint32_t sharing_ranks) {
+PlanRateOptions rates_of(const PlanOptions& options, const PlanSubject& subject) {
   PlanRateOptions rates = options.rates;
-  rates.sharing_ranks = sharing_ranks;
+  rates.sharing_ranks = subject.sharing_ranks;
+  rates.is_on_host = subject.is_on_host;
   rates.drives = options.drive;
-  if (!options.gpu.empty() && !rates.flops)
-    rates.flops = kReachedShare * gpu_preset(options.gpu).flops;
+  if (!options.gpu.empty()) rates.sheet_flops = kReachedShare * gpu_preset(options.gpu).flops;
   return rates;
 }
 
@@ -166,7 +166,6 @@ PlanSubject subject_of(const PlanOptions& options) {
   TrainConfig config = train_config(document_of(options));
   PlanSubject subject;
   if (options.nodes) subject.sharing_ranks = options.ranks / *options.nodes;
-  subject.rates = plan_rates(rates_of(options, subject.sharing_ranks), state_format(config.engine));
   set_drives(options, subject);
   if (options.gpu.empty()) check_gpu_config(config);
   if (options.ranks > 1) {
@@ -175,6 +174,7 @@ PlanSubject subject_of(const PlanOptions& options) {
   }
   validate(config.engine);
   subject.is_on_host = options.gpu.empty() && computes_on_host(config);
+  subject.rates = plan_rates(rates_of(options, subject), state_format(config.engine));
   subject.is_of_this_machine = options.gpu.empty() && options.host_memory.empty() &&
                                options.ranks == 1 && !options.config_file.empty() &&
                                options.model.empty() && !options.parameters;
@@ -219,7 +219,9 @@ PlanSubject subject_of(const PlanOptions& options) {
 int run_plan(const PlanOptions& options) {
   if (options.nodes && options.ranks % *options.nodes != 0)
     refuse_plan(
-        fmt::format("--nodes {} does not divide --ranks {}", *options.nodes, options.ranks));
+        fmt::format("--nodes {} does not divide --ranks {}; --ranks counts those of all nodes, the "
+                    "same number on each",
+                    *options.nodes, options.ranks));
   PlanSubject subject = subject_of(options);
   OutputFiles outputs;
   outputs.add_input("the config", options.config_file);
@@ -227,6 +229,7 @@ int run_plan(const PlanOptions& options) {
   outputs.add_input("storage.calibration", subject.request.config.storage.calibration);
   outputs.add_input("--io", options.rates.io_file);
   outputs.add_input("--adam", options.rates.adam_file);
+  outputs.add_input("--gpu-rates", options.rates.gpu_file);
   OutputFile& json = outputs.add("--json", options.json_file);
   OutputFile& tensors = outputs.add("--tensors", options.tensors_file);
   OutputFile& plot = outputs.add("--plot", options.plot_file);

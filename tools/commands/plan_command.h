@@ -32,8 +32,8 @@ struct PlanOptions {
   std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
   PlanRateOptions rates;
   bool as_deepspeed = false;  // also print what DeepSpeed's estimators say
-  // The hosts that the ranks are on. Memory, drives and rates are then those of a host, which its
-  // ranks share; otherwise those of a rank.
+  // The hosts that the ranks are on. Memory, drives and rates are then those of a host, and its
+  // ranks share them; otherwise they are those of a rank.
   std::optional<std::uint32_t> nodes;
   std::string json_file;
   std::string plot_file;

@@ -11,17 +11,20 @@ namespace {
 constexpr std::uint64_t kSequenceMax = 1'000'000'000;
 
 void add_model_and_machine(CLI::App* plan, PlanOptions& options) {
-  add_input(
-      plan, "--model", options.model,
-      "Plan for a model known by name, of a config.json, of safetensors files, or of a folder "
-      "with them")
-      ->type_name("PATH");
+  CLI::Option* model =
+      add_input(
+          plan, "--model", options.model,
+          "Plan for a model known by name, of a config.json, of safetensors files, or of a folder "
+          "with them")
+          ->type_name("PATH")
+          ->excludes("--parameters");
   add_output(plan, "--tensors", options.tensors_file,
              "Write the model's units, tensors and shapes");
   plan->add_option(
           "--sequence", options.sequence,
           "With --model: tokens of a sequence; default: 2048, or less if the model allows less")
-      ->check(CLI::Range(std::uint64_t{1}, kSequenceMax));
+      ->check(CLI::Range(std::uint64_t{1}, kSequenceMax))
+      ->needs(model);
   plan->add_option_function<std::string>(
           "--as", [&options](const std::string&) { options.as_deepspeed = true; },
           "Also print the memory that DeepSpeed's estimators state: --as deepspeed")
@@ -48,6 +51,7 @@ void add_rates(CLI::App* plan, PlanOptions& options) {
   PlanRateOptions& rates = options.rates;
   add_input(plan, "--io", rates.io_file, "Calibration written by bench io --json");
   add_input(plan, "--adam", rates.adam_file, "Figures written by bench adam --json");
+  add_input(plan, "--gpu-rates", rates.gpu_file, "Figures written by bench gpu --json");
   const auto add_size = [plan](const char* name, std::string& size, const char* text) {
     plan->add_option(name, size, text)
         ->transform(rate_suffix())
@@ -95,10 +99,11 @@ void add_plan(CLI::App& app, PlanOptions& options) {
   plan->add_option("--parameters", options.parameters,
                    "Plan for a model of so many parameters (such as 8B), not the config's")
       ->check(between(1, 1e15));
-  add_model_and_machine(plan, options);
   plan->add_option("--layers", options.layers, "Units of that model, all alike")
       ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs("--parameters");
+  add_model_and_machine(plan, options);
   plan->add_option("--tokens", options.tokens,
                    "Tokens of a step and rank (default: the config's batch)")
       ->check(between(1, 1e15));

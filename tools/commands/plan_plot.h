@@ -1,4 +1,4 @@
-// `sluice plan --plot` draws the time of a step, and how long each resource works for it, over
+// `sluice plan --plot` draws the time of a step, and the time that each resource works in it, over
 // budgets of host memory.
 #pragma once
 

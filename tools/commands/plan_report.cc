@@ -85,12 +85,32 @@ void print_alternatives(const std::vector<PlannedPlacement>& all) {
   }
 }
 
+// Why "auto" has not chosen what would be quicker; empty where the config does not leave it to
+// "auto".
+std::string why_not_auto(const Quicker& quicker, const Config& config) {
+  std::string why;
+  const auto is_left = [](TierChoice given, TierChoice wanted) {
+    return given == TierChoice::kAuto && wanted != given;
+  };
+  if (is_left(config.placement.parameters, quicker.placement.parameters) ||
+      is_left(config.placement.optimizer, quicker.placement.optimizer))
+    why +=
+        "; auto moves the fewest bytes: memory goes to parameters first, then to the optimizer's "
+        "state, at any rates";
+  if (config.optimizer.overlap == OverlapPolicy::kAuto && quicker.overlap != OverlapPolicy::kAuto)
+    why +=
+        "; auto speculates where the gradients wait in host memory, and nearly all of the state, "
+        "with room for its copy, is on storage";
+  return why;
+}
+
 // Where another row, or another policy, is quicker than the config, what to set.
 void print_quicker(const std::vector<PlannedPlacement>& all, const Config& config) {
   const std::optional<Quicker> quicker = quicker_than(all, config);
   if (!quicker) return;
-  say("{:.4g} s, {:.1f} % less than config, with {}\n", quicker->step_s,
-      100 * (1 - quicker->step_s / all.front().step.step_s), settings_of(*quicker, config));
+  say("{:.4g} s, {:.1f} % less than config, with {}{}\n", quicker->step_s,
+      100 * (1 - quicker->step_s / all.front().step.step_s), settings_of(*quicker, config),
+      why_not_auto(*quicker, config));
 }
 
 // Steps that the drives' rating lasts for; nothing when nothing is written, no rating given, or the

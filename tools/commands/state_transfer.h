@@ -17,8 +17,8 @@ ConfigDocument read_state_config(const StateOptions& options);
 // Fails with: kInput where the config names no store.
 void require_store_name(const Config::Storage& storage, const StateOptions& options);
 
-// The --json file. Compared with what the command reads, and tried, before the command does
-// anything.
+// The --json file. The output is compared with everything that the command reads, and is tried,
+// before the command does anything.
 class StateJson {
  public:
   // `checkpoint` is a folder that the command reads, or "". Fails with: as OutputFiles::check().

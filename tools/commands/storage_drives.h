@@ -1,5 +1,6 @@
 // The drives behind a folder, as the kernel reports them, and their write caches. The caches decide
-// whether written data survives a power cut before a flush, and whether the kernel flushes at all.
+// whether written data survives a power cut before a flush, and whether the kernel sends flushes to
+// the drives.
 //
 // Thread rule: any thread.
 #pragma once

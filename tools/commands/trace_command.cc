@@ -1,5 +1,7 @@
 #include "tools/commands/trace_command.h"
 
+#include <charconv>
+
 #include <fmt/format.h>
 
 #include <sluice/error.h>
@@ -36,6 +38,24 @@ PeakRates peaks_of(const std::string& calibration) {
           .write_bytes_per_second = rates.write_bytes_per_second};
 }
 
+// "100-120", or one step.
+TraceSteps steps_of(const std::string& text) {
+  if (text.empty()) return {};
+  TraceSteps steps;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, steps.first);
+  auto last = first;
+  steps.last = steps.first;
+  if (first.ec == std::errc{} && first.ptr != end && *first.ptr == '-')
+    last = std::from_chars(first.ptr + 1, end, steps.last);
+  if (last.ec != std::errc{} || last.ptr != end || steps.first == 0 || steps.last < steps.first)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("--steps \"{}\" is neither a step nor a range such as 100-120; steps "
+                            "count from 1",
+                            text));
+  return steps;
+}
+
 void add_inputs(OutputFiles& outputs, const std::vector<std::string>& files,
                 const std::string& calibration = {}) {
   for (const std::string& file : files) outputs.add_input("the trace", file);
@@ -49,7 +69,7 @@ int run_trace_html(const TraceHtmlOptions& options) {
   add_inputs(outputs, options.files, options.calibration);
   OutputFile& page = outputs.add("--output", options.output, OutputMode::kPrivate);
   outputs.check();
-  const std::vector<TraceFile> files = read_traces(options.files);
+  const std::vector<TraceFile> files = read_traces(options.files, steps_of(options.steps));
   write_whole(page, html_of(analyse(files), peaks_of(options.calibration)));
   return kExitOk;
 }
@@ -66,7 +86,7 @@ int run_trace_export(const TraceExportOptions& options) {
   OutputFile& csv = outputs.add("--csv", options.csv_file, OutputMode::kPrivate);
   OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
   outputs.check();
-  const std::vector<TraceFile> files = read_traces(options.files);
+  const std::vector<TraceFile> files = read_traces(options.files, steps_of(options.steps));
   const std::vector<TraceAnalysis> ranks = analyse(files);
   FirstFailure failures;
   const auto write = [&](OutputFile& output, const auto& function) {
@@ -89,7 +109,9 @@ int run_trace_diff(const TraceDiffOptions& options) {
   OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
   OutputFile& page = outputs.add("--html", options.page_file, OutputMode::kPrivate);
   outputs.check();
-  const TraceFile before = read_trace(options.before), after = read_trace(options.after);
+  const TraceSteps steps = steps_of(options.steps);
+  const TraceFile before = read_trace(options.before, steps);
+  const TraceFile after = read_trace(options.after, steps);
   const TraceDiff diff = diff_of(TraceAnalysis(before), TraceAnalysis(after));
   say("{}", text_of(diff));
   if (json.is_wanted()) write_whole(json, diff_json(diff, options.percent));
@@ -104,7 +126,7 @@ int run_trace_whatif(const TraceWhatIfOptions& options) {
   add_inputs(outputs, {options.file});
   OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
   outputs.check();
-  const TraceFile file = read_trace(options.file);
+  const TraceFile file = read_trace(options.file, steps_of(options.steps));
   const WhatIf answer = what_if(TraceAnalysis(file), options.settings);
   say("{}", text_of(answer));
   if (json.is_wanted()) write_whole(json, whatif_json(answer));
@@ -116,7 +138,7 @@ int run_trace_summary(const TraceSummaryOptions& options) {
   add_inputs(outputs, options.files, options.calibration);
   OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
   outputs.check();
-  const std::vector<TraceFile> files = read_traces(options.files);
+  const std::vector<TraceFile> files = read_traces(options.files, steps_of(options.steps));
   const std::uint64_t rating =
       options.bytes_written_rating.empty() ? 0 : parse_size(options.bytes_written_rating);
   const SummaryOptions shown = {.peaks = peaks_of(options.calibration),

@@ -8,6 +8,7 @@
 namespace sluice {
 
 struct TraceSummaryOptions {
+  std::string steps;                 // FIRST-LAST; empty = all
   std::vector<std::string> files;    // one file of each rank
   std::string calibration;           // written by `bench io --json`; empty = none
   std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
@@ -15,6 +16,7 @@ struct TraceSummaryOptions {
 };
 
 struct TraceHtmlOptions {
+  std::string steps;  // FIRST-LAST; empty = all
   std::vector<std::string> files;
   std::string output;
   std::string calibration;
@@ -22,6 +24,7 @@ struct TraceHtmlOptions {
 
 // Writes each output that has a name.
 struct TraceExportOptions {
+  std::string steps;  // FIRST-LAST; empty = all
   std::vector<std::string> files;
   std::string chrome_file;
   std::string perfetto_file;
@@ -30,6 +33,7 @@ struct TraceExportOptions {
 };
 
 struct TraceDiffOptions {
+  std::string steps;  // FIRST-LAST; empty = all
   std::string before;
   std::string after;
   double percent = 5;  // a step that is longer by more is a regression (exit code 3)
@@ -38,6 +42,7 @@ struct TraceDiffOptions {
 };
 
 struct TraceWhatIfOptions {
+  std::string steps;  // FIRST-LAST; empty = all
   std::string file;
   std::vector<std::string> settings;
   std::string json_file;

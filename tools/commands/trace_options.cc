@@ -19,14 +19,23 @@ void add_json(CLI::App* command, std::string& path) {
   add_output(command, "--json", path, "Write every figure; - for standard output");
 }
 
+void add_steps(CLI::App* command, std::string& steps) {
+  command
+      ->add_option("--steps", steps,
+                   "Only these steps, such as 100-120: for traces that are too large for memory")
+      ->type_name("FIRST-LAST");
+}
+
 void add_trace_outputs(CLI::App& trace, TraceCommands& commands) {
   CLI::App* html = trace.add_subcommand("html", "Write a page with timeline, maps and tables");
   add_trace_files(html, commands.html.files);
+  add_steps(html, commands.html.steps);
   add_output(html, "-o,--output", commands.html.output, "The page")->required();
   add_input(html, "--io", commands.html.calibration,
             "Calibration written by bench io --json, to compare with");
   CLI::App* files = trace.add_subcommand("export", "Write records for other programs");
   add_trace_files(files, commands.files.files);
+  add_steps(files, commands.files.steps);
   add_output(files, "--perfetto", commands.files.perfetto_file,
              "Perfetto's own format, with tracks for each unit");
   add_output(files, "--chrome", commands.files.chrome_file, "JSON for chrome://tracing");
@@ -42,6 +51,7 @@ void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
                    "Exit with 3 when steps are longer by more than this")
       ->check(between(0, 1e6))
       ->capture_default_str();
+  add_steps(diff, commands.diff.steps);
   add_json(diff, commands.diff.json_file);
   add_output(diff, "--html", commands.diff.page_file, "Write a page with bars and tables");
   CLI::App* whatif = trace.add_subcommand("whatif", "Predict a step under other settings");
@@ -53,6 +63,7 @@ void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
                    "(may be repeated)")
       ->allow_extra_args(false)
       ->type_name("KEY=VALUE");
+  add_steps(whatif, commands.whatif.steps);
   add_json(whatif, commands.whatif.json_file);
 }
 
@@ -72,6 +83,7 @@ void add_trace(CLI::App& app, TraceCommands& commands) {
                    "Bytes that may be written to the drives in their life (such as 1200TB)")
       ->check(is_size())
       ->type_name("SIZE");
+  add_steps(command, summary.steps);
   add_json(command, summary.json_file);
   add_trace_outputs(*trace, commands);
   add_trace_questions(*trace, commands);

@@ -119,6 +119,7 @@ class TrainRun {
     record_.seed = config_.seed;
     record_.order = *config_.order;
     record_.matrix_kernels = device_.matrix_kernels();
+    record_.table_row = device_.table_row();
     record_.threads = granted_threads(config_.engine.threads);
     record_.predicted = engine_.predicted_traffic(config_.micro_batches, record_.order);
     record_.device_pool_bytes = engine_.placement().device_bytes();
@@ -134,7 +135,9 @@ class TrainRun {
         record_.parameters, device_.description(), format_bytes(record_.state_bytes),
         name_of(record_.optimizer_state), dataset_.training_tokens(), dataset_.validation_tokens());
     if (!device_.unused_gpu().empty()) say("{}\n", device_.unused_gpu());
-    say("matrix products by {}; {} threads\n", describe(record_.matrix_kernels), record_.threads);
+    say("matrix products by {}{}; {} threads\n", describe(record_.matrix_kernels),
+        record_.table_row.empty() ? "" : fmt::format(" (table: {})", record_.table_row),
+        record_.threads);
     if (!device_.missed_gain().empty()) say("{}\n", device_.missed_gain());
     for (const std::string& note : engine_.notes()) say("{}\n", note);
     if (!publisher_.problem().empty()) say("{}\n", publisher_.problem());

@@ -16,7 +16,7 @@ namespace sluice {
 
 struct TrainOutputs {
   // Compares all files and checks each output. Fails with: as OutputFiles::check().
-  // `config.data_file` is still the text: a text becomes tokens only behind this, because that can
+  // At this time `config.data_file` is still the text, because turning the text into tokens can
   // take minutes and leaves a file.
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
 

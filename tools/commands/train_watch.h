@@ -27,7 +27,7 @@ struct WatchOptions {
   std::string tensorboard_folder;  // empty = no event file
 };
 
-// The run that is watched. All of it must outlive the watch.
+// The run that is watched. All of these objects must outlive the watch.
 struct WatchedRun {
   const TrainConfig& config;
   const Dataset& dataset;
@@ -49,17 +49,18 @@ class TrainWatch {
   void begin();
   void accept() noexcept { events_.accept(); }
 
-  // To be called before the record of a step is written: validates if that is due.
+  // Called before the record of a step is written; validates if a validation is due.
   void step_ended(StepRecord& record);
-  // To be called when the step has been printed: says the validation loss, draws and prints a
-  // sample if one is due, and writes the step's events.
+  // Called when the step has been printed. Prints the validation loss, draws and prints a sample if
+  // one is due, and writes the step's events.
   void tell(const StepRecord& record);
 
   // The mean cross-entropy on the validation part after `steps` steps.
   double validation_loss(std::uint64_t steps);
   const std::vector<TokenBatch>& validation_batches();
 
-  // Adds the end's validation loss to the events. Fails with: the first failure of the event file.
+  // Adds the validation loss at the end of the run to the events. Fails with: the first failure of
+  // the event file.
   void finish(std::uint64_t steps, std::optional<double> validation_loss);
 
  private:

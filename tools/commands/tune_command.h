@@ -1,5 +1,5 @@
-// `sluice tune` searches for settings under which a config runs quicker on this machine: by the
-// model of the step first, then by runs of a few steps.
+// `sluice tune` searches for settings under which a config runs quicker on this machine. It uses
+// the model of the step first, and then runs of a few steps.
 #pragma once
 
 #include <cstdint>

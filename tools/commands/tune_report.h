@@ -32,7 +32,7 @@ struct TuneOutcome {
 // "memory.host=auto optimizer.lanes=(chosen by Sluice)".
 std::string settings_text(const TuneSettings& settings);
 
-// The first line, which the rest explains.
+// The first line, which the other lines explain.
 std::string tune_verdict(const TuneOutcome& outcome);
 // The calibration, the table and the settings of each finalist.
 std::string tune_table(const TuneOutcome& outcome);

@@ -21,9 +21,9 @@ struct ConfigSource {
   std::string origin_of(const std::string& key) const;
 };
 
-// `argument` is a path, or DeepSpeed's base64. `assignments` are KEY=VALUE. They are applied last,
-// and their values also replace an "auto". `values.ranks` is the launcher's number of ranks if
-// there are several.
+// `argument` is a path, or DeepSpeed's base64. `assignments` are KEY=VALUE. The assignments are
+// applied last, and their values also replace an "auto". `values.ranks` is the launcher's number of
+// ranks if there are several.
 // Fails with: kInput, kConfig. For a DeepSpeed file, one message lists everything that is refused.
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);

@@ -29,7 +29,7 @@ struct DeepspeedEstimate {
 
 struct DeepspeedSubject {
   std::uint64_t parameters = 0;
-  // Parameters of the module that has the most of its own.
+  // The number of parameters of the module that itself has the most.
   std::uint64_t largest_module = 0;
   std::uint32_t gpus_per_node = 1;
   std::uint32_t nodes = 1;

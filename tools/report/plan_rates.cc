@@ -1,7 +1,12 @@
 #include "tools/report/plan_rates.h"
 
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -20,6 +25,7 @@ constexpr double kAssumedRead = 6e9;
 constexpr double kAssumedWrite = 4e9;
 constexpr double kAssumedCopy = 20e9;
 constexpr double kAssumedAdam = 2e9;
+constexpr double kAssumedThreadAdam = 0.25e9;  // of the host, on which eight share the rate above
 constexpr double kAssumedDeviceAdam = 60e9;
 constexpr double kAssumedFlops = 200e12;
 constexpr double kLatencyS = 100e-6;
@@ -31,9 +37,12 @@ constexpr std::uint64_t kRatesFileBytesMax = 16_MiB;  // far more than any has
 nlohmann::json read_json(const std::string& path) {
   std::string why;
   const auto text = read_text_file(path, kRatesFileBytesMax, why);
-  if (!text)
-    throw Error(ErrorCode::kInput,
-                fmt::format("cannot read the calibration \"{}\": {}", path, why));
+  if (!text) {
+    std::error_code no_answer;
+    const bool is_missing = !std::filesystem::exists(path, no_answer);
+    throw Error(ErrorCode::kInput, fmt::format("cannot read the calibration \"{}\": {}{}", path,
+                                               why, is_missing ? "; name a file that exists" : ""));
+  }
   try {
     return nlohmann::json::parse(*text);
   } catch (const nlohmann::json::exception& error) {
@@ -41,22 +50,43 @@ nlohmann::json read_json(const std::string& path) {
   }
 }
 
-// Parameters a second at the most threads measured. Older files know only fp32 moments, and do not
-// say so.
-void take_adam_file(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan) {
+// The origin of each rate, as the plan prints it.
+struct RateSources {
+  std::string read = "assumed";
+  std::string write = "assumed";
+  std::string copy = "assumed";
+  std::string adam = "assumed";
+  std::string device_adam = "assumed";
+  std::string flops = "assumed";
+  // One thread of the host, in parameters a second, and its origin.
+  double thread_adam = kAssumedThreadAdam;
+  std::string thread = "assumed, a thread of the host";
+};
+constexpr const char* kMeasured = "measured by bench gpu";
+
+// Parameters a second at the most threads measured. At the least, they are those of one thread.
+// Older files know only fp32 moments, and do not say so.
+void take_adam_file(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan,
+                    RateSources& sources) {
+  sources.adam = "calibration";
   const nlohmann::json document = read_json(options.adam_file);
   const char* state = format.master == MasterLayout::kSplitBf16 ? "split_bf16"
                       : format.master == MasterLayout::kFp16    ? "fp16"
                                                                 : "fp32";
   try {
-    unsigned threads = 0;
+    unsigned most = 0, least = UINT_MAX;
     for (const nlohmann::json& row : document.at("results")) {
       if (row.value("moments", "fp32") != name_of(format.moments)) continue;
-      if (row.at("state") != state || row.at("threads").get<unsigned>() < threads) continue;
-      threads = row.at("threads").get<unsigned>();
-      plan.rates.adam_parameters_per_second = row.at("parameters_per_s").at("median").get<double>();
+      if (row.at("state") != state) continue;
+      const auto threads = row.at("threads").get<unsigned>();
+      const double rate = row.at("parameters_per_s").at("median").get<double>();
+      if (threads >= most) plan.rates.adam_parameters_per_second = rate;
+      if (threads != 0 && threads <= least) sources.thread_adam = rate / threads;
+      most = std::max(most, threads);
+      if (threads != 0) least = std::min(least, threads);
     }
-    if (threads == 0) throw Error(ErrorCode::kInput, "");
+    if (most == 0) throw Error(ErrorCode::kInput, "");
+    sources.thread = "calibration, a thread of the host";
   } catch (const std::exception&) {
     throw Error(
         ErrorCode::kInput,
@@ -66,7 +96,8 @@ void take_adam_file(const PlanRateOptions& options, const StateFormat& format, P
   }
 }
 
-void take_io_file(const PlanRateOptions& options, PlanRates& plan) {
+void take_io_file(const PlanRateOptions& options, PlanRates& plan, RateSources& sources) {
+  sources.read = sources.write = "calibration";
   const nlohmann::json document = read_json(options.io_file);
   try {
     const nlohmann::json& best = document.at("best");
@@ -83,10 +114,73 @@ void take_io_file(const PlanRateOptions& options, PlanRates& plan) {
   }
 }
 
+// The copies of one direction, in bytes a second.
+double copy_rate(const nlohmann::json& document, const char* direction) {
+  for (const nlohmann::json& copies : document.at("copies"))
+    if (copies.at("direction") == direction)
+      return 1e9 * copies.at("gb_per_s").at("median").get<double>();
+  throw Error(ErrorCode::kInput, "");
+}
+
+// The rate of the best shape without transfers; 0 where none was measured.
+double compute_rate(const nlohmann::json& document) {
+  double rate = 0;
+  if (!document.contains("training")) return rate;
+  for (const nlohmann::json& step : document.at("training"))
+    rate = std::max(rate, step.value("compute_flops_per_s", 0.0));
+  return rate;
+}
+
+double measured(double rate) {
+  if (!(rate > 0 && std::isfinite(rate))) throw Error(ErrorCode::kInput, "");
+  return rate;
+}
+
+// A bench that is still under way, or was stopped, may have no drive and no training yet. Its CPU
+// updated bf16 parameters with a split master and fp32 moments.
+void take_gpu_file(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan,
+                   RateSources& sources) {
+  const nlohmann::json document = read_json(options.gpu_file);
+  Rates& rates = plan.rates;
+  try {
+    rates.up_bytes_per_second = measured(copy_rate(document, "up"));
+    rates.down_bytes_per_second = measured(copy_rate(document, "down"));
+    rates.device_adam_parameters_per_second =
+        measured(document.at("adam").at("parameters_per_s").get<double>());
+    sources.copy = sources.device_adam = kMeasured;
+    const bool is_benched =
+        format.master == MasterLayout::kSplitBf16 && format.moments == OptimizerState::kFp32;
+    if (is_benched && document.contains("cpu_adam_parameters_per_s")) {
+      rates.adam_parameters_per_second =
+          measured(document.at("cpu_adam_parameters_per_s").get<double>());
+      sources.adam = kMeasured;
+    }
+    if (document.contains("drive")) {
+      const nlohmann::json& drive = document.at("drive");
+      rates.read_bytes_per_second = measured(drive.at("read_bytes_per_second").get<double>());
+      rates.write_bytes_per_second = measured(drive.at("write_bytes_per_second").get<double>());
+      rates.duplex = drive.at("duplex") == "half" ? Duplex::kHalf : Duplex::kFull;
+      sources.read = sources.write = kMeasured;
+    }
+    if (const double rate = compute_rate(document); rate != 0) {
+      plan.flops = measured(rate);
+      sources.flops = kMeasured;
+    }
+  } catch (const std::exception&) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" has no rates of copies both ways and of the optimizer on the "
+                            "device, or one that is no rate; write it with sluice bench gpu --json",
+                            options.gpu_file));
+  }
+}
+
 double size_rate(const std::string& text, const char* option) {
   const auto rate = static_cast<double>(parse_size(text));
   if (rate < 1e6)
-    throw Error(ErrorCode::kConfig, fmt::format("plan: {} {} is below 1MB a second", option, text));
+    throw Error(ErrorCode::kConfig,
+                fmt::format("plan: {} {} is below 1MB a second; write the rate with its unit, such "
+                            "as 7000MB or 25GB",
+                            option, text));
   return rate;
 }
 
@@ -96,19 +190,69 @@ double positive(double value, const char* option) {
   return value;
 }
 
-const char* source_of(bool is_stated, const std::string& file) {
-  return is_stated ? "stated" : file.empty() ? "assumed" : "calibration";
-}
-
-void take_drives(const PlanRateOptions& options, PlanRates& plan) {
+void take_drives(const PlanRateOptions& options, PlanRates& plan, RateSources& sources) {
   const DriveSet set = drive_set(options.drives);
   plan.rates.read_bytes_per_second = set.count * set.drive.read_bytes_per_second;
   plan.rates.write_bytes_per_second = set.count * set.drive.write_bytes_per_second;
+  plan.rates.duplex = Duplex::kFull;
+  sources.read = sources.write = "data sheet of " + options.drives;
 }
 
-std::string source_of_storage(bool is_stated, const PlanRateOptions& options) {
-  const bool is_of_sheet = !is_stated && options.io_file.empty() && !options.drives.empty();
-  return is_of_sheet ? "data sheet of " + options.drives : source_of(is_stated, options.io_file);
+// From the least reliable source to the best.
+RateSources take_rates(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan) {
+  RateSources sources;
+  Rates& rates = plan.rates;
+  if (options.sheet_flops) {
+    plan.flops = *options.sheet_flops;
+    sources.flops = "assumed, a share of the data sheet";
+  }
+  if (!options.gpu_file.empty()) take_gpu_file(options, format, plan, sources);
+  if (!options.drives.empty()) take_drives(options, plan, sources);
+  if (!options.io_file.empty()) take_io_file(options, plan, sources);
+  if (!options.adam_file.empty()) take_adam_file(options, format, plan, sources);
+  const auto state = [](double& rate, std::string& source, double stated) {
+    rate = stated;
+    source = "stated";
+  };
+  if (!options.read.empty())
+    state(rates.read_bytes_per_second, sources.read, size_rate(options.read, "--read-rate"));
+  if (!options.write.empty())
+    state(rates.write_bytes_per_second, sources.write, size_rate(options.write, "--write-rate"));
+  if (!options.duplex.empty())
+    rates.duplex = options.duplex == "half" ? Duplex::kHalf : Duplex::kFull;
+  if (!options.copy.empty()) {
+    state(rates.up_bytes_per_second, sources.copy, size_rate(options.copy, "--copy-rate"));
+    rates.down_bytes_per_second = rates.up_bytes_per_second;
+  }
+  if (options.adam)
+    state(rates.adam_parameters_per_second, sources.adam, positive(*options.adam, "--adam-rate"));
+  if (options.device_adam)
+    state(rates.device_adam_parameters_per_second, sources.device_adam,
+          positive(*options.device_adam, "--device-adam-rate"));
+  if (options.flops) state(plan.flops, sources.flops, positive(*options.flops, "--flops"));
+  return sources;
+}
+
+std::string gigabytes(double rate) {
+  return fmt::format("{:.2f} GB/s", rate * 1e-9);
+}
+
+std::vector<std::string> lines_of(const PlanRates& plan, const RateSources& sources) {
+  const Rates& rates = plan.rates;
+  const bool is_equal = rates.up_bytes_per_second == rates.down_bytes_per_second;
+  return {
+      fmt::format("storage reads   {:>14}  {}", gigabytes(rates.read_bytes_per_second),
+                  sources.read),
+      fmt::format("storage writes  {:>14}  {}, {} duplex", gigabytes(rates.write_bytes_per_second),
+                  sources.write, rates.duplex == Duplex::kHalf ? "half" : "full"),
+      fmt::format("copies          {:>14}  {}, {}", gigabytes(rates.up_bytes_per_second),
+                  sources.copy,
+                  is_equal ? "each way" : "and back " + gigabytes(rates.down_bytes_per_second)),
+      fmt::format("Adam            {:>7.2f} Gparam/s  {}", rates.adam_parameters_per_second * 1e-9,
+                  sources.adam),
+      fmt::format("on the device   {:>7.2f} Gparam/s  {}",
+                  rates.device_adam_parameters_per_second * 1e-9, sources.device_adam),
+      fmt::format("computation     {:>7.1f} Tflop/s  {}", plan.flops * 1e-12, sources.flops)};
 }
 
 void share(std::uint32_t ranks, Rates& rates) {
@@ -128,6 +272,11 @@ void set_storage_rates(double read, double write, double interference, Rates& ra
 }
 
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) {
+  if (options.is_on_host && !options.gpu_file.empty())
+    throw Error(ErrorCode::kConfig,
+                fmt::format("plan: --gpu-rates \"{}\" has the rates of a GPU, but this plan "
+                            "computes on the host; set run.device to \"cuda\", or give --gpu",
+                            options.gpu_file));
   PlanRates plan;
   Rates& rates = plan.rates;
   rates.read_bytes_per_second = kAssumedRead;
@@ -135,46 +284,24 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
   rates.latency_s = kLatencyS;
   rates.up_bytes_per_second = rates.down_bytes_per_second = kAssumedCopy;
   rates.adam_parameters_per_second = kAssumedAdam;
-  plan.flops = options.flops ? positive(*options.flops, "--flops") : kAssumedFlops;
-  if (!options.drives.empty()) take_drives(options, plan);
-  if (!options.io_file.empty()) take_io_file(options, plan);
-  if (!options.adam_file.empty()) take_adam_file(options, format, plan);
-  if (!options.read.empty()) rates.read_bytes_per_second = size_rate(options.read, "--read-rate");
-  if (!options.write.empty())
-    rates.write_bytes_per_second = size_rate(options.write, "--write-rate");
-  if (!options.duplex.empty())
-    rates.duplex = options.duplex == "half" ? Duplex::kHalf : Duplex::kFull;
-  if (!options.copy.empty())
-    rates.up_bytes_per_second = rates.down_bytes_per_second =
-        size_rate(options.copy, "--copy-rate");
-  if (options.adam) rates.adam_parameters_per_second = positive(*options.adam, "--adam-rate");
+  rates.device_adam_parameters_per_second = kAssumedDeviceAdam;
+  plan.flops = kAssumedFlops;
+  RateSources sources = take_rates(options, format, plan);
   share(options.sharing_ranks, rates);
+  if (options.is_on_host && !options.device_adam) {
+    // A rank's share of all threads is no less than one thread.
+    rates.device_adam_parameters_per_second =
+        std::min(sources.thread_adam, rates.adam_parameters_per_second);
+    sources.device_adam = sources.thread;
+  }
   if (!options.link.empty()) rates.link_bytes_per_second = size_rate(options.link, "--link-rate");
-  rates.device_adam_parameters_per_second =
-      options.device_adam ? positive(*options.device_adam, "--device-adam-rate")
-                          : kAssumedDeviceAdam;
   rates.flush_s = options.flush_ms ? *options.flush_ms * 1e-3 : kAssumedFlushS;
   // Both go at the pace of memory: the norm reads the gradient alone, Adam reads and writes all.
   const auto gradient_bytes = static_cast<double>(format.gradient_bytes());
   const double state_bytes = format.state_bytes_per_element();
   rates.norm_parameters_per_second =
       rates.adam_parameters_per_second * (2 * state_bytes + gradient_bytes) / gradient_bytes;
-  const auto gigabytes = [](double rate) { return fmt::format("{:.2f} GB/s", rate * 1e-9); };
-  plan.sources = {
-      fmt::format("storage reads   {:>14}  {}", gigabytes(rates.read_bytes_per_second),
-                  source_of_storage(!options.read.empty(), options)),
-      fmt::format("storage writes  {:>14}  {}, {} duplex", gigabytes(rates.write_bytes_per_second),
-                  source_of_storage(!options.write.empty(), options),
-                  rates.duplex == Duplex::kHalf ? "half" : "full"),
-      fmt::format("copies          {:>14}  {}, each way", gigabytes(rates.up_bytes_per_second),
-                  source_of(!options.copy.empty(), {})),
-      fmt::format("Adam            {:>7.2f} Gparam/s  {}", rates.adam_parameters_per_second * 1e-9,
-                  source_of(options.adam.has_value(), options.adam_file)),
-      fmt::format("on the device   {:>7.2f} Gparam/s  {}",
-                  rates.device_adam_parameters_per_second * 1e-9,
-                  source_of(options.device_adam.has_value(), {})),
-      fmt::format("computation     {:>7.1f} Tflop/s  {}", plan.flops * 1e-12,
-                  source_of(options.flops.has_value(), {}))};
+  plan.sources = lines_of(plan, sources);
   if (options.sharing_ranks > 1)
     plan.sources.push_back(fmt::format(
         "of a host's drives and cores, each of {} ranks has this share", options.sharing_ranks));

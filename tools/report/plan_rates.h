@@ -1,6 +1,7 @@
-// The rates that a plan uses. Calibration files of `sluice bench io` and `sluice bench adam` take
-// precedence over assumed rates. Rates stated by options take precedence over both. Each rate is
-// listed with its source.
+// The rates that a plan uses. Figures of `sluice bench gpu` take precedence over assumed rates and
+// a GPU's data sheet, a drive's data sheet over the bench's drive, calibration files of `sluice
+// bench io` and `sluice bench adam` over all of these, and rates stated by options over everything.
+// Each rate is listed with its source.
 #pragma once
 
 #include <optional>
@@ -15,6 +16,7 @@ namespace sluice {
 struct PlanRateOptions {
   std::string io_file;    // empty = none
   std::string adam_file;  // empty = none
+  std::string gpu_file;   // of `sluice bench gpu`; empty = none
   // The texts of the options: sizes a second, or numbers such as "2e9".
   std::string read, write, copy;  // empty = not stated
   std::string link;               // a rank's link to the others; empty = it takes no time
@@ -22,8 +24,10 @@ struct PlanRateOptions {
   std::string duplex;             // "full", "half"
   std::optional<double> adam;     // parameters a second, of the CPU
   std::optional<double> device_adam;
-  std::optional<double> flops;     // of the device; the rate reached in practice
-  std::optional<double> flush_ms;  // for which a flush occupies the drives
+  std::optional<double> flops;        // of the device; the rate reached in practice
+  std::optional<double> sheet_flops;  // the part of a data sheet's rate that is assumed
+  std::optional<double> flush_ms;     // for which a flush occupies the drives
+  bool is_on_host = false;  // the host computes, where one thread makes the updates of the device
   // The ranks that share the rates of storage and of the CPU.
   std::uint32_t sharing_ranks = 1;
 };
@@ -39,7 +43,8 @@ struct PlanRates {
 // value is 1 on a half-duplex drive, and 0.5 on a drive that does both at full rate.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
-// Fails with: kConfig (an option), kInput (a file that cannot be read or is no calibration file).
+// Fails with: kConfig (an option, or a GPU's figures where the host computes), kInput (a file that
+// cannot be read, or does not have the figures of its benchmark).
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format);
 
 }  // namespace sluice

@@ -25,8 +25,8 @@ struct StepLimits {
 class LimitMeter {
  public:
   // `engine` must outlive the meter. `calibration` is a file that `sluice bench io` wrote; empty =
-  // none. A file that lacks reads, writes or the mix of both is ignored. `commit_every`: of the
-  // engine's durable store, if it has one.
+  // none. A file that lacks reads, writes or the mix of both is ignored. `commit_every` is that of
+  // the engine's durable store, if it has one.
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
              MicroBatchOrder order, std::string calibration, std::uint32_t commit_every = 1);
 

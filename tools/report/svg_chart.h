@@ -14,7 +14,7 @@ struct ChartBar {
   double high = 0;
 };
 
-// Rows of bars that lie beside each other, one per series.
+// Rows of bars; each row has one bar for each series, side by side.
 struct BarChart {
   struct Row {
     std::string label = {};

@@ -1,5 +1,5 @@
-// The answers of `sluice trace` as JSON: the figures behind the text for people, unrounded. Times
-// are in seconds. Figures that are not known are null.
+// The answers of `sluice trace` as JSON: the same figures as in the text for people, but unrounded.
+// Times are in seconds. Figures that are not known are null.
 //
 // Thread rule: pure.
 #pragma once

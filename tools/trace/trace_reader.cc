@@ -13,6 +13,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/topology.h"
 #include "base/trace/trace_format.h"
 #include "base/unique_fd.h"
 #include "tools/trace/trace_open_spans.h"
@@ -23,15 +24,17 @@ namespace {
 // A file in memory, not copied.
 class MappedFile {
  public:
-  explicit MappedFile(const std::string& path) {
+  MappedFile(const std::string& path, TraceSteps steps) {
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     struct stat status {};
     if (!file || ::fstat(file.get(), &status) != 0) fail(path, errno);
     if (!S_ISREG(status.st_mode)) fail(path, S_ISDIR(status.st_mode) ? EISDIR : EINVAL);
     size_bytes_ = static_cast<std::size_t>(status.st_size);
     if (size_bytes_ == 0) return;
+    if (steps.are_all()) check_memory(path);
+    const int populate = steps.are_all() ? MAP_POPULATE : 0;
     void* const mapped =
-        ::mmap(nullptr, size_bytes_, PROT_READ, MAP_PRIVATE | MAP_POPULATE, file.get(), 0);
+        ::mmap(nullptr, size_bytes_, PROT_READ, MAP_PRIVATE | populate, file.get(), 0);
     if (mapped == MAP_FAILED) fail(path, errno);
     data_ = static_cast<const std::byte*>(mapped);
   }
@@ -43,13 +46,38 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
 
+  // Gives back the memory of everything before `end`. The file has the bytes still.
+  void forget_before(std::size_t end) {
+    constexpr std::size_t kPieceBytes = 16u << 20;
+    if (end - forgotten_ < kPieceBytes) return;
+    const std::size_t aligned = end / kPieceBytes * kPieceBytes;
+    (void)::madvise(const_cast<std::byte*>(data_) + forgotten_, aligned - forgotten_,
+                    MADV_DONTNEED);
+    forgotten_ = aligned;
+  }
+
  private:
   [[noreturn]] static void fail(const std::string& path, int error) {
     throw Error(ErrorCode::kInput,
                 fmt::format("cannot read the trace \"{}\": {}", path, errno_text(error)));
   }
 
+  // The file, the records, and what is made of them.
+  void check_memory(const std::string& path) const {
+    constexpr std::uint64_t kTimes = 3;
+    const std::uint64_t memory_bytes = topology().memory_bytes;
+    if (memory_bytes == 0 || size_bytes_ <= memory_bytes / 2 / kTimes) return;
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("the trace \"{}\" has {}; to read it whole takes {} of this machine's {}. "
+                    "Give some steps, such as --steps 100-120: then only their records are "
+                    "kept",
+                    path, format_bytes(size_bytes_), format_bytes(kTimes * size_bytes_),
+                    format_bytes(memory_bytes)));
+  }
+
   const std::byte* data_ = nullptr;
+  std::size_t forgotten_ = 0;
   std::size_t size_bytes_ = 0;
 };
 
@@ -78,17 +106,21 @@ bool is_plausible(const TraceRecord& record) {
 
 class Parser {
  public:
-  Parser(TraceFile& file, std::span<const std::byte> bytes) : file_(file), bytes_(bytes) {}
+  // Calls `passed` with the bytes that it has taken, block by block.
+  Parser(TraceFile& file, std::span<const std::byte> bytes, TraceSteps steps,
+         std::function<void(std::size_t)> passed)
+      : file_(file), bytes_(bytes), steps_(steps), passed_(std::move(passed)) {}
 
   void run() {
     // Most of a file is records.
-    file_.records.reserve(bytes_.size() / sizeof(TraceRecord));
+    if (steps_.are_all()) file_.records.reserve(bytes_.size() / sizeof(TraceRecord));
     use_huge_pages(file_.records.data(), file_.records.capacity() * sizeof(TraceRecord));
     std::size_t at = 0;
     while (at + sizeof(TraceBlockHeader) <= bytes_.size()) {
       const std::size_t block_bytes = take_block(bytes_.subspan(at));
       if (block_bytes != 0) {
         at += block_bytes;
+        passed_(at);
         continue;
       }
       // Blocks lie on multiples of 64 bytes, damaged neighbours or not.
@@ -128,6 +160,7 @@ class Parser {
     lost_by_thread_[header.thread] = header.lost;
     // Kinds and reasons of a later version are none of this one's.
     const auto is_no_span = [this](const TraceRecord& record) {
+      if (record.step < steps_.first || record.step > steps_.last) return true;
       if (static_cast<std::size_t>(record.kind) >= kTraceKinds ||
           static_cast<std::size_t>(record.reason) >= kTraceReasons)
         return true;
@@ -149,6 +182,8 @@ class Parser {
 
   TraceFile& file_;
   std::span<const std::byte> bytes_;
+  TraceSteps steps_;
+  std::function<void(std::size_t)> passed_;
   std::vector<TraceRecord> begun_;
   std::map<std::uint32_t, std::uint64_t> lost_by_thread_;
   bool is_skipping_ = false;
@@ -222,25 +257,32 @@ void align_clock(TraceFile& file, const TraceFile& first) {
 
 }  // namespace
 
-TraceFile parse_trace(const std::string& path, std::span<const std::byte> bytes) {
+TraceFile parse_trace(const std::string& path, std::span<const std::byte> bytes, TraceSteps steps,
+                      const std::function<void(std::size_t)>& passed) {
   TraceFile file;
   file.path = path;
   file.file_bytes = bytes.size();
-  Parser(file, bytes).run();
+  Parser(file, bytes, steps, passed).run();
   read_description(file);
   read_clock(file);
   return file;
 }
 
-TraceFile read_trace(const std::string& path) {
-  const MappedFile mapped(path);
-  return parse_trace(path, mapped.bytes());
+TraceFile read_trace(const std::string& path, TraceSteps steps) {
+  MappedFile mapped(path, steps);
+  TraceFile file = parse_trace(path, mapped.bytes(), steps, [&](std::size_t end) {
+    if (!steps.are_all()) mapped.forget_before(end);
+  });
+  if (!steps.are_all() && file.records.empty())
+    throw Error(ErrorCode::kInput, fmt::format("the trace \"{}\" has no record of steps {} to {}",
+                                               path, steps.first, steps.last));
+  return file;
 }
 
-std::vector<TraceFile> read_traces(const std::vector<std::string>& paths) {
+std::vector<TraceFile> read_traces(const std::vector<std::string>& paths, TraceSteps steps) {
   std::vector<TraceFile> files;
   for (const std::string& path : paths) {
-    files.push_back(read_trace(path));
+    files.push_back(read_trace(path, steps));
     for (std::size_t i = 0; i + 1 < files.size(); ++i) {
       if (files[i].rank == files.back().rank)
         throw Error(ErrorCode::kInput,

@@ -3,11 +3,12 @@
 //
 // Thread rule: pure, except for reading the file; one thread at a time.
 // Invariants: a block with a wrong checksum is skipped and counted; the memory for a trace is at
-// most a small multiple of the file's size.
+// most a small multiple of the size of the records that are kept.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -42,16 +43,29 @@ struct TraceFile {
   std::uint64_t clock_error_ns = 0;
 };
 
-// Fails with: kInput when the file cannot be read or is no trace, or is of another version.
-TraceFile read_trace(const std::string& path);
+// The steps whose records are kept. With fewer than all, a file of any size is read within the
+// memory for these records.
+struct TraceSteps {
+  std::uint64_t first = 0;
+  std::uint64_t last = UINT64_MAX;
 
-// As read_trace(), but from memory. `path` is used only in messages.
-TraceFile parse_trace(const std::string& path, std::span<const std::byte> bytes);
+  bool are_all() const { return first == 0 && last == UINT64_MAX; }
+};
+
+// Fails with: kInput when the file cannot be read or is no trace, or is of another version, or has
+// no record of `steps`; kOutOfMemory when all steps are too much for this machine's memory.
+TraceFile read_trace(const std::string& path, TraceSteps steps = {});
+
+// As read_trace(), but from memory. `path` is used only in messages. Calls `passed` with the number
+// of bytes that have been read and are not needed again.
+TraceFile parse_trace(
+    const std::string& path, std::span<const std::byte> bytes, TraceSteps steps = {},
+    const std::function<void(std::size_t)>& passed = [](std::size_t) {});
 
 // Reads the traces of several ranks and brings their times to one clock, by the offsets that the
 // ranks have measured. Without offsets, ranks on the same machine share its clock, and ranks on
 // different machines are aligned by their wall clocks.
 // Fails with: kInput when a file cannot be read, or when two files are of the same rank.
-std::vector<TraceFile> read_traces(const std::vector<std::string>& paths);
+std::vector<TraceFile> read_traces(const std::vector<std::string>& paths, TraceSteps steps = {});
 
 }  // namespace sluice

@@ -2,8 +2,8 @@
 // "the step" uses these means, including the run's own report, so that all reports agree.
 //
 // "The step" is a mean, not a median. The parts of a step add up to the mean, and the mean times
-// the number of steps is the run. The rates behind T_min, T_bound and every prediction are means as
-// well. Beside a median, a limit from mean rates may look beaten.
+// the number of steps is the time of the run. The rates behind T_min, T_bound and every prediction
+// are means as well. A limit from mean rates may seem to be beaten by a median.
 //
 // Thread rule: pure.
 #pragma once

@@ -26,15 +26,16 @@ struct SummaryOptions {
 struct StorageBytes {
   double read_per_step = 0;
   double written_per_step = 0;
-  // The bytes that the placement needs: every parameter on storage read in forward and backward,
-  // every record read once, all of it written once. 0 = unknown.
+  // The bytes that the placement needs: every parameter on storage is read in forward and backward,
+  // every record is read once, and all of it is written once. 0 = unknown.
   double ideal_read = 0;
   double ideal_written = 0;
   double written_per_day = 0;
 };
 
-// Takes the steps whose update has ended under the trace: not the last step. Leaves out the first
-// step, too, which finds nothing in memory. Returns nothing for a trace of less than three steps.
+// Takes the steps whose update ended while the trace ran. The last step is not one of these. Leaves
+// out the first step, too, which finds nothing in memory. Returns nothing for a trace of less than
+// three steps.
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine);
 
 // Requires: `ranks` is not empty.
@@ -54,7 +55,7 @@ struct StallGroup {
 };
 
 // The exposed waits of the steady steps (tools/trace/trace_steps.h), longest first. Leaves out
-// waits without a cause, and waits that delayed neither computation nor the end of a step.
+// waits without a cause, and waits that did not delay computation or the end of a step.
 std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis);
 
 // A remedy for the waits of `group`, with numbers.

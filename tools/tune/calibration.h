@@ -1,7 +1,7 @@
-// A calibration of this machine: the rates of its drives by request size and depth, and of Adam. It
-// takes about 10 seconds to measure, and is kept in a file for later runs of `sluice tune`. The
-// file names the hardware and the day, so a calibration of another machine or of long ago is
-// noticed.
+// A calibration of this machine: the rates of its drives by request size and depth, and the rate of
+// Adam. It takes about 10 seconds to measure, and is kept in a file for later runs of `sluice
+// tune`. The file names the hardware and the day, so a calibration of another machine or of long
+// ago is noticed.
 //
 // Thread rule: one thread measures; a finished calibration may be read by any thread.
 #pragma once
@@ -33,9 +33,10 @@ struct MachineCalibration {
   std::vector<double> path_rates = {};
   double adam_parameters_per_second = 0;
 
-  // Sets the storage rates for requests of `request_bytes`, `depth` of them in flight: between the
-  // measured sizes and depths by interpolation over their logarithms, beyond them the nearest. The
-  // latency is that of a small read alone, as far as others in flight hide it.
+  // Sets the storage rates for requests of `request_bytes`, with `depth` requests in flight. Rates
+  // between the measured sizes and depths are interpolated over the logarithms; beyond them, the
+  // nearest rate counts. The latency is that of a small read alone, less the part that other
+  // requests in flight hide.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 
@@ -53,7 +54,7 @@ double age_days(const MachineCalibration& calibration);
 // Fails with: kInput for a path that cannot be reached.
 std::string hardware_of(const CalibrationRequest& request);
 
-// `progress` hears what is being measured.
+// `progress` receives a text about each measurement.
 // Fails with: kNoSpace, kInput, kIo, kDamaged, kOutOfMemory.
 MachineCalibration calibrate(const CalibrationRequest& request,
                              const std::function<void(const std::string&)>& progress);
@@ -66,7 +67,8 @@ std::string calibration_file(const std::string& hardware);
 // calibration, or is from other hardware. If the file exists, `why` then gives the reason.
 std::optional<MachineCalibration> load_calibration(const std::string& path,
                                                    const std::string& hardware, std::string& why);
-// Writes the file by a rename, and makes its folder. Returns why not; "" if it did.
+// Writes the file by a rename, and makes its folder. Returns the reason if this has failed,
+// otherwise "".
 std::string save_calibration(const std::string& path, const MachineCalibration& calibration);
 
 }  // namespace sluice

@@ -33,7 +33,7 @@ struct TournamentPlan {
 TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, unsigned steps,
                                std::size_t candidates);
 
-// Runs contender `index` and returns the median of its steps. An Error ends its part.
+// Runs contender `index` and returns the median of the times of its steps. An Error ends its part.
 using RunContender = std::function<double(std::size_t index, unsigned round)>;
 
 // Contender 0 is the given config. Every round begins with another contender.
@@ -46,7 +46,7 @@ std::vector<Contender> run_tournament(std::size_t contenders, unsigned rounds, b
 // Requires: a contender that has not failed.
 std::size_t winner_of(const std::vector<Contender>& contenders);
 
-// The median over the rounds of the given config's time over that of contender `index`.
+// The given config's time divided by that of contender `index`, as the median over the rounds.
 double gain_of(const std::vector<Contender>& contenders, std::size_t index);
 
 }  // namespace sluice

@@ -21,7 +21,7 @@ struct TuneAxis {
   // one that Sluice would make by itself.
   std::vector<TuneSettings> choices;
   // True for an axis whose choices a model can hardly tell apart. Candidates that differ only in
-  // such axes do not compete in a trial.
+  // such axes do not compete against each other in a trial.
   bool is_fine = false;
   // True for an axis whose choices have costs that a model does not know. The second candidate in a
   // trial makes another choice there than the first.
@@ -30,8 +30,8 @@ struct TuneAxis {
 
 struct TunePrediction {
   double step_s = 0;
-  // `step_s` and a small part of the work that a step hides: among settings with equal steps, the
-  // ones with less work rank higher.
+  // The sum of `step_s` and a small part of the work that a step hides. So among settings with
+  // equal steps, those with less work rank higher.
   double rank_s = 0;
   std::string obstacle = {};  // why a run is impossible; `step_s` is unset then
   std::string binds = {};     // the scarcest resource

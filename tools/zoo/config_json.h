@@ -56,12 +56,12 @@ class ConfigJson {
   nlohmann::json values_;
 };
 
-// More elements than any tensor has, and few enough for sums and for sizes in bytes.
+// A limit that is larger than any tensor, and small enough for sums and for sizes in bytes.
 inline constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 48;
 // Whether a tensor of this shape has from 1 to kElementsMax elements.
 bool has_usable_extents(const std::vector<std::uint64_t>& shape);
 
-// The tensors of a unit, which share the front of their names.
+// The tensors of a unit, whose names have a common prefix.
 class UnitBuilder {
  public:
   UnitBuilder(std::string name, std::string prefix) : prefix_(std::move(prefix)) {

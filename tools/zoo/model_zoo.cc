@@ -90,6 +90,11 @@ ZooModel read_any(const std::string& path) {
   std::unique_ptr<ConfigJson> config;
   if (!is_tensor_file(path) || fs::exists(folder / "config.json")) {
     const bool has_config = !fs::is_directory(folder) || fs::exists(folder / "config.json");
+    if (!has_config && tensors.empty())
+      throw Error(ErrorCode::kInput,
+                  fmt::format("--model \"{}\" is a folder without a config.json and without "
+                              "safetensors files; name the folder of a model",
+                              path));
     if (has_config || tensors.empty())
       config = std::make_unique<ConfigJson>(is_tensor_file(path) ? (folder / "config.json").string()
                                                                  : path);

@@ -19,10 +19,10 @@ struct UnitWork {
   // experts that a token does not reach.
   double product_elements = 0;
   // The width of all heads of masked attention together, where a token sees half of a sequence; 0 =
-  // no attention. Attention without a mask, and to an encoder, counts as that of twice the width,
-  // in the share that its keys have of the sequence.
+  // no attention. Attention without a mask, or to an encoder, counts with twice its width, times
+  // the number of its keys divided by the length of the sequence.
   std::uint64_t attention_width = 0;
-  // The unit's tokens for each token of the plan. An encoder has a length of its own.
+  // The unit's tokens for each token of the plan. An encoder has a different length.
   double tokens = 1;
 };
 
@@ -32,7 +32,7 @@ struct ZooModel {
   // embedding.
   ModelSpec spec;
   std::vector<UnitWork> work;  // by unit
-  // The names by which one tensor goes; the first is the tensor's in `spec`. Empty = none is tied.
+  // The names that one tensor may have; the first is its name in `spec`. Empty = none is tied.
   std::vector<std::string> tied;
   double active_parameters = 0;  // that a token uses; all, if there are no experts
   std::uint64_t hidden = 0;
@@ -49,8 +49,8 @@ struct ZooModel {
   double parameters() const;
 };
 
-// `path` is a config.json, a safetensors file or its index, or a folder with them; where there is
-// no such file or folder, the name of a well-known model (tools/zoo/model_presets.h). An
+// `path` is a config.json, a safetensors file or its index, or a folder with them. If there is no
+// such file or folder, `path` is the name of a well-known model (tools/zoo/model_presets.h). An
 // architecture that is not known by its config is read from the tensors' names and shapes.
 // Fails with: kInput for a file that cannot be read or is no JSON; kConfig for an unknown
 // architecture without tensors (the message lists the known ones), a missing key, sizes that do not

@@ -1,5 +1,5 @@
-// The readers of model_zoo.h, by family. Each sets everything but `architecture`
-// and the orders of units of a tied head. Fails with: kConfig.
+// The readers of model_zoo.h, by family. Each function sets everything except `architecture` and,
+// for a tied head, the orders of units. Fails with: kConfig.
 //
 // Thread rule: pure; any thread.
 #pragma once

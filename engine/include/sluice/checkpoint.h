@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// A range of a file of a checkpoint that is complete, but has no name yet.
+// A range of a file in a checkpoint. The checkpoint is complete, but has no name yet.
 struct FileRange {
   std::string path;
   std::uint64_t begin_bytes = 0;
@@ -29,7 +29,7 @@ struct SaveOptions {
   // How many checkpoints stay in the folder, including the new one; 0 = all. Older checkpoints take
   // space, but a run can fall back to them.
   std::uint32_t keep = 0;
-  // The largest size of a file. Only a single larger tensor makes a larger file.
+  // The largest size of a file. A file is larger only if it holds a single tensor that is larger.
   std::uint64_t file_bytes_max = 5'000'000'000;
   // Numbers for human readers, in addition to the config's numbers; nothing depends on them. The
   // numbers of rank 0 are used.
@@ -37,8 +37,9 @@ struct SaveOptions {
   // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
   // Computes the SHA-256 of a range, as 64 hexadecimal digits, for the manifest. Every rank gives
-  // this function. The call that names the checkpoint (after begin_save(): begin_step() or
-  // finish_save()) first reads the rank's share of the files again, perhaps on another thread.
+  // this function. The call that gives the checkpoint its name first reads the rank's share of the
+  // files again, perhaps on another thread. After begin_save(), this call is begin_step() or
+  // finish_save().
   std::function<std::string(const FileRange& range)> sha256 = {};
 };
 
@@ -47,7 +48,7 @@ struct SavedCheckpoint {
   std::uint64_t step = 0;
   std::uint64_t size_bytes = 0;
   std::int64_t duration_ns = 0;  // from the call until the checkpoint had its name
-  // How much of duration_ns the engine's calls for this checkpoint took, on this rank.
+  // The part of duration_ns that the engine's calls for this checkpoint took on this rank.
   std::int64_t blocked_ns = 0;
   // The time in which updates waited until the checkpoint had their blocks. Computation goes on
   // meanwhile, until it needs an updated block.

@@ -34,6 +34,13 @@ SLUICE_EXPORT std::string_view name_of(Verify verify);
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 SLUICE_EXPORT std::string_view name_of(NonFinitePolicy policy);
 
+// The treatment of units that no rank has used in backward in a step. kUpdate: their gradient is
+// zero, and the update decays moments and weights. kSkip: nothing of them changes, moves, or counts
+// as an update, as for a parameter without gradient in torch's optimizers. kLazy: as kUpdate, bit
+// for bit, but a unit whose state is on storage makes up for its missed updates later, all at once.
+enum class UntouchedPolicy : std::uint8_t { kUpdate, kSkip, kLazy };
+SLUICE_EXPORT std::string_view name_of(UntouchedPolicy policy);
+
 // When blocks are updated (docs/design/updates.md). The choice changes no bit of the result.
 enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative, kSerial };
 
@@ -63,8 +70,8 @@ SLUICE_EXPORT std::string_view name_of(ActivationHome home);
 
 // How the loss is scaled (engine/step/loss_scaler.h). The application multiplies its loss, or the
 // gradient of the loss, by Step::loss_scale(), and the engine divides the gradients by the same
-// factor. With a dynamic scale, a step with overflowing gradients is skipped, whatever `non_finite`
-// says.
+// factor. With a dynamic scale, a step with overflowing gradients is skipped, even if `non_finite`
+// says otherwise.
 struct LossScaleOptions {
   // The scale of every step; 0 = a dynamic scale, as set below. 1 = no scaling.
   double static_scale = 1;
@@ -85,7 +92,7 @@ struct LossScaleOptions {
 // The order in which gradients are added over the ranks. `kExact` stands for rank order, which
 // gives the same bits everywhere. `kNccl`, on GPUs, stands for the order that NCCL chooses by
 // length and topology. `kNodes` stands for rank order inside each node, and then the order of the
-// nodes. It has the same bits on hosts and GPUs, too, and sends less between nodes.
+// nodes. This order gives the same bits on hosts and GPUs, too, and sends less data between nodes.
 enum class RankReduction : std::uint8_t { kExact, kNccl, kNodes };
 SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 
@@ -96,7 +103,8 @@ enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
 // Whether leases and updates use state where it is, in host memory or on the device, without
-// copies. This needs one rank, and a device without memory of its own, such as the host device.
+// copies. This needs a single rank, and a device that has no memory of its own, such as the host
+// device.
 enum class UnifiedMemory : std::uint8_t {
   kAuto,  // where the device allows it
   kOff,   // copies, as on a GPU
@@ -120,10 +128,14 @@ struct Config {
     AdamOptions adam;                 // sluice/optimizer.h lists which kind reads which option
     double momentum = 0.9;            // for kSgd
     double clip_norm = 1.0;           // bound on the global gradient norm; 0 = no clipping
-    // Added to the norm before clipping compares the norm with clip_norm and divides by the norm.
-    // PyTorch and DeepSpeed use 1e-6.
+    // This value is added to the norm before the norm is compared with clip_norm, and before the
+    // division by the norm. PyTorch and DeepSpeed use 1e-6.
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
+    UntouchedPolicy untouched = UntouchedPolicy::kUpdate;
+    // The most updates that a unit misses under kLazy, until it makes up for them without being
+    // used; >= 1. A larger number saves bytes, and needs more memory and arithmetic at once.
+    std::uint32_t lazy_max = 1000;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
     std::optional<std::uint32_t>
         lanes;  // blocks in the pass at once; empty = the planner chooses by itself
@@ -141,8 +153,8 @@ struct Config {
   } optimizer;
 
   // Budgets for the engine's pools. An empty device_bytes stands for all free memory of the device.
-  // An empty host_bytes stands for half of the machine's memory, or for the memory that is free
-  // beside the device's if that is less.
+  // An empty host_bytes stands for half of the machine's memory, but at most for the free memory
+  // that the device leaves.
   struct Memory {
     std::optional<std::uint64_t> device_bytes = {};
     std::optional<std::uint64_t> host_bytes = {};
@@ -202,9 +214,9 @@ struct Config {
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // For the code that makes the collectives:
     RankReduction reduction = RankReduction::kExact;
-    // For kNodes: the number of consecutive ranks that are a node, a divisor of the number of
-    // ranks. 0 = those of a host; RankWorld::shared() sets it. With split_ranks() it is the
-    // number of the part's ranks on a host, which the application sets.
+    // For kNodes: the number of consecutive ranks that form a node; a divisor of the number of
+    // ranks. 0 = the ranks of a host; RankWorld::shared() sets this number. With split_ranks(), the
+    // application sets the number of the part's ranks on a host.
     std::uint32_t node_ranks = 0;
     double timeout_s = 120;  // how long a rank waits for another
   } sharding;

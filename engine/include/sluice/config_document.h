@@ -46,7 +46,7 @@ class SLUICE_EXPORT ConfigDocument {
   std::vector<double> numbers(std::string_view key) const;
   // Number of entries of a list; keys inside entry i of "a.b" are "a.b.i.KEY".
   std::size_t entry_count(std::string_view key) const;
-  // Empty where neither file nor schema gives a value.
+  // Empty if neither the file nor the schema gives a value.
   std::optional<double> find_number(std::string_view key) const;
   std::optional<std::uint64_t> find_integer(std::string_view key) const;
   // Empty where the value has another type.
@@ -54,7 +54,7 @@ class SLUICE_EXPORT ConfigDocument {
   // A size, or empty for "auto".
   std::optional<std::uint64_t> size_bytes(std::string_view key) const;
 
-  // The value of any key as JSON; "null" where neither file nor schema gives one.
+  // The value of any key as JSON; "null" if neither the file nor the schema gives a value.
   std::string json_of(std::string_view key) const;
   // The origin of the value: "NAME:LINE:COLUMN", "--set KEY=VALUE", or "default".
   std::string origin_of(std::string_view key) const;

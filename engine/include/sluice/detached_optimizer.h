@@ -13,7 +13,7 @@
 // An fp32 parameter is its own master. For a 16-bit parameter, the optimizer keeps a master and the
 // 16 bits that were last made from the master. If the application has changed the parameter since
 // then, the new value becomes the master.
-// Failure: a failed transfer stops the optimizer for good, and every later call throws the same
+// Failure: a failed transfer stops the optimizer permanently, and every later call throws the same
 // error.
 #pragma once
 

@@ -23,17 +23,17 @@
 //
 // Thread rule: one thread at a time. Computation runs on the device's streams.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
-// engine for good, and every later call names the last complete step. Storage files have no name
+// engine permanently, and every later call names the last complete step. Storage files have no name
 // and vanish with the process, unless Config::Storage::State names a durable store. After kTimeout
 // the destructor still waits for the drive, because the drive may write to the engine's memory
 // until the transfer has ended. A program that must not wait leaves by _exit().
 // Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument, the
 // object and the numbers, and changes nothing. Examples are an id that does not exist, a range
-// beyond a tensor's end, a stream of another device, a call during another thread's call, and a
-// lease, step or engine that is over. Failures outside of Sluice throw Error too, each with its own
-// code. Leases and steps may be destroyed in any order, even after their engine. Device and
-// collectives must outlive the engine, which Sluice cannot check. SLUICE_CHECK aborts only where
-// Sluice contradicts itself; please report such a defect.
+// beyond a tensor's end, and a stream of another device. Further examples are a call during another
+// thread's call, and a call on a lease, step or engine that is over. Failures outside of Sluice
+// throw Error too, each with its own code. Leases and steps may be destroyed in any order, even
+// after their engine. Device and collectives must outlive the engine, which Sluice cannot check.
+// SLUICE_CHECK aborts only where Sluice contradicts itself; please report such a defect.
 #pragma once
 
 #include <functional>

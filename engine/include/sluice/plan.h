@@ -52,9 +52,9 @@ struct Plan {
   Traffic traffic;
 };
 
-// Describes the drives and the memory of this machine, with the host as the device. The memory
-// counts as smaller where the default budgets would not fit into the free memory. The device is as
-// large as host_device_bytes(config).
+// Describes the drives and the memory of this machine, with the host as the device. If the default
+// budgets would not fit into the free memory, the result states less memory than the machine has.
+// The device is as large as host_device_bytes(config).
 SLUICE_EXPORT RunMachine this_machine(const Config& config);
 
 // The memory of a host device (sluice/host_device.h), which is memory.device. If the config does

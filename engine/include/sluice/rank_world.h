@@ -36,7 +36,8 @@ enum class RankDevice : std::uint8_t { kHost, kGpu };
 
 struct RankWorldOptions {
   RankDevice device = RankDevice::kHost;
-  // How long a rank waits for others, and how GPUs add; from Config::sharding.
+  // The time that a rank waits for others, and the order in which GPUs add; both are from
+  // Config::sharding.
   Config::Sharding sharding = {};
   // Called about four times a second, on any thread, while an operation waits for other processes.
   // `waiting` names the ranks and the operation.
@@ -48,8 +49,8 @@ struct RankWorldOptions {
 
 class SLUICE_EXPORT RankWorld {
  public:
-  // Starts MPI when the environment names several ranks, except under torchrun with GPUs, which
-  // meet at the address that torchrun gives.
+  // Starts MPI when the environment names several ranks. With torchrun and GPUs, MPI is not
+  // started, because the ranks meet at the address that torchrun gives.
   // Fails with: kConfig for an environment that contradicts itself, or for ranks on hosts whose
   // sharding.reduction is "nccl"; kUnsupported without MPI or NCCL, or with a launcher that does
   // not start MPI; kRanks when another rank does not come in time. After kRanks, the process has to
@@ -63,8 +64,8 @@ class SLUICE_EXPORT RankWorld {
   bool are_several() const { return count() > 1; }
   std::uint32_t rank() const;   // 0 without a launcher
   std::uint32_t count() const;  // 1 without a launcher
-  // This rank's number among the ranks of its host, and the number of those. If the launcher does
-  // not tell, 0 and 1.
+  // This rank's number among the ranks of its host, and the number of ranks of its host. If the
+  // launcher does not tell, 0 and 1.
   std::uint32_t host_rank() const;
   std::uint32_t host_ranks() const;
   // "Open MPI", "MPICH", "Slurm" or "torchrun"; empty without a launcher.
@@ -88,8 +89,8 @@ class SLUICE_EXPORT RankWorld {
   // after the collectives are destroyed.
   // Fails with: kRanks.
   void leave();
-  // Ends every rank, by MPI where MPI connects them; may end this process, too. Otherwise returns,
-  // and the other ranks fail with kRanks when this process ends. Any thread.
+  // Ends every rank if MPI connects the ranks; may end this process, too. Otherwise returns, and
+  // the other ranks fail with kRanks when this process ends. Any thread.
   void abort() noexcept;
 
  private:

@@ -31,8 +31,9 @@ enum class StateKind : std::uint8_t {
 };
 SLUICE_EXPORT std::string_view name_of(StateKind kind);
 
-// The float that carries a word of an opaque unit, and the word of such a float. The word is in the
-// highest bits of the float's representation. `word_bytes` is the size of a parameter, 2 or 4.
+// Converts a word of an opaque unit to the float that carries the word, and such a float back to
+// its word. The word is in the highest bits of the float's representation. `word_bytes` is the size
+// of a parameter, 2 or 4.
 inline float float_of_word(std::uint32_t word, std::uint64_t word_bytes) {
   return std::bit_cast<float>(word << (32 - 8 * word_bytes));
 }

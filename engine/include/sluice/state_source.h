@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,7 +19,7 @@
 
 namespace sluice {
 
-// The variables of a loss scale that, with its options, determine the next values.
+// The variables of a loss scale. Together with the scale's options, they determine its next values.
 struct LossScaleState {
   double scale = 1;
   std::uint32_t hysteresis_left = 1;  // overflows until the scale is halved, including that one
@@ -29,7 +30,10 @@ struct LossScaleState {
 
 // The position of a training between two steps, apart from the values of the tensors.
 struct StatePosition {
-  std::uint64_t step = 0;  // every block has seen this many updates
+  std::uint64_t step = 0;  // the number of the last update
+  // The tensors that have seen fewer updates than `step`, by name, with the number of their
+  // updates. Under optimizer.untouched "skip", a step updates only the units that it uses.
+  std::map<std::string, std::uint64_t> tensor_updates = {};
   // Empty: the scale starts as the config says.
   std::optional<LossScaleState> loss_scale = {};
 };
@@ -69,8 +73,8 @@ class SLUICE_EXPORT StateSource {
   // or kExpAvgSq. The three kinds are a complete state, because compute parameters are the masters
   // rounded to the compute dtype. The engine asks for moments only where the optimizer keeps them,
   // and never for a frozen unit, whose masters are its parameters. For a tensor of an opaque unit,
-  // each value is a float_of_word(). Called on the application's
-  // thread, unless allows_threads().
+  // each value is a float_of_word(). Called on the application's thread, unless allows_threads()
+  // returns true.
   // Fails with: the source's own errors; the engine has no state then, and accepts another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
                     std::span<float> values) = 0;

@@ -29,7 +29,7 @@ struct EngineLink;
 // Keeps one unit on the device until the lease ends. At the end, an event is recorded on the
 // lease's stream behind all work enqueued there. Work enqueued after the end must not touch the
 // unit. If the unit's previous lease was on another stream, work enqueued after the end also waits
-// for the previous lease's work.
+// for the work under that lease.
 class SLUICE_EXPORT Lease {
  public:
   Lease(Lease&& other) noexcept;
@@ -113,10 +113,10 @@ class SLUICE_EXPORT ActivationLease {
 };
 
 // One training step. The application acquires and releases units in the order of the schedule, and
-// then finish() updates the state. If a unit is left out, used again or out of order, computation
-// has to wait. The next step is then expected to use the units in the same order as this one.
-// Announced units (UnitSpec::is_announced) are used in the order of their announcement, at any
-// place between the other units.
+// then finish() updates the state. If a step leaves a unit out, repeats it or uses it out of order,
+// computation has to wait. The next step is then expected to use the units in the same order as
+// this one. Announced units (UnitSpec::is_announced) are used in the order of their announcement,
+// at any place between the other units.
 class SLUICE_EXPORT Step {
  public:
   Step(Step&& other) noexcept;
@@ -125,15 +125,15 @@ class SLUICE_EXPORT Step {
   ~Step();
 
   // Says that the step will use these announced units in `pass`, each once and in this order, after
-  // the uses announced before. Their fetches begin at once, beside those of the schedule. Returns
-  // the units in the order in which they have to be acquired.
-  // With several ranks, all announce at the same point. The uses are the units of all ranks, in the
-  // order of the model. Every rank acquires each of them. A rank that has nothing to compute with a
-  // unit releases the lease at once, and contributes a gradient of zeros. In Pass::kBackward, all
-  // ranks use announced units at the same places between the others; finish() compares that.
-  // Fails with: kInvalidArgument when a unit does not exist, is not announced, or is given twice,
-  // or `pass` is kInference; kRanks where ranks announce at different points; kIo and others when a
-  // transfer has failed.
+  // the uses announced before. Their fetches begin at once, beside the fetches of the schedule.
+  // Returns the units in the order in which they have to be acquired.
+  // With several ranks, all ranks announce at the same point. The uses are the units of all ranks,
+  // in the order of the model. Every rank acquires each of them. A rank that has nothing to compute
+  // with a unit releases the lease at once, and contributes a gradient of zeros. In
+  // Pass::kBackward, all ranks use announced units at the same places between the other units;
+  // finish() checks this. Fails with: kInvalidArgument when a unit does not exist, is not
+  // announced, or is given twice, or `pass` is kInference; kRanks where ranks announce at different
+  // points; kIo and others when a transfer has failed.
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
 
   // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
@@ -182,7 +182,7 @@ class SLUICE_EXPORT Step {
   std::uint64_t walk_ = 0;
 };
 
-// One forward pass without gradients. The destructor ends the pass, even halfway.
+// Forward passes without gradients, one per batch. The destructor ends them, even halfway.
 class SLUICE_EXPORT Inference {
  public:
   Inference(Inference&& other) noexcept;

@@ -63,9 +63,9 @@ struct RankTraffic {
   std::uint64_t gathered_bytes = 0;
   std::uint64_t reduced_bytes = 0;
   // Hybrid sharding: the bytes of the rank's shard, which leave the group in fp32 and come back in
-  // the gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and receives as
-  // many. With sharding.reduction "nodes", the bytes that cross nodes likewise: a node's sums in
-  // fp32, and gathered parts.
+  // the gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and receives the
+  // same number. With sharding.reduction "nodes": the bytes that cross from node to node, which are
+  // a node's sums in fp32 and gathered parts.
   std::uint64_t crossed_bytes = 0;
 };
 
@@ -77,11 +77,12 @@ struct Traffic {
   // are not read again for the update or for the next forward. Under the serial policy, the number
   // equals nvme_read_bytes.
   std::uint64_t nvme_read_bytes_least = 0;
-  // Boundary activations moved from the device to their homes and back; included above where their
-  // homes are on storage.
+  // The bytes of boundary activations moved from the device to their homes and back. If the homes
+  // are on storage, the counts above include these bytes.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
-  // Gradients that wait on storage, as bytes written; as many are read. Included above.
+  // The bytes of gradients written to storage, where they wait for the update. The step reads the
+  // same number of bytes. Included above.
   std::uint64_t gradient_spill_bytes = 0;
 };
 
@@ -128,8 +129,8 @@ struct FinishOptions {
 struct StepReport {
   double loss_scale = 1;   // the loss had been multiplied by it
   std::uint64_t step = 0;  // updates that the state has, or is about to have, after this step
-  // The norm of the gradient before clipping. The gradient is the mean over ranks and has been
-  // divided.
+  // The norm of the gradient before clipping. This gradient is the mean over the ranks, and is
+  // already divided by the divisor of the micro-batches' sum.
   double gradient_norm = 0;
   double clip_factor = 1;  // the gradient was multiplied by it to respect clip_norm
   bool skipped = false;    // non-finite gradient under policy "skip": nothing was updated
@@ -139,13 +140,20 @@ struct StepReport {
   StepTimes times;            // how the step's time was spent
   std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
   std::int64_t stall_for_update_ns = 0;  // part of it: parameters were still being updated
-  // How often computation left the schedule; each time, computation waited for the unit then
-  // needed.
+  // The number of times that computation left the schedule; each time, computation waited for the
+  // unit that it needed.
   std::uint32_t schedule_changes = 0;
-  // The uses of announced units, and the bytes that these uses read from storage by the plan;
-  // Engine::predicted_traffic() counts neither.
+  // The number of uses of announced units, and the bytes that these uses read from storage
+  // according to the plan. Engine::predicted_traffic() includes neither.
   std::uint32_t announced_uses = 0;
   std::uint64_t announced_read_bytes = 0;
+  // With optimizer.untouched "skip" or "lazy": the units that no rank has used in backward, which
+  // stay as they are; the bytes on storage that the update of announced units reads and writes
+  // (each), which Engine::predicted_traffic() does not know; and, with "lazy", the bytes that units
+  // have read and written (each) to make up for updates that they had missed.
+  std::uint32_t untouched_units = 0;
+  std::uint64_t announced_update_bytes = 0;
+  std::uint64_t late_update_bytes = 0;
   std::int64_t optimizer_ns = 0;  // finish()'s wait after the norm; serial: to the last write
   // The bytes since the previous report. Under overlap, the bytes include the update that was still
   // running at the previous report.

@@ -42,8 +42,8 @@ class SLUICE_EXPORT CudaDevice : public Device {
   virtual int ordinal() const = 0;
   // The cudaStream_t of a stream, for launching kernels on it. Valid while the stream exists.
   virtual void* native_stream(StreamId stream) const = 0;
-  // Makes `failure`, of work that the caller has enqueued itself, a failure of the device: later
-  // copies are skipped, and synchronize() rethrows it. The first failure is kept.
+  // Turns `failure`, the error of work that the caller enqueued itself, into a failure of the
+  // device: later copies are skipped, and synchronize() rethrows it. The first failure is kept.
   virtual void fail(const Error& failure) noexcept = 0;
 };
 

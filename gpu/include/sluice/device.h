@@ -54,9 +54,9 @@ class SLUICE_EXPORT Device {
   // other processes have left free.
   virtual std::uint64_t free_bytes() const { return capacity_bytes() - allocated_bytes(); }
 
-  // Prepares host memory for asynchronous copies (CUDA page-locks the memory). A copy lies within
-  // one registered span. The caller keeps owning the span, and unregisters the same span before
-  // freeing the memory. An empty span is ignored.
+  // Prepares host memory for asynchronous copies (CUDA page-locks the memory). Each copy has to lie
+  // within one registered span. The caller keeps owning the span, and unregisters the same span
+  // before freeing the memory. An empty span is ignored.
   // Requires: the span begins at a page, and nothing else uses the rest of its last page.
   virtual void register_host_memory(std::span<std::byte> memory) = 0;
   virtual void unregister_host_memory(std::span<std::byte> memory) noexcept = 0;
@@ -97,11 +97,11 @@ class SLUICE_EXPORT Device {
   // because both report completions and every waiter must wake. Before using results of earlier
   // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
-  // Reports that earlier work on `stream` has ended: runs `function` as call_host() does, but later
-  // work on `stream` does not depend on it. A GPU goes on with that work at once, so copies and
-  // computation keep their pace. The functions given to notify() for one stream run in the order of
-  // the calls; their order among those of call_host() is open. destroy_stream() waits for them,
-  // synchronize() does not.
+  // Reports that earlier work on `stream` has ended, by running `function` as call_host() does. In
+  // contrast to call_host(), later work on `stream` does not wait for `function`. So a GPU goes on
+  // with later work at once, and copies and computation keep their pace. The functions given to
+  // notify() for one stream run in the order of the calls. They may run before or after functions
+  // given to call_host(). destroy_stream() waits for them; synchronize() does not.
   virtual void notify(StreamId stream, std::function<void()> function) {
     call_host(stream, std::move(function));
   }

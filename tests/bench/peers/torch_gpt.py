@@ -53,20 +53,35 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options_of(description):
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--data", default="data/kjv.txt")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     for name, value in (("layers", 6), ("heads", 6), ("width", 192), ("context", 128), ("vocabulary", 256), ("batch", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    arguments = parser.parse_args()
+    return parser
+
+
+def batches_of(arguments):
+    """Draws tokens and targets without end."""
+    context = arguments.context
+    text = torch.frombuffer(bytearray(open(arguments.data, "rb").read()), dtype=torch.uint8).long()
+    while True:
+        starts = torch.randint(0, len(text) - context - 1, (arguments.batch,))
+        yield torch.stack([text[s:s + context] for s in starts]), torch.stack([text[s + 1:s + context + 1] for s in starts])
+
+
+def peak_rss_bytes():
+    return int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status", encoding="ascii").read()).group(1)) << 10
+
+
+def main():
+    arguments = options_of(__doc__).parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(arguments.threads)
-    context, batch = arguments.context, arguments.batch
-    text = torch.frombuffer(bytearray(open(arguments.data, "rb").read()), dtype=torch.uint8).long()
-    model = Gpt(arguments.layers, arguments.heads, arguments.width, context, arguments.vocabulary)
+    model = Gpt(arguments.layers, arguments.heads, arguments.width, arguments.context, arguments.vocabulary)
     parameters = masters = list(model.parameters())
     if arguments.dtype == "bf16":
         masters = [parameter.detach().clone() for parameter in parameters]
@@ -74,12 +89,10 @@ def main():
         parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(masters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     times, cpu_times = [], []
+    batches = batches_of(arguments)
     for _ in range(arguments.steps):
         begin, cpu_begin = time.monotonic(), time.process_time()
-        starts = torch.randint(0, len(text) - context - 1, (batch,))
-        tokens = torch.stack([text[s:s + context] for s in starts])
-        targets = torch.stack([text[s + 1:s + context + 1] for s in starts])
-        loss = model(tokens, targets)
+        loss = model(*next(batches))
         model.zero_grad(set_to_none=True)
         loss.backward()
         if masters is not parameters:
@@ -93,9 +106,8 @@ def main():
         loss.item()
         times.append(time.monotonic() - begin)
         cpu_times.append(time.process_time() - cpu_begin)
-    peak_kib = int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status", encoding="ascii").read()).group(1))
-    print(json.dumps({"tokens": batch * context, "parameters": sum(p.numel() for p in parameters), "time_s": times,
-                      "cpu_s": cpu_times, "peak_rss_bytes": peak_kib << 10}))
+    print(json.dumps({"tokens": arguments.batch * arguments.context, "parameters": sum(p.numel() for p in parameters),
+                      "time_s": times, "cpu_s": cpu_times, "peak_rss_bytes": peak_rss_bytes()}))
 
 
 if __name__ == "__main__":

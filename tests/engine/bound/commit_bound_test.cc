@@ -115,6 +115,51 @@ TEST_F(CommitBound, ACacheIsWrittenBesideComputation) {
   EXPECT_GT(cost(OverlapPolicy::kSerial, 2).step_s, cached_s);
 }
 
+// As long as the step fetches units, the cache is written beside computation, so that the flush has
+// little left to write. Otherwise half of backward would wait for it.
+TEST(CommitTurnBound, TheFlushComesWhenTheCacheHasBeenWritten) {
+  constexpr int kUnits = 16;
+  test::BoundModel model{std::vector<int>(kUnits, 1)};
+  model.set_prefetch_slots(2);
+  model.rates.write_bytes_per_second = model.rates.read_bytes_per_second = kRate;
+  model.rates.duplex = Duplex::kHalf;
+  model.rates.write_cache_bytes = 1 << 30;
+  // As long as the drive needs for the step's bytes.
+  const double unit_s = (2 * (kParameterBytes + kRecordBytes) + kParameterBytes) / kRate;
+  model.set_compute(unit_s / 3, 2 * unit_s / 3);
+  const double bare_s = model.step_s(OverlapPolicy::kDeferred);
+  model.placement.durable_copies = 2;
+  EXPECT_LE(model.step_s(OverlapPolicy::kDeferred), 1.03 * bare_s);
+}
+
+// No cache, and flushes that are slow by themselves: they have room beside computation only if they
+// begin at once.
+TEST(CommitTurnBound, SlowFlushesBeginAtOnce) {
+  test::BoundModel model{std::vector<int>(16, 1), 4};
+  model.set_prefetch_slots(4);
+  model.rates.write_bytes_per_second = model.rates.read_bytes_per_second = kRate;
+  model.rates.duplex = Duplex::kHalf;
+  const double unit_s = (2 * (kParameterBytes + kRecordBytes) + kParameterBytes) / kRate;
+  model.set_compute(4 * unit_s / 3, 8 * unit_s / 3);
+  const double bare_s = model.step_s(OverlapPolicy::kDeferred);
+  model.placement.durable_copies = 2;
+  model.rates.flush_s = 40 * unit_s / 3;  // a commit takes 40 of 64
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), bare_s, 1e-3 * bare_s);
+}
+
+// Everything is stored before the next step begins, whose reads then wait for the flush.
+TEST(CommitTurnBound, UnderSerialTheCommitBeginsAtOnce) {
+  test::BoundModel model{std::vector<int>(16, 1), 4};
+  model.rates.write_bytes_per_second = model.rates.read_bytes_per_second = kRate;
+  model.rates.write_cache_bytes = 1 << 30;
+  model.rates.duplex = Duplex::kHalf;
+  const double unit_s = (2 * (kParameterBytes + kRecordBytes) + kParameterBytes) / kRate;
+  model.set_compute(unit_s / 3, 2 * unit_s / 3);
+  const double bare_s = model.step_s(OverlapPolicy::kSerial);
+  model.placement.durable_copies = 2;
+  EXPECT_GT(model.step_s(OverlapPolicy::kSerial), 1.1 * bare_s);
+}
+
 // The device's updates wait for the saves, too.
 TEST_F(CommitBound, StateOnTheDeviceLeavesItFirst) {
   model_.set_tiers(Tier::kDevice, Tier::kDevice);

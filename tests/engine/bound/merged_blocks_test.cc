@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <random>
+#include <vector>
 
 #include <sluice/error.h>
 #include "engine/planner/run_plan.h"
@@ -17,16 +19,17 @@ namespace sluice {
 namespace {
 
 constexpr std::uint64_t kBlock = 1 << 20;
-constexpr std::uint64_t kMergedMax = 1 << 10;
+constexpr std::uint64_t kMergedMax = 4 << 10;
 
-// The time by which steps may differ is 1 %: the median difference is 0.04 %, and the largest of
-// these cases 0.6 %.
+// Nearly all steps differ by less than 0.25 %: the median of the first 100 seeds is 0.01 %, the
+// second largest 0.21 %, and the largest 0.6 % (docs/results/plans.md). None of them may differ by
+// 1 %. A seed of the day may be worse than all of these, and may differ by up to 2 %.
 //
 // A model of alike layers between an embedding and a head, on a random machine.
 struct RandomStep {
   explicit RandomStep(std::uint64_t seed) : random(seed) {
-    const std::uint64_t layers = 8 + below(17);
-    const std::uint64_t layer_blocks = 100 + below(400);
+    const std::uint64_t layers = 12 + below(13);
+    const std::uint64_t layer_blocks = 350 + below(650);
     add("embedding", 50 + below(200));
     for (std::uint64_t i = 0; i < layers; ++i) add("layer" + std::to_string(i), layer_blocks);
     add("head", 50 + below(200));
@@ -63,6 +66,18 @@ struct RandomStep {
     }
   }
 
+  // Every model is compared: where it does not fit, its budgets grow until it does.
+  RunPlan plan_with_enough(const Layout& layout) {
+    while (true) {
+      try {
+        return plan_run(config, model, layout, machine);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kOutOfMemory) throw;
+        *config.memory.device_bytes += *config.memory.device_bytes / 4;
+        *config.memory.host_bytes += *config.memory.host_bytes / 4;
+      }
+    }
+  }
   static std::uint64_t elements_of(const UnitSpec& unit) {
     return unit.tensors.front().element_count();
   }
@@ -88,24 +103,27 @@ struct RandomStep {
   std::uint32_t micro_batches = 1;
 };
 
+// Under sanitizers, where each seed takes a second, more seeds would show nothing more.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t kCases = 25;
+#else
+constexpr std::uint64_t kCases = 100;
+#endif
+
 TEST(MergedBlocks, CostWhatSingleBlocksCost) {
-  int compared = 0;
-  for (const std::uint64_t seed : test::seeds_of(test::campaign(100))) {
-    const RandomStep random(seed);
+  int compared = 0, nearly_equal = 0;
+  for (const std::uint64_t seed : test::seeds_of(test::campaign(kCases))) {
+    RandomStep random(seed);
     const Layout layout = plan_layout(random.config, random.model);
-    std::optional<RunPlan> plan;
-    try {
-      plan = plan_run(random.config, random.model, layout, random.machine);
-    } catch (const Error&) {
-      continue;  // does not fit
-    }
+    const RunPlan plan = random.plan_with_enough(layout);
     const ActivationShape shape{.model = random.model, .micro_batches = random.micro_batches};
-    const BlockSteps steps{shape, layout, plan->placement,
-                           random.config.storage.state.commit_every};
-    const StepCost single = bound_of_blocks(steps, random.rates, plan->policy, UINT64_MAX);
-    const StepCost merged = bound_of_blocks(steps, random.rates, plan->policy, kMergedMax);
+    const BlockSteps steps{shape, layout, plan.placement, random.config.storage.state.commit_every};
+    const StepCost single = bound_of_blocks(steps, random.rates, plan.policy, UINT64_MAX);
+    const StepCost merged = bound_of_blocks(steps, random.rates, plan.policy, kMergedMax);
+    EXPECT_NEAR(merged.step_s / single.step_s, 1, seed <= 100 ? 0.01 : 0.02) << "seed " << seed;
+    ASSERT_GT(layout.blocks().size(), kMergedMax) << "nothing is merged";
     ++compared;
-    EXPECT_NEAR(merged.step_s / single.step_s, 1, 0.01) << "seed " << seed;
+    if (std::abs(merged.step_s / single.step_s - 1) < 0.0025) ++nearly_equal;
     for (std::size_t i = 0; i < kResourceCount; ++i)
       EXPECT_NEAR(merged.busy_s[i], single.busy_s[i], 0.01 * single.step_s) << "seed " << seed;
     // Where homes change inside a merged block, one of them counts for all of it.
@@ -117,7 +135,10 @@ TEST(MergedBlocks, CostWhatSingleBlocksCost) {
                 static_cast<double>(single.traffic.nvme_write_bytes), grain)
         << "seed " << seed;
   }
-  EXPECT_GT(compared, 50);
+  // A few cases are no sample.
+  if (compared >= 20) {
+    EXPECT_GE(nearly_equal + compared / 20, compared);
+  }
 }
 
 }  // namespace

@@ -15,8 +15,10 @@
 
 #include <sluice/units.h>
 #include "engine/checkpoint/checkpoint_folder.h"
+#include "engine/checkpoint/checkpoint_plan.h"
 #include "engine/checkpoint/piece_cache.h"
 #include "engine/checkpoint/safetensors_file.h"
+#include "engine/checkpoint/safetensors_header.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 
@@ -91,6 +93,44 @@ TEST(CheckpointBytes, PiecesThatAreWrittenAtOnceAreAllThere) {
     }
     EXPECT_TRUE(bytes_of_file(path) == expected);
   }
+}
+
+// Pages of memory that are pages of the file go to the drive from where they lie.
+TEST(CheckpointBytes, WholePagesNeedNoRoom) {
+  const TempDirectory directory;
+  const Bytes random = random_bytes(64 * kPageBytes, 6);
+  AlignedBuffer pages(random.size(), "the test");
+  std::ranges::copy(random, pages.data());
+  NewCheckpoint fresh(directory.file("root"));
+  fresh.create("data", "", random.size());
+  CheckpointFile file(fresh.folder(), "data");
+  const std::string path = fresh.folder() + "/data";
+  const UniqueFd direct(::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+  if (!direct) GTEST_SKIP() << "the file system has no O_DIRECT";
+  file.write(0, pages.span(), {});  // without room, anything else would go through the page cache
+  file.sync();
+  EXPECT_EQ(cached_pages(path, random.size()), 0u);
+  EXPECT_TRUE(bytes_of_file(path) == random);
+}
+
+TEST(CheckpointBytes, TensorsOfWholePagesBeginAtPages) {
+  StateDescription state;
+  for (const std::uint64_t extent : {3u, 8192u, 100u, 4096u})
+    state.tensors.push_back({.name = "t" + std::to_string(extent), .shape = {extent}});
+  const StateFormat format;  // bf16
+  const CheckpointPlan plan = plan_checkpoint(state, format, 5'000'000'000);
+  std::size_t whole = 0;
+  for (const CheckpointPlan::Tensor& tensor : plan.tensors) {
+    const std::uint64_t element_bytes = safetensors_element_bytes(tensor.dtype);
+    const std::uint64_t size = state.tensors[tensor.tensor].shape[0] * element_bytes;
+    EXPECT_EQ(tensor.begin_bytes % element_bytes, 0u);
+    if (size % kPageBytes != 0) continue;
+    ++whole;
+    EXPECT_EQ(tensor.begin_bytes % kPageBytes, 0u) << tensor.tensor;
+  }
+  EXPECT_EQ(whole, 8u);
+  for (const CheckpointPlan::File& file : plan.files)
+    EXPECT_EQ(file.beginning.size() % kPageBytes, 0u);
 }
 
 class DirectReads : public testing::Test {

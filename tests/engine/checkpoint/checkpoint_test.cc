@@ -201,6 +201,7 @@ class DamagedCheckpoint : public CheckpointTest {
   std::string folder_;
   const std::string weights_ = "model-00001-of-00001.safetensors";
   const std::string moments_ = "optimizer-00001-of-00001.safetensors";
+  const char* const help_ = "; use another checkpoint (`sluice train --resume` takes the newest";
 };
 
 TEST_F(DamagedCheckpoint, FlippedBitsAreFoundWhereverTheyAre) {
@@ -208,36 +209,35 @@ TEST_F(DamagedCheckpoint, FlippedBitsAreFoundWhereverTheyAre) {
     const std::uint64_t size = fs::file_size(file(name));
     for (const std::uint64_t at : {size / 2, size - 1}) {
       flip(file(name), at);
-      expect_words(fail(ErrorCode::kDamaged), {name.c_str(), "the checksum is", "expected"});
+      expect_words(fail(ErrorCode::kDamaged), {name.c_str(), "the checksum is", "expected", help_});
       flip(file(name), at);
     }
   }
   flip(file(weights_), 41);  // a letter of the first name in the header
-  expect_words(fail(ErrorCode::kDamaged), {weights_.c_str(), "header"});
+  expect_words(fail(ErrorCode::kDamaged), {weights_.c_str(), "header", help_});
 }
 
 TEST_F(DamagedCheckpoint, AManifestThatWasChangedIsFound) {
   rewrite("\"step\":1", "\"step\":2");
-  expect_words(fail(ErrorCode::kDamaged), {"sluice_state.json", "\"checksum\""});
+  expect_words(fail(ErrorCode::kDamaged), {"sluice_state.json", "\"checksum\"", help_});
 }
 
 TEST_F(DamagedCheckpoint, MomentsOfAnotherTypeAreNamed) {
   CheckpointManifest manifest = CheckpointSource(folder_).manifest();
-  auto& moment = *std::ranges::find(manifest.stored, CheckpointPart::kExpAvgSq,
-                                    &CheckpointManifest::Stored::part);
-  moment.dtype = "BF16";
+  std::ranges::find(manifest.stored, CheckpointPart::kExpAvgSq, &CheckpointManifest::Stored::part)
+      ->dtype = "BF16";
   std::ofstream(file("sluice_state.json")) << manifest_text(manifest);
-  expect_words(fail(ErrorCode::kInput), {"dtype \"BF16\"", "exp_avg_sq", "expected \"F32\""});
+  expect_words(fail(ErrorCode::kInput), {"\"BF16\"", "exp_avg_sq", "expected \"F32\"", help_});
 }
 
 TEST_F(DamagedCheckpoint, AForeignOrCutManifestIsNamedWithItsField) {
   rewrite("sluice checkpoint", "other checkpoint");
-  expect_words(fail(ErrorCode::kInput), {"sluice_state.json", "\"format\"", "other", "expected"});
+  expect_words(fail(ErrorCode::kInput), {"sluice_state.json", "\"format\"", "other", help_});
   rewrite("other checkpoint", "sluice checkpoint");
   rewrite("\"version\":1", "\"version\":9");
-  expect_words(fail(ErrorCode::kInput), {"\"version\"", "9"});
+  expect_words(fail(ErrorCode::kInput), {"\"version\"", "9", "expected 1", help_});
   fs::resize_file(file("sluice_state.json"), 100);
-  expect_words(fail(ErrorCode::kDamaged), {"sluice_state.json", "100 bytes"});
+  expect_words(fail(ErrorCode::kDamaged), {"sluice_state.json", "100 bytes", help_});
   fs::remove(file("sluice_state.json"));
   expect_words(fail(ErrorCode::kInput), {"sluice_state.json"});
 }
@@ -245,16 +245,16 @@ TEST_F(DamagedCheckpoint, AForeignOrCutManifestIsNamedWithItsField) {
 TEST_F(DamagedCheckpoint, CutAndMissingFilesAreNamed) {
   const std::uint64_t size = fs::file_size(file(moments_));
   fs::resize_file(file(moments_), size + 1);
-  expect_words(fail(ErrorCode::kDamaged), {moments_.c_str(), "bytes, expected"});
+  expect_words(fail(ErrorCode::kDamaged), {moments_.c_str(), "bytes, expected", help_});
   fs::resize_file(file(moments_), size - 1);
-  expect_words(fail(ErrorCode::kInput), {moments_.c_str()});
+  expect_words(fail(ErrorCode::kInput), {moments_.c_str(), help_});
   fs::remove(file(moments_));
-  expect_words(fail(ErrorCode::kInput), {moments_.c_str()});
+  expect_words(fail(ErrorCode::kInput), {moments_.c_str(), help_});
 }
 
 TEST_F(DamagedCheckpoint, AnotherModelIsRefused) {
   model_.units[2].tensors[0].shape = {3};
-  expect_words(fail(ErrorCode::kInput), {"h.1.ln", "[107]", "[3]"});
+  expect_words(fail(ErrorCode::kInput), {"h.1.ln", "[107]", "[3]", "`sluice train"});
   model_ = toy_model();
   model_.units[2].tensors[0].name = "other";
   expect_words(fail(ErrorCode::kInput), {"\"other\""});

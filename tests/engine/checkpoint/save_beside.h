@@ -53,7 +53,7 @@ inline Beside save_beside(const Config& config, ToyOptions options, const std::s
 
 // Trains as `options` say, and begins a save after step 2. Returns the checkpoint, and expects the
 // states that the oracle has after steps 2 and 5. On a machine so busy that no step overtakes the
-// save, the writes become slower, and all of it is done again; a durable store has only one try.
+// save, everything is done again with slower writes; a durable store has only one try.
 inline SavedCheckpoint expect_exact(const Config& config, ToyOptions options,
                                     const std::string& root) {
   options.steps = 2;

@@ -291,6 +291,34 @@ TEST_F(SaveBesideToy, AWriteThatFails) {
   expect_failure(ErrorCode::kNoSpace, "No space left on device");
 }
 
+// The disk is full when nine tenths are written: the checkpoint before stays, whole and the latest.
+TEST_F(SaveBesideToy, ADiskThatIsFullAtNinetyPercent) {
+  const int before = count_writes();
+  engine_->begin_save(root_, {.keep = 1});
+  (void)engine_->finish_save();
+  const int writes = count_writes() - before;
+  ASSERT_GE(writes, 20);
+  const std::set<std::string> kept = entries();
+  const StateBytes saved = state_in(root_ + "/latest", config_, {});
+  const auto expect_kept = [&](const std::string& message) {
+    EXPECT_NE(message.find("No space left on device; keep fewer checkpoints"), std::string::npos)
+        << message;
+    EXPECT_NE(message.find(".safetensors"), std::string::npos) << message;
+    EXPECT_EQ(entries(), kept);
+    EXPECT_TRUE(state_in(root_ + "/latest", config_, {}) == saved);
+  };
+  step();
+  fail_write(9 * writes / 10, ENOSPC);
+  engine_->begin_save(root_, {.keep = 1});
+  while (engine_->save_progress()) step();
+  expect_kept(expect_error(ErrorCode::kNoSpace, [&] { step(); }));
+  fail_write(9 * writes / 10, ENOSPC);
+  expect_kept(expect_error(ErrorCode::kNoSpace, [&] { (void)engine_->save(root_, {.keep = 1}); }));
+  const SavedCheckpoint next = engine_->save(root_, {.keep = 1});
+  EXPECT_EQ(entries(), (std::set<std::string>{fs::path(next.path).filename(), "latest"}));
+  EXPECT_TRUE(state_in(next.path, config_, {}) == read_state(*engine_));
+}
+
 TEST_F(SaveBesideToy, AFlushThatFails) {
   fail_sync(0, EIO);
   engine_->begin_save(root_, {});

@@ -175,7 +175,8 @@ TEST(ConfigDocument, MissingFileIsNamed) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInput);
     EXPECT_STREQ(error.what(),
-                 "cannot read the config file \"/no/such/config.json\": No such file or directory");
+                 "cannot read the config file \"/no/such/config.json\": No such file or directory; "
+                 "name a file that exists");
   }
   EXPECT_NE(test::expect_error(ErrorCode::kInput,
                                [] { (void)ConfigDocument::text_of_file("/no/such/config.json"); })
@@ -270,6 +271,16 @@ TEST(ConfigValidation, ValuesOutOfRangeAreRefusedByName) {
   names("storage.state.name", [](Config& c) { c.storage.state.name = "a/b"; });
   names("storage.state.commit_every", [](Config& c) { c.storage.state.commit_every = 0; });
   names("memory.save_buffers", [](Config& c) { c.memory.save_buffers = 17; });
+}
+
+TEST(ConfigValidation, AUnitMayMissAtLeastOneUpdate) {
+  Config config;
+  config.storage.paths = {"/tmp"};
+  config.optimizer.lazy_max = 1;
+  validate(config);
+  config.optimizer.lazy_max = 0;
+  const std::string words = test::expect_error(ErrorCode::kConfig, [&] { validate(config); });
+  EXPECT_NE(words.find("optimizer.lazy_max"), std::string::npos) << words;
 }
 
 }  // namespace

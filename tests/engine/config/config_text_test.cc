@@ -41,6 +41,8 @@ const std::vector<std::pair<const char*, json>> kKeys = {
     {"/optimizer/clip_norm", 0.7},
     {"/optimizer/clip_epsilon", 1e-6},
     {"/optimizer/non_finite", "skip"},
+    {"/optimizer/untouched", "lazy"},
+    {"/optimizer/lazy_max", 77},
     {"/optimizer/overlap", "speculative"},
     {"/optimizer/lanes", 5},
     {"/memory/device", "12345"},

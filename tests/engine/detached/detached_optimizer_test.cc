@@ -9,6 +9,7 @@
 #include <thread>
 
 #include <sluice/error.h>
+#include "base/trace/trace.h"
 #include "tests/engine/detached/detached_support.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/refused_syscall.h"
@@ -64,6 +65,47 @@ TEST_F(DetachedTest, MovesEveryRecordOnceInEachDirectionAndReadsAhead) {
     EXPECT_EQ(report.updated_elements, static_cast<std::uint64_t>(step + 1) * 105'536u);
   }
   expect_equal(optimizer, kind);
+}
+
+// As docs/tracing.md has it: a transfer or an update is a span with its block and step.
+TEST_F(DetachedTest, EveryTransferAndUpdateIsInTheTrace) {
+  make_tensors(DType::kBf16, {40'000, 65'536, 300});
+  const OptimizerKind kind = OptimizerKind::kAdamW;
+  Config made = config(kind, TierChoice::kNvme);
+  made.memory.host_bytes = 600_KiB;
+  DetachedOptimizer optimizer(made, description());
+  trace_enable(1 << 14);
+  constexpr std::uint64_t kSteps = 3;
+  for (std::uint64_t step = 0; step < kSteps; ++step) {
+    const std::vector<DetachedUpdate> updates{next(kind, 2), next(kind, 1), next(kind, 0)};
+    optimizer.begin(updates);
+    optimizer.wait_all();
+  }
+  std::vector<float> values(300);
+  optimizer.read(2, StateKind::kMaster, 0, values);  // is no update
+  const std::vector<TraceRecord> records = trace_take();
+  trace_enable(0);
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> updates;  // by block and step
+  std::map<std::uint32_t, std::uint32_t> of_tensor;
+  std::uint64_t read_bytes = 0, write_bytes = 0;
+  for (const TraceRecord& record : records) {
+    EXPECT_LE(record.begin_ns, record.end_ns);
+    if (record.kind == TraceKind::kRead) read_bytes += record.size_bytes;
+    if (record.kind == TraceKind::kWrite) write_bytes += record.size_bytes;
+    if (record.kind != TraceKind::kAdam) continue;
+    ++updates[{record.block, record.step}];
+    ++of_tensor[record.unit];
+  }
+  for (const auto& [place, count] : updates)
+    EXPECT_EQ(count, 1u) << "block " << place.first << " in step " << place.second;
+  const std::uint32_t blocks = 10 + 16 + 1;  // of 4,096 elements
+  EXPECT_EQ(updates.size(), blocks * kSteps);
+  EXPECT_EQ(of_tensor[0], 10 * kSteps);
+  EXPECT_EQ(of_tensor[1], 16 * kSteps);
+  EXPECT_EQ(of_tensor[2], kSteps);
+  EXPECT_EQ(write_bytes, optimizer.report().write_bytes);
+  EXPECT_GT(write_bytes, 0u);
+  EXPECT_GE(read_bytes, (kSteps - 1) * optimizer.report().pass_read_bytes);
 }
 
 TEST_F(DetachedTest, TakesAStateThatItGave) {

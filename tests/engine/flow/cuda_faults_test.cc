@@ -141,19 +141,20 @@ class CudaFaults : public testing::TestWithParam<Placement> {
     const HangGuard guard(what);
     arm_fake_cuda_fault(fault);
     bool is_error = false;
+    std::string said;
     try {
       EXPECT_TRUE(train(config(folder_.path())) == expected_) << "a silent wrong";
     } catch (const Error& error) {
       is_error = true;
-      const std::string text = error.what();
+      said = error.what();
       // By its number, by CUDA's text for it, or because no GPU could be had at all.
-      EXPECT_TRUE(text.find("(" + std::to_string(fault.status) + ")") != std::string::npos ||
-                  text.find("an error of the fake runtime") != std::string::npos)
-          << text;
+      EXPECT_TRUE(said.find("(" + std::to_string(fault.status) + ")") != std::string::npos ||
+                  said.find("an error of the fake runtime") != std::string::npos)
+          << said;
     }
     const FakeCudaFaultReport report = disarm_fake_cuda_fault();
     if (report.failed_call.empty()) {
-      EXPECT_FALSE(is_error) << "nothing had failed";
+      EXPECT_FALSE(is_error) << "nothing had failed: " << said;
       return;
     }
     ++outcome.failed_calls[report.failed_call];

@@ -12,6 +12,7 @@
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
+#include "engine/planner/run_plan.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
@@ -117,18 +118,28 @@ TEST_F(GradientSpill, MovesWhatThePlanSays) {
   }
 }
 
-// As few as the budget asks for, from the last unit on; and never where it can hold them all.
+// As few as the budget asks for, from the last unit on; and never where it can hold them all beside
+// two lanes.
 TEST_F(GradientSpill, AutoSpillsTheLastUnitsAndNoMoreThanItMust) {
   config_.placement.gradients = TierChoice::kHost;
   config_.memory.host_bytes = 1_KiB;
   const std::string message = expect_error(ErrorCode::kOutOfMemory, [&] { (void)train({}); });
   const std::string before = "the smallest that works is \"";
   const std::size_t begin = message.find(before) + before.size();
-  const std::uint64_t enough = parse_size(message.substr(begin, message.find('"', begin) - begin));
+  const std::uint64_t for_one_lane =
+      parse_size(message.substr(begin, message.find('"', begin) - begin));
   config_.placement.gradients = TierChoice::kAuto;
-  config_.memory.host_bytes = enough;
+  const Layout layout(validated(model_), state_format(config_), config_.storage.block_elements);
+  std::uint64_t enough = for_one_lane;
+  const auto placement = [&] {
+    config_.memory.host_bytes = enough;
+    return plan_run(config_, validated(model_), layout, {.device_bytes = kDeviceBytes}).placement;
+  };
+  while (placement().gradients_leave()) enough += 1_KiB;
+  EXPECT_GT(enough, for_one_lane);
   (void)train({.steps = 1});
   EXPECT_FALSE(placement_.gradients_leave());
+  EXPECT_EQ(placement_.lanes.count, 2u);
   config_.memory.host_bytes = enough - 1_KiB;
   config_.memory.device_bytes = 290_KiB;  // nothing to spare
   expect_oracle({.steps = 3, .micro_batches = 2});
@@ -140,7 +151,6 @@ TEST_F(GradientSpill, AutoSpillsTheLastUnitsAndNoMoreThanItMust) {
   EXPECT_GT(placement_.nvme_gradient_bytes, 0u);
   const auto first =
       static_cast<std::uint32_t>(std::ranges::find_if_not(tiers, is_at_home) - tiers.begin());
-  const Layout layout(validated(model_), state_format(config_), config_.storage.block_elements);
   EXPECT_LE(placement_.host_bytes(), enough - 1_KiB);
   EXPECT_EQ(placement_.lane_gradients.count, placement_.lanes.count);
   EXPECT_GT(placement_.host_bytes() + align_up(layout.set_gradient_bytes(UnitId{first}), 4096),

@@ -1,14 +1,19 @@
 // That the flows overlap as designed, read from the trace: order and nesting, never how long
 // anything took.
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
+#include <string_view>
+#include <thread>
 #include <utility>
 
 #include <sluice/units.h>
 #include "base/trace/trace.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
+#include "engine/run/task_thread.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -115,6 +120,36 @@ TEST(Overlap, EveryBlockIsReadUpdatedAndWrittenOnceInThatOrder) {
       }
     }
   }
+}
+
+// The worker, which is slow here, adds the gradient of the second micro-batch to that of the first.
+TEST(Overlap, AStepThatWaitsForTheSumOfGradientsSaysOfWhichUnit) {
+  const TempDirectory directory;
+  const Config config = toy_config(directory.path());
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  const ModelSpec model = toy_model();
+  Engine engine(config, model, *device);
+  engine.initialize(toy_values());
+  const Stream stream(*device, "compute");
+  TaskThread::set_before_task([] {
+    char name[16] = {};
+    (void)::pthread_getname_np(::pthread_self(), name, sizeof name);
+    if (std::string_view(name) == "sluice-work")
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
+  trace_enable(1 << 16);
+  Step step = engine.begin_step({.learning_rate = 1e-3, .micro_batches = 2});
+  walk_step(step, model, engine, *device, stream, config, 2);
+  (void)step.finish();
+  TaskThread::set_before_task(nullptr);
+  engine.drain();
+  const auto waits = of_kind(trace_take(), TraceKind::kWait);
+  trace_enable(0);
+  const UnitId last = validated(model).backward_order.back();
+  EXPECT_TRUE(std::ranges::any_of(waits, [&](const TraceRecord& wait) {
+    return wait.use == kTraceNone && wait.reason == TraceReason::kNorm &&
+           wait.unit == index_of(last);
+  }));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -20,6 +21,9 @@
 
 namespace sluice::test {
 namespace {
+
+constexpr std::array kPolicies{OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                               OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
 
 class UnifiedMemoryTest : public testing::Test {
  protected:
@@ -224,8 +228,7 @@ TEST_F(UnifiedMemoryTest, AnUpdateWaitsForTheLeasesOnItsUnit) {
 // The unit gets no gradient, so nothing else in the step waits for its computation. Under the eager
 // policy, nothing else would hold its update back until finish() has its gradient of zeros.
 TEST_F(UnifiedMemoryTest, UpdatesWaitForComputationWithoutAGradient) {
-  for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
-                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
+  for (const OverlapPolicy policy : kPolicies) {
     config_.optimizer.overlap = policy;
     for (const TierChoice home : {TierChoice::kHost, TierChoice::kDevice}) {
       SCOPED_TRACE(fmt::format("{}, {}", name_of(policy), name_of(home)));
@@ -252,8 +255,7 @@ TEST_F(UnifiedMemoryTest, UpdatesWaitForComputationWithoutAGradient) {
 
 // The unit has had a gradient, but its schedule has changed: a forward use comes behind it.
 TEST_F(UnifiedMemoryTest, UpdatesWaitForComputationBehindAGradient) {
-  for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
-                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
+  for (const OverlapPolicy policy : kPolicies) {
     config_.optimizer.overlap = policy;
     SCOPED_TRACE(name_of(policy));
     const auto device = make_host_device({.memory_bytes = 1_MiB});
@@ -279,8 +281,7 @@ TEST_F(UnifiedMemoryTest, UpdatesWaitForComputationBehindAGradient) {
 
 // The unit has had a gradient, but a lease that began before is released behind it.
 TEST_F(UnifiedMemoryTest, UpdatesWaitForALeaseThatEndsBehindAGradient) {
-  for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
-                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
+  for (const OverlapPolicy policy : kPolicies) {
     config_.optimizer.overlap = policy;
     SCOPED_TRACE(name_of(policy));
     ModelSpec model = two_units();

@@ -21,7 +21,8 @@ constexpr UnitId kThird{2};   // blocks 3, 4 and 5
 class UpdateOrderTest : public testing::Test {
  protected:
   void make() {
-    order_ = std::make_unique<UpdateOrder>(model_.layout, model_.placement, forward_order_);
+    order_ =
+        std::make_unique<UpdateOrder>(model_.layout, model_.placement, forward_order_, untouched_);
   }
   void begin(OverlapPolicy policy) {
     if (!order_) make();
@@ -64,6 +65,7 @@ class UpdateOrderTest : public testing::Test {
   BoundModel model_{{2, 1, 3}};
   // The third unit, the first one, and last the second, which is not named.
   std::vector<UnitId> forward_order_{kThird, kFirst};
+  UntouchedPolicy untouched_ = UntouchedPolicy::kUpdate;
   std::unique_ptr<UpdateOrder> order_;
   std::uint64_t version_ = 0;
 };
@@ -268,6 +270,62 @@ TEST_F(UpdateOrderTest, CancelForgetsWhatIsNotApplied) {
   EXPECT_EQ(order_->phase(), UpdateOrder::Phase::kApplying);
   update_all(kEvery);
   EXPECT_FALSE(order_->may_begin());
+}
+
+// Nothing of a unit is read ahead before the unit has a gradient, and units without one are done
+// when the others are.
+TEST_F(UpdateOrderTest, UnitsWithoutGradientStayIfTheyMay) {
+  untouched_ = UntouchedPolicy::kSkip;
+  begin(OverlapPolicy::kDeferred);
+  fetched({kThird});
+  EXPECT_EQ(start(), Blocks());
+  order_->touched(kSecond);
+  EXPECT_EQ(start(), Blocks({2}));
+  order_->touched(kThird);
+  order_->touched(kSecond);
+  fetched({kSecond});
+  EXPECT_EQ(start(2), Blocks({3, 4}));
+  EXPECT_TRUE(order_->stays(kFirst));
+  order_->apply({});
+  EXPECT_EQ(start(), Blocks({5}));
+  order_->announce({.policy = OverlapPolicy::kSerial, .version = 1, .coefficients = {}});
+  update_all({2, 3, 4});
+  EXPECT_FALSE(order_->may_begin());
+  EXPECT_TRUE(update(5));
+  EXPECT_EQ(order_->updated_count(), 6u);
+  ASSERT_TRUE(order_->may_begin());
+  order_->begin_announced();
+  EXPECT_TRUE(order_->stays(kSecond)) << "gradients of the step before are not this step's";
+  order_->touched(kFirst);
+  EXPECT_EQ(start(), Blocks());
+  order_->apply({});
+  EXPECT_EQ(start(), Blocks({0, 1}));
+}
+
+TEST_F(UpdateOrderTest, EarlyUpdatesWaitForTheFirstGradientIfUnitsMayStay) {
+  untouched_ = UntouchedPolicy::kSkip;
+  begin(OverlapPolicy::kEager);
+  order_->touched(kSecond);
+  EXPECT_EQ(start(), Blocks());
+  fetched({kFirst, kSecond});
+  EXPECT_EQ(start(), Blocks({2})) << "once it is fetched, too";
+  order_->touched(kFirst);
+  EXPECT_EQ(start(1), Blocks({0}));
+  order_->touched(kThird);  // announced: not fetched as part of the schedule
+  EXPECT_EQ(start(), Blocks({1}));
+  order_->gradient_is_final(kFirst);
+  EXPECT_EQ(updatable(), Blocks({0, 1}));
+  order_->apply({});
+  EXPECT_EQ(start(), Blocks({3, 4, 5}));
+}
+
+// Without a gradient anywhere, the update ends where it begins.
+TEST_F(UpdateOrderTest, AnUpdateOfNothingEndsAtOnce) {
+  untouched_ = UntouchedPolicy::kSkip;
+  begin(OverlapPolicy::kSerial);
+  order_->apply({});
+  EXPECT_EQ(start(), Blocks());
+  EXPECT_EQ(order_->phase(), UpdateOrder::Phase::kIdle);
 }
 
 TEST(UpdateOrderOfFrozenUnits, TheyHaveNoPart) {

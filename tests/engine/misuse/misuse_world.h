@@ -1,7 +1,7 @@
 // The world in which the rows of a table of misuses run: an engine with values, its device, stream
 // and folder. A row is a mistake of an application, the code of the error, and the words that the
 // message has to contain. After the error, the engine has to train one step with the same bits as
-// an engine that was not misused, unless the row has destroyed or closed the engine.
+// an engine that was not misused. Rows that have destroyed or closed the engine are excepted.
 //
 // Thread rule: one thread at a time.
 #pragma once

@@ -32,7 +32,7 @@ Config::Optimizer optimizer(std::vector<Config::Optimizer::Group> groups) {
 // The coefficients of tensor `index` under a learning rate of 1 in step 1.
 AdamCoefficients coefficients(const Config::Optimizer& options, std::size_t index) {
   const ParameterGroups groups(options, weights_and_biases());
-  const StepCoefficients step = groups.coefficients(1.0, {}, 1, 1.0f);
+  const StepCoefficients step = groups.coefficients(1.0, {}, {1, 1}, 1.0f);
   return std::get<AdamCoefficients>(step.of_set.at(groups.set_of_tensors()[index]));
 }
 
@@ -40,7 +40,7 @@ TEST(ParameterGroups, WithoutGroupsTheTensorsDecide) {
   const ParameterGroups groups(optimizer({}), weights_and_biases());
   EXPECT_EQ(std::vector(groups.set_of_tensors().begin(), groups.set_of_tensors().end()),
             (std::vector<std::uint32_t>{0, 1, 0, 1}));
-  EXPECT_EQ(groups.coefficients(1.0, {}, 1, 1.0f).of_set.size(), 2u);
+  EXPECT_EQ(groups.coefficients(1.0, {}, {1, 1}, 1.0f).of_set.size(), 2u);
   EXPECT_EQ(coefficients(optimizer({}), 0).decay_factor, 0.5f);
   EXPECT_EQ(coefficients(optimizer({}), 1).decay_factor, 1.0f);
 }
@@ -75,7 +75,7 @@ TEST(ParameterGroups, TheRateOfAGroupTakesThePlaceOfItsFactor) {
                                           {.tensors = {"b.bias"}, .learning_rate_factor = 0.25}}),
                                weights_and_biases());
   const std::vector<double> rates{2.0, 4.0};
-  const StepCoefficients step = groups.coefficients(1.0, rates, 1, 1.0f);
+  const StepCoefficients step = groups.coefficients(1.0, rates, {1, 1}, 1.0f);
   const auto step_size = [&](std::size_t tensor) {
     return std::get<AdamCoefficients>(step.of_set.at(groups.set_of_tensors()[tensor])).step_size;
   };

@@ -131,6 +131,37 @@ TEST(Placement, TheSmallestBudgetNamedIsTheSmallestThatWorks) {
   }
 }
 
+// A single lane would read, update and write in turn: gradients of the last units make room.
+TEST(Placement, GradientsLeaveBeforeASingleLaneServesThemAll) {
+  Config::Placement choices{.parameters = TierChoice::kNvme,
+                            .optimizer = TierChoice::kNvme,
+                            .gradients = TierChoice::kHost};
+  const std::uint64_t device =
+      smallest_in(refusal_of(choices, {.device_bytes = 4096, .host_bytes = 64_MiB}));
+  const std::uint64_t host =
+      smallest_in(refusal_of(choices, {.device_bytes = device, .host_bytes = 4096}));
+  const Budgets least{.device_bytes = device, .host_bytes = host};
+  EXPECT_EQ(plan(choices, least).lanes.count, 1u);
+  choices.gradients = TierChoice::kAuto;
+  const Placement placement = plan(choices, least);
+  EXPECT_EQ(placement.lanes.count, 4u);
+  EXPECT_LE(placement.host_bytes(), host);
+  EXPECT_TRUE(placement.gradients_leave());
+  const auto at_home = std::ranges::count(placement.gradient_tier, Tier::kHost);
+  EXPECT_GT(at_home, 0);
+  EXPECT_TRUE(std::ranges::is_partitioned(placement.gradient_tier,
+                                          [](Tier tier) { return tier == Tier::kHost; }));
+  EXPECT_GT(placement.host_bytes() + 128_KiB, host) << "one unit's more would have fitted";
+  // A config that names one lane means it.
+  const ModelSpec spec = ten_units();
+  const Layout layout(spec, kFormat, 16384);
+  EXPECT_FALSE(plan_placement(layout, spec, choices, least, {.lanes = 1}).gradients_leave());
+  // Lanes that overlap leave the gradients where they are.
+  const Budgets more{.device_bytes = device, .host_bytes = host + 256_KiB};
+  EXPECT_EQ(plan(choices, more).lanes.count, 2u);
+  EXPECT_FALSE(plan(choices, more).gradients_leave());
+}
+
 // A unit's gradient drains while the next unit's backward runs, as soon as the device has room for
 // both, and before the window grows.
 TEST(Placement, ASecondGradientSlotComesBeforeALargerWindow) {

@@ -15,16 +15,16 @@
 
 namespace sluice::test {
 
-// The cost of placing a unit at `begin_bytes`: the soonest use of any unit evicted for it (later
-// is better), and the last use of any of them (earlier is better, because prefetch can start
+// The cost of placing a unit at `begin_bytes`. It has the soonest use of any unit evicted for it
+// (later is better), and the last use of any of them (earlier is better, because prefetch can start
 // sooner).
 struct PlainCandidate {
   std::uint64_t begin_bytes = 0;
   std::uint32_t soonest_reuse = WindowResident::kNever;
   std::uint32_t latest_use = 0;
   bool evicts = false;
-  // A unit evicted for it is in use until just before: the fetch could not overlap with any
-  // computation.
+  // Whether a unit evicted for it is in use until just before, so that the fetch could not overlap
+  // with any computation.
   bool is_late = false;
 
   bool better_than(const PlainCandidate& other) const {

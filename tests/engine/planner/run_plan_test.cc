@@ -2,6 +2,8 @@
 // of the machine that it depends on.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -173,6 +175,35 @@ TEST(RunPlan, AutoSpeculatesOnlyWhereTheDrivesHaveRoomForBothCopies) {
   EXPECT_EQ(2 * tight.nvme_bytes, roomy.nvme_bytes);
   config.optimizer.clip_norm = 0;
   EXPECT_EQ(plan(config, one_unit(), machine).policy, OverlapPolicy::kEager);
+}
+
+// Sixty-four blocks, of which the budget brings more and more records home.
+TEST(RunPlan, AutoSpeculatesWhereNearlyAllOfTheStateHasACopy) {
+  Config config;
+  config.storage.block_elements = 1 << 14;
+  config.optimizer.lanes = 4;
+  config.placement = {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kAuto};
+  const ModelSpec model = validated(one_unit());
+  const Layout layout = plan_layout(config, model);
+  ASSERT_EQ(layout.blocks().size(), 64u);
+  const RunMachine machine{.host_memory_bytes = 1_GiB};
+  std::array<int, 65> by_records_at_home{};
+  for (std::uint64_t budget = 3_MiB; budget < 16_MiB; budget += 80_KiB) {
+    config.memory = {.device_bytes = 16_MiB, .host_bytes = budget};
+    for (const bool is_durable : {false, true}) {
+      config.storage.state.name = is_durable ? "run" : "";
+      const RunPlan planned = plan_run(config, model, layout, machine);
+      const auto at_home =
+          static_cast<std::size_t>(std::ranges::count(planned.placement.record_tier, Tier::kHost));
+      EXPECT_EQ(planned.policy, at_home <= (is_durable ? 0 : 8) ? OverlapPolicy::kSpeculative
+                                                                : OverlapPolicy::kDeferred)
+          << at_home << " of 64 records in host memory";
+      EXPECT_EQ(planned.placement.shadow_bytes != 0, planned.policy == OverlapPolicy::kSpeculative);
+      if (!is_durable) ++by_records_at_home[at_home];
+    }
+  }
+  for (const std::size_t at_home : {0, 1, 8, 9, 32, 64})
+    EXPECT_GT(by_records_at_home[at_home], 0) << at_home;
 }
 
 TEST(RunPlan, RefusesWhatAnEngineRefuses) {

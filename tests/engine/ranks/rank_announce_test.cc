@@ -32,6 +32,7 @@ TEST_P(RankAnnouncements, TheUnionIsUsedAndTheRestIsZero) {
     config.optimizer.overlap =
         random() % 2 == 0 ? OverlapPolicy::kSpeculative : OverlapPolicy::kDeferred;
     config.optimizer.clip_norm = random() % 2 == 0 ? 1e9 : 1;
+    config.optimizer.untouched = UntouchedPolicy{static_cast<std::uint8_t>(random() % 3)};
     const auto ranks = static_cast<std::uint32_t>(2 + random() % 2);
     ToyOptions options = routed_options(seed);
     options.micro_batches = static_cast<std::uint32_t>(1 + random() % 2);
@@ -45,9 +46,15 @@ TEST_P(RankAnnouncements, TheUnionIsUsedAndTheRestIsZero) {
     };
     const std::vector<RankRun> runs =
         run_ranks(ranks, config, options, {.delay_us_max = 100, .seed = seed});
-    expect_oracle_on_every_rank(runs, toy_oracle(config, options), "seed " + std::to_string(seed));
+    const ToyResult oracle = toy_oracle(config, options);
+    expect_oracle_on_every_rank(runs, oracle, "seed " + std::to_string(seed));
     for (const RankRun& run : runs) {
-      for (const StepReport& report : run.result.reports) EXPECT_EQ(report.schedule_changes, 0u);
+      for (std::size_t i = 0; i < oracle.reports.size(); ++i) {
+        EXPECT_EQ(run.result.reports[i].schedule_changes, 0u);
+        if (config.optimizer.untouched != UntouchedPolicy::kLazy) {
+          EXPECT_EQ(run.result.reports[i].untouched_units, oracle.reports[i].untouched_units);
+        }
+      }
     }
   });
 }

@@ -4,9 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "engine/run/wait_limit.h"
+#include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
 
 namespace sluice::test {
@@ -67,6 +74,115 @@ TEST(TaskThread, AnExceptionOfItsHookIsReported) {
     thread.post([] { throw std::runtime_error("again"); });
   }
   EXPECT_GE(reported, 2);
+}
+
+// The wait ends, nothing has failed, and nothing of it is left.
+TEST(Scheduler, ALimitedWaitEnds) {
+  Scheduler scheduler;
+  std::atomic<int> asked = 0;
+  std::atomic<bool> is_ready = false;
+  const std::function<bool()> ready = [&] {
+    ++asked;
+    return is_ready.load();
+  };
+  const WaitLimit limit{std::chrono::milliseconds(30)};
+  {
+    const LimitedWait may_end;
+    EXPECT_THROW(scheduler.await(ready), WaitEnded);
+    EXPECT_FALSE(scheduler.failed());
+    const int before = asked;
+    scheduler.run([] {});
+    EXPECT_EQ(asked, before) << "it is still waited for";
+    is_ready = true;
+    scheduler.await(ready);
+    is_ready = false;
+  }
+  // All other waits last as long as they need.
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    is_ready = true;
+    scheduler.post([] {});
+  });
+  scheduler.await(ready);
+  later.join();
+  const LimitedWait may_end;
+  (void)expect_error(ErrorCode::kIo, [&] { scheduler.await([]() -> bool { throw broken(); }); });
+}
+
+// Its limit is over before the scheduler has seen it.
+TEST(Scheduler, AWaitWithoutTimeIsAskedOnce) {
+  Scheduler scheduler;
+  std::promise<void> begun;
+  std::promise<void> gate;
+  scheduler.post([&] {
+    begun.set_value();
+    gate.get_future().wait();
+  });
+  begun.get_future().wait();
+  std::thread opens([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    gate.set_value();
+  });
+  const WaitLimit limit{std::chrono::milliseconds(0)};
+  {
+    const LimitedWait may_end;
+    int asked = 0;
+    EXPECT_NO_THROW(scheduler.await([&] { return ++asked > 0; }));
+    EXPECT_EQ(asked, 1);
+  }
+  opens.join();
+}
+
+TEST(TaskThread, ACallerRunsItsTaskWhereTheThreadHasNothingToDo) {
+  int after = 0;
+  TaskThread thread("tested", {.after_tasks = [&] { ++after; }, .on_exception = {}});
+  std::thread::id ran_by;
+  thread.post_here([&] { ran_by = std::this_thread::get_id(); });
+  EXPECT_EQ(ran_by, std::this_thread::get_id());
+  EXPECT_EQ(after, 1);
+}
+
+TEST(TaskThread, ACallersTaskWaitsForTheTasksBeforeIt) {
+  std::vector<int> order;
+  std::thread::id ran_by;
+  std::promise<void> begun;
+  std::promise<void> may_end;
+  {
+    TaskThread thread("tested", {.after_tasks = {}, .on_exception = {}});
+    thread.post([&] {
+      begun.set_value();
+      may_end.get_future().wait();
+      order.push_back(1);
+    });
+    begun.get_future().wait();
+    thread.post_here([&] {
+      order.push_back(2);
+      ran_by = std::this_thread::get_id();
+    });
+    EXPECT_TRUE(order.empty()) << "the caller does not wait";
+    may_end.set_value();
+  }
+  EXPECT_EQ(order, (std::vector{1, 2}));
+  EXPECT_NE(ran_by, std::this_thread::get_id());
+}
+
+// While a caller runs its task, the thread sleeps, and only the caller can wake it.
+TEST(TaskThread, TasksThatComeWhileACallerRunsItsOwnAreNotForgotten) {
+  std::promise<void> ran;
+  std::promise<void> begun;
+  std::atomic<bool> is_posted = false;
+  const std::thread::id caller = std::this_thread::get_id();
+  TaskThread thread("tested", {.after_tasks = {}, .on_exception = {}});
+  const Watchdog watchdog(std::chrono::seconds(60), "a task has been forgotten");
+  thread.post([&] { begun.set_value(); });
+  begun.get_future().wait();
+  while (!is_posted) {
+    thread.post_here([&] {
+      if (std::this_thread::get_id() != caller || is_posted.exchange(true)) return;
+      thread.post([&] { ran.set_value(); });
+    });
+  }
+  ran.get_future().wait();
 }
 
 }  // namespace

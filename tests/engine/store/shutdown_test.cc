@@ -3,13 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <thread>
 
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "engine/engine_over_queue.h"
+#include "engine/run/wait_limit.h"
 #include "engine/store/storage_queue.h"
 #include "io/direct_file.h"
 #include "tests/support/campaign.h"
@@ -117,6 +120,67 @@ TEST(Shutdown, EngineWithAHundredTransfersInFlight) {
     let_go.join();
     engine.reset();
   });
+}
+
+// While the drive does not answer, the application waits in pieces. It then ends the pass, as after
+// a signal, or goes on waiting. Training has the same bits as without that.
+TEST(Shutdown, WaitsThatTheApplicationEndsOrContinues) {
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+  config.memory.device_bytes = 128_KiB;  // the window cannot keep all units for the next pass
+  const ModelSpec model = toy_model();
+  const ToyOptions options{.steps = 3};
+  const auto device = make_host_device({.memory_bytes = 128_KiB});
+  HoldingQueue* holding = nullptr;
+  Engine engine = EngineOverQueue::make(
+      config, model, *device, [&](std::unique_ptr<IoQueue> queue) -> std::unique_ptr<IoQueue> {
+        auto wrapped = std::make_unique<HoldingQueue>(std::move(queue));
+        holding = wrapped.get();
+        return wrapped;
+      });
+  engine.initialize(toy_values());
+  const Stream stream(*device, "compute");
+  for (std::uint64_t number = 1; number <= options.steps; ++number) {
+    for (const bool is_inference : {false, true}) {
+      engine.drain();
+      holding->arm();
+      std::optional<Step> step;
+      std::optional<Inference> inference;
+      if (is_inference) {
+        inference.emplace(engine.begin_inference());
+      } else {
+        step.emplace(engine.begin_step({.learning_rate = 1e-2}));
+      }
+      const auto acquire = [&](std::uint32_t unit) {
+        return is_inference ? inference->acquire(UnitId{unit}, stream)
+                            : step->acquire(UnitId{unit}, Pass::kForward, stream);
+      };
+      // The window has kept some units of the pass before.
+      std::uint32_t unit = 0;
+      int ended = 0;
+      while (ended < 3 && unit < model.units.size()) {
+        const WaitLimit limit{std::chrono::milliseconds(20)};
+        try {
+          (void)acquire(unit);
+          ++unit;
+        } catch (const WaitEnded&) {
+          ++ended;
+        }
+      }
+      EXPECT_EQ(ended, 3);
+      // A pass waits for its reads when it is abandoned, so they are let go beside it.
+      std::thread let_go([&] { holding->wait_idle(); });
+      if (number % 2 == 0 && ended == 3) (void)acquire(unit);
+      step.reset();
+      inference.reset();
+      let_go.join();
+    }
+    Step step = engine.begin_step({.learning_rate = 1e-2});
+    walk_step(step, model, engine, *device, stream, config, 1);
+    EXPECT_EQ(step.finish().step, number);
+  }
+  EXPECT_TRUE(read_state(engine) == toy_oracle(config, options).state);
 }
 
 // A hundred requests and more, each kind of queue, over two drives.

@@ -33,9 +33,9 @@ FakeCudaFaultReport disarm_fake_cuda_fault();
 int fake_cuda_fault_of(const char* call);
 // For the stand-in: returns `status`, which cudaGetLastError() returns next on this thread.
 int fake_cuda_answer(int status);
-// For the stand-in: whether calls are counted. Then one thread makes and destroys all streams.
+// For the stand-in: whether calls are counted. If so, one thread makes and destroys all streams.
 bool is_fake_cuda_fault_armed();
-// For the stand-in: runs what is on all streams to its end.
+// For the stand-in: completes all work that is on any stream.
 void finish_fake_cuda_work();
 
 }  // namespace sluice::test

@@ -14,7 +14,7 @@
 
 namespace sluice::test {
 
-// Bodies that are run in two ways would be two kernels.
+// A body that is run in two ways would count as two kernels.
 template <class Body>
 struct ListedFake {
   static void launch(void* stream) {

@@ -1,5 +1,6 @@
 // The time that a sequence of runtime calls takes on a GPU, and the share of it in which the link
-// upwards moves bytes, by a model of costs (link_costs.json has them with their sources):
+// upwards moves bytes, by a model. link_costs.json has the costs of the model with their sources.
+//
 //   - one thread makes the calls, one after another;
 //   - streams are spread over the hardware queues in the order of their first call. The head of a
 //     queue blocks all calls behind it, of every stream, until everything that the head waits for
@@ -7,7 +8,8 @@
 //   - each direction of the link moves one copy at a time;
 //   - a callback stops its stream until a thread of the runtime has run it.
 // The model knows no wall clock: equal calls give equal times. The caller never waits for results
-// in the model, so a sequence whose calls depend on results of others may take longer in reality.
+// in the model. So a sequence may take longer in reality if its calls depend on results of other
+// calls.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +33,8 @@ struct LinkCosts {
 // Fails the test when a number or a source is missing.
 LinkCosts read_link_costs(const std::string& path);
 
-// The share of the time between the begin of the first copy upwards and the end of the last in
-// which bytes moved upwards. `callback_ns` is the time that a callback stops its stream.
+// The share of time in which bytes moved upwards, from the begin of the first copy upwards to the
+// end of the last one. `callback_ns` is the time that a callback stops its stream.
 double share_of_link(std::span<const FakeCudaCall> calls, const LinkCosts& costs,
                      double callback_ns);
 

@@ -78,6 +78,27 @@ TEST(HostDevice, ComputesInAPipeline) {
   }
 }
 
+// Nothing is woken for it. Behind other work, a record waits for that.
+TEST(HostDevice, ARecordOnAnIdleStreamIsCompleteAtOnce) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "compute");
+  const Event idle(*device), behind(*device), again(*device);
+  for (int i = 0; i < 100; ++i) {
+    device->record(idle.id(), stream.id());
+    EXPECT_TRUE(device->is_complete(idle.id()));
+    std::promise<void> gate;
+    device->launch(stream.id(), [&] { gate.get_future().wait(); });
+    device->record(behind.id(), stream.id());
+    EXPECT_FALSE(device->is_complete(behind.id()));
+    gate.set_value();
+    device->synchronize(stream.id());
+    EXPECT_TRUE(device->is_complete(behind.id()));
+    device->record(again.id(), stream.id());
+    EXPECT_TRUE(device->is_complete(again.id()));
+    EXPECT_GE(device->elapsed_ns(behind.id(), again.id()), 0);
+  }
+}
+
 // Stricter than the contract: also what was enqueued before the failure happened is skipped.
 TEST(HostDevice, CopiesAlreadyEnqueuedAreSkippedAfterAFailure) {
   const auto device = make_host_device({.memory_bytes = 1_MiB});

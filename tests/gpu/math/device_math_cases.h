@@ -311,7 +311,7 @@ TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   const SgdCoefficients c{.gradient_scale = 1, .l2 = 0, .momentum = 0, .learning_rate = -1};
   for (const DType type : kMathTypes) {
     // The largest number that is finite in the parameter's type, and a number that is not finite
-    // there: infinity for fp32, or a number that rounds to infinity in bf16 or fp16.
+    // there. The latter is infinity for fp32, or a number that rounds to infinity in bf16 or fp16.
     const float largest = type == DType::kFp32   ? 3.4e38f
                           : type == DType::kBf16 ? 3.39e38f
                                                  : 65519.0f;

@@ -19,8 +19,8 @@ struct fake_nccl_counts {
 
 extern "C" fake_nccl_counts fake_nccl_take_counts();
 
-// One call of the stand-in answers with ncclSystemError. Calls that give something back do it in
-// any case.
+// One call of the stand-in answers with ncclSystemError. Calls that release something release it
+// even if they fail.
 struct fake_nccl_fault {
   std::uint64_t at_call = 0;  // of all ranks together; the next call is number 1; 0: none fails
   // Counts the questions for errors (ncclCommGetAsyncError) instead of all other calls, because

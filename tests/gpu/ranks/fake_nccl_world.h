@@ -66,7 +66,7 @@ struct FakeNcclWorld {
   std::map<std::uint64_t, Split> splits;
 
   // Waits until all ranks have brought a part. `work` reads the data of all parts. No rank returns
-  // before all are done.
+  // before all ranks are done.
   void meet(std::uint64_t operation, int rank, FakeNcclPart part,
             const std::function<void(const std::vector<const void*>&)>& work);
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);
@@ -78,7 +78,7 @@ struct FakeNcclWorld {
   void compare(int rank, const FakeNcclPart& first, const FakeNcclPart& own);
 };
 
-// Counts a call, and returns whether it is the one that fails (fake_nccl_fail_at()).
+// Counts a call, and returns whether this call is the one that fails (fake_nccl_fail_at()).
 bool fake_nccl_call_fails(const char* call);
 void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);
 

@@ -40,6 +40,19 @@ class BenchStep(CliCase):
         keys = set(document) | set(regime) | set(regime["policies"][0])
         self.assertEqual(keys - documented_words(), set())
 
+    def test_experts(self):
+        done = self.bench("--parameters", 2000000, "--units", 4, "--steps", 4, "--json", "step.json", "--regime", "experts",
+                          "--policy", "serial", "--policy", "deferred")
+        regime, = self.read_json("step.json")["regimes"]
+        self.assertTrue(regime["states_equal"])
+        self.assertEqual(regime["used_units"], 5)  # one unit and 4 of its 64 experts
+        self.assertIn("serial: steps use 5 of 65 units, and move 100.0 % (read) and 100.0 % (written)", done.stdout)
+        serial, deferred = regime["policies"]
+        self.assertEqual(serial["nvme_write_bytes"], serial["ideal_write_bytes"])
+        self.assertLess(serial["nvme_write_bytes"], 13 * 2000000 * 5 / 65)
+        self.assertLessEqual(deferred["percent_of_wanted_read"], 100)
+        self.assertEqual(set(regime) - documented_words(), set())
+
     def test_half_of_the_state_in_memory(self):
         written = {}
         for share in (0, 0.5):

@@ -38,6 +38,17 @@ SMALL_CONFIG = {
 
 ON_NVME = {"placement.parameters": "nvme", "placement.optimizer": "nvme"}
 
+# The form in which `bench gpu --json` writes its figures.
+GPU_RATES = {
+    "gpu": "a GPU", "processor": "a processor",
+    "copies": [{"direction": direction, "gb_per_s": {"median": rate, "least": rate, "most": rate}}
+               for direction, rate in (("up", 10.0), ("down", 5.0), ("both", 12.0))],
+    "adam": {"parameters": 2**28, "parameters_per_s": 50e9}, "cpu_adam_parameters_per_s": 1.5e9,
+    "drive": {"read_bytes_per_second": 3e9, "write_bytes_per_second": 2e9, "duplex": "half"},
+    "training": [{"shape": "124M", "place": "no offload", "compute_flops_per_s": 60e12},
+                 {"shape": "1.5B", "place": "no offload", "compute_flops_per_s": 90e12},
+                 {"shape": "7B", "place": "no offload", "left_out": "too little memory"}]}
+
 WORDS = ("in the beginning was a block and it lay on storage until it was read again for the next "
          "step then its gradient came and what was written was what had been meant").split()
 
@@ -79,6 +90,7 @@ class CliCase(unittest.TestCase):
     # covered by cli.doc_samples, what it reads by bad_input, state, model_file and others, and the engine by its
     # own tests.
     LABEL = "io"
+    TIMEOUT_S = RUN_TIMEOUT_S  # of a run
 
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="sluice-cli-")
@@ -128,7 +140,7 @@ class CliCase(unittest.TestCase):
         """Runs the command, expects an exit code (or one of several), returns the finished process."""
         done = subprocess.run([*prefix, *self.command(*arguments)], cwd=self.folder,
                               env=self.environment(), stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, timeout=RUN_TIMEOUT_S, check=False, **options)
+                              stderr=subprocess.PIPE, timeout=self.TIMEOUT_S, check=False, **options)
         done.stdout_bytes = done.stdout
         done.stdout = done.stdout.decode("utf-8", "replace")
         done.stderr = done.stderr.decode("utf-8", "replace")

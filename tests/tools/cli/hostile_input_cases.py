@@ -25,6 +25,7 @@ READS = {
     ("plan", "--model"): ("plan", "--model", HERE),
     ("plan", "--io"): ("plan", "config.json", "--io", HERE),
     ("plan", "--adam"): ("plan", "config.json", "--adam", HERE),
+    ("plan", "--gpu-rates"): ("plan", "config.json", "--set", "run.device=cuda", "--gpu-rates", HERE),
     ("tune", "CONFIG"): ("tune", HERE),
     ("tune", "--data"): ("tune", "config.json", "--seconds", "1", "--steps", "1", "--data", HERE),
     ("trace summary", "FILE"): ("trace", "summary", HERE),

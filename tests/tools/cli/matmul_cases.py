@@ -131,6 +131,19 @@ class Matmul(CliCase):
         self.assertIn('run.matmul is "onednn-amx"', message)
         self.assertRegex(message, r"oneDNN \S+ has kernels up to (avx2|none) here; the processor goes up to ")
 
+    def test_a_family_that_the_table_lacks_takes_its_default_row_by_name(self):
+        require_onednn(self)
+        values = {"run.matmul": "auto", "precision.parameters": "fp32"}
+        products = self.train(values)["matrix_products"]
+        self.assertEqual(products["library"].split()[0], "oneDNN" if products["table_row"] in BF16_FAMILIES else "OpenBLAS")
+        self.assertIsNone(self.train({**values, "run.matmul": "openblas"})["matrix_products"]["table_row"])
+        set_environment(self, "ONEDNN_MAX_CPU_ISA", "AVX2")
+        products = self.train(values)["matrix_products"]
+        self.assertRegex(products["library"], "^OpenBLAS")
+        self.assertRegex(products["table_row"], "^default for (none|avx2)$")
+        said = self.run_sluice("train", "config.json", "--steps", 1).stdout
+        self.assertIn(f"kernels {products['kernels']}, factors fp32 (table: {products['table_row']});", said)
+
     def test_an_unknown_name_is_refused_with_the_known_ones(self):
         message = self.fail_train(2, {"run.matmul": "mkl"})
         self.assertIn("run.matmul", message)

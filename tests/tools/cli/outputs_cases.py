@@ -8,13 +8,14 @@ import re
 import shutil
 import subprocess
 
-from cli_support import ON_NVME, SMALL_CONFIG, CliCase, RUN_TIMEOUT_S, mount, mount_tmpfs, unmount, with_values
+from cli_support import GPU_RATES, ON_NVME, SMALL_CONFIG, CliCase, RUN_TIMEOUT_S, mount, mount_tmpfs, unmount, with_values
 
 # How the other arguments of each command look, and which files it reads.
 TRAIN = ["train", "config.json", "--data", "text.txt", "--init", "model"]
 COMMANDS = {
     "train": (TRAIN, ("config.json", "text.txt", "model")),
-    "plan": (["plan", "config.json", "--io", "io.json", "--adam", "adam.json"], ("config.json", "io.json", "adam.json")),
+    "plan": (["plan", "config.json", "--set", "run.device=cuda", "--io", "io.json", "--adam", "adam.json", "--gpu-rates", "gpu.json"],
+             ("config.json", "io.json", "adam.json", "gpu.json")),
     "bench io": (["bench", "io", "--path", "storage", "--size", "1MiB", "--request", "256KiB", "--depth", "4", "--rounds", "1"], ()),
     "bench adam": (["bench", "adam", "--parameters", "1000", "--rounds", "1", "--threads", "1"], ()),
     "bench matrix": (["bench", "matrix", "--path", "storage", "--parameters", "100000", "--units", "4", "--steps", "1", "--compute-ms", "1"], ()),
@@ -76,6 +77,8 @@ class OutputCase(CliCase):
         self.run_sluice("train", "store.json", "--quiet", "--steps", 1)
         self.run_sluice(*COMMANDS["bench io"][0], "--json", "io.json")
         self.run_sluice(*COMMANDS["bench adam"][0], "--json", "adam.json", "--quiet")
+        with open(self.path("gpu.json"), "w", encoding="ascii") as file:
+            json.dump(GPU_RATES, file)
         self.before = self.contents()
 
     def contents(self):

@@ -2,7 +2,7 @@
 
 import json
 
-from cli_support import ON_NVME, CliCase, documented_words
+from cli_support import GPU_RATES, ON_NVME, CliCase, documented_words
 
 SERIAL = {"optimizer.overlap": "serial"}
 DEFERRED = {"optimizer.overlap": "deferred"}
@@ -158,9 +158,22 @@ class Plan(CliCase):
         least = min([row["step"]["step_s"] for row in document["placements"] if row["fits"]] +
                     [cost["step_s"] for policy, cost in own["policies"].items() if policy != "eager"])
         self.assertTrue(line.startswith(f"{least:.4g} s"), line)
+        self.assertNotIn("auto", line)  # this config names its places and its policy
         settings = dict(setting.split("=") for setting in line.split(" with ")[1].split())
         better = self.row(self.uniform(values={**serial, **settings}), "config")
         self.assertAlmostEqual(better["step"]["step_s"], least)
+
+    def test_says_why_auto_is_not_what_is_quicker(self):
+        shape = ("plan", "--parameters", "100M", "--layers", 8, "--tokens", 20000, "--gpu", "4090", "--drive", "990pro",
+                 "--set", "memory.device=128MiB", "--host-memory")
+        # A sixth of the parameters are in memory, too many to speculate by itself.
+        line = next(line for line in self.run_sluice(*shape, "580MiB").stdout.splitlines() if "less than config" in line)
+        self.assertRegex(line, r"with optimizer\.overlap=speculative; auto speculates where .* nearly all of the state, .* is on storage$")
+        # State on a device that updates it in no time, where "auto" keeps it in the host's memory.
+        self.uniform("--device-adam-rate", 60e9, values={"run.device": "host"})
+        lines = [line for line in self.done.stdout.splitlines() if "less than config" in line and "placement." in line]
+        self.assertEqual(len(lines), 1, self.done.stdout)
+        self.assertIn("; auto moves the fewest bytes: memory goes to parameters first", lines[0])
 
     def test_window_of_every_stage_is_in_the_budget(self):
         document = self.uniform("--stages", "--ranks", 4, values={"memory.device": "20MiB", "memory.host": "1GiB"})
@@ -218,9 +231,63 @@ class Plan(CliCase):
         self.uniform("--adam", "adam.json", values={**ON_NVME, "precision.parameters": "fp32"})
         self.assertRegex(self.done.stdout, r"Adam +0.40 Gparam/s")
 
+    def test_figures_of_bench_gpu(self):
+        def rates(document, *arguments, values=None):
+            with open(self.path("gpu.json"), "w", encoding="utf-8") as file:
+                json.dump(document, file)
+            self.plan_of = self.row(self.uniform("--tokens", 4096, "--gpu-rates", "gpu.json", *arguments,
+                                                 values={"run.device": "cuda", **(values or {})}), "config")
+            return {line[2:17].strip(): line[17:].strip() for line in self.done.stdout.splitlines()[2:8]}
+        host = {"placement.parameters": "host", "placement.optimizer": "host", "run.device": "cuda", "optimizer.overlap": "serial"}
+        shown = rates(GPU_RATES, values=host)
+        self.assertEqual(shown, {"storage reads": "3.00 GB/s  measured by bench gpu",
+                                 "storage writes": "2.00 GB/s  measured by bench gpu, half duplex",
+                                 "copies": "10.00 GB/s  measured by bench gpu, and back 5.00 GB/s",
+                                 "Adam": "1.50 Gparam/s  measured by bench gpu", "on the device": "50.00 Gparam/s  measured by bench gpu",
+                                 "computation": "90.0 Tflop/s  measured by bench gpu"})
+        busy = self.plan_of["step"]["busy_s"]
+        self.assertAlmostEqual(busy["copies from the device"], 2 * 2**25 / 5e9, places=6)
+        self.assertAlmostEqual(busy["compute"] / (6 * 4096 * 2**25 / 90e12), 1, places=5)
+        self.assertAlmostEqual(busy["optimizer"], 2**25 / 1.5e9 * (1 + 2 / 26), places=5)
+        # Stated rates and calibrations come first; a data sheet is more than the bench's drive, and less than its computation.
+        self.calibrate(0.5)
+        shown = rates(GPU_RATES, "--io", "io.json", "--adam", "adam.json", "--copy-rate", "7GB", "--flops", 1e13)
+        self.assertEqual([shown[name] for name in ("storage reads", "copies", "Adam", "computation")],
+                         ["2.00 GB/s  calibration", "7.00 GB/s  stated, each way", "0.20 Gparam/s  calibration", "10.0 Tflop/s  stated"])
+        shown = rates(GPU_RATES, "--gpu", "4090", "--drive", "990pro")
+        self.assertEqual((shown["storage reads"], shown["computation"]),
+                         ("7.45 GB/s  data sheet of 990pro", "90.0 Tflop/s  measured by bench gpu"))
+        # A bench that was stopped has the copies and the kernel; fp32 parameters were not updated in it.
+        begun = {key: GPU_RATES[key] for key in ("gpu", "copies", "adam")}
+        self.assertEqual([rates(begun)[name] for name in ("Adam", "computation", "storage reads")],
+                         ["2.00 Gparam/s  assumed", "200.0 Tflop/s  assumed", "6.00 GB/s  assumed"])
+        self.assertEqual(rates(GPU_RATES, values={"precision.parameters": "fp32"})["Adam"], "2.00 Gparam/s  assumed")
+        for broken in ({**GPU_RATES, "copies": GPU_RATES["copies"][:1]}, {**GPU_RATES, "adam": {}}, {**GPU_RATES, "drive": {}},
+                       {**GPU_RATES, "adam": {"parameters_per_s": 0}}, {**GPU_RATES, "copies": 5}):
+            with open(self.path("gpu.json"), "w", encoding="utf-8") as file:
+                json.dump(broken, file)
+            done = self.run_sluice("plan", self.write_config({"run.device": "cuda"}), "--gpu-rates", "gpu.json", expect=2)
+            self.assertIn('"gpu.json" has no rates of copies both ways and of the optimizer on the device, or one that is no rate; write it with '
+                          "sluice bench gpu --json", done.stderr)
+
     def test_the_device_updates_at_its_rate(self):
+        # One thread of the host updates there, however many there are here, in the config or beside other ranks.
+        self.calibrate(0.5)
+        for rate, source, options in ((0.25, "assumed", ()), (0.25, "assumed", ("--ranks", 4)), (0.25, "assumed", ("--ranks", 4, "--nodes", 2)),
+                                      (0.10, "calibration", ("--adam", "adam.json")), (0.01, "assumed", ("--adam-rate", 1e7))):
+            for threads in (1, 2, 16):
+                with self.subTest(options=options, threads=threads):
+                    host = self.row(self.uniform(*options, values={"run.device": "host", "run.threads": threads}), "gpu")
+                    self.assertRegex(self.done.stdout, rf"on the device +{rate:.2f} Gparam/s  {source}, a thread of the host\n")
+                    self.assertAlmostEqual(host["step"]["busy_s"]["optimizer on the device"] * (4 if "--ranks" in options else 1) /
+                                           (2**25 / (rate * 1e9)), 1, places=5)
+        with open(self.path("gpu.json"), "w", encoding="utf-8") as file:
+            json.dump(GPU_RATES, file)
+        refused = self.run_sluice("plan", self.write_config({"run.device": "host"}), "--gpu-rates", "gpu.json", expect=2)
+        self.assertIn('--gpu-rates "gpu.json" has the rates of a GPU, but this plan computes on the host; set run.device to "cuda", or give --gpu',
+                      refused.stderr)
         for rate, option in ((60e9, ()), (1e9, ("--device-adam-rate", 1e9))):
-            gpu = self.row(self.uniform(*option), "gpu")
+            gpu = self.row(self.uniform(*option, values={"run.device": "cuda"}), "gpu")
             self.assertAlmostEqual(gpu["step"]["busy_s"]["optimizer on the device"], 2**25 / rate, places=6)
             self.assertEqual(gpu["step"]["busy_s"]["optimizer"], 0)
             self.assertRegex(self.done.stdout, rf"on the device +{rate * 1e-9:.2f} Gparam/s  {'stated' if option else 'assumed'}")

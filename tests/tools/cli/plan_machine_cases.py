@@ -1,6 +1,7 @@
 """sluice plan for machines that are not at hand: hosts, drives, links, and systems of which others have published runs."""
 
 import json
+import re
 
 from cli_support import ON_NVME, CliCase
 from ranks_support import RanksTest
@@ -22,12 +23,13 @@ PUBLISHED = {
     "14e9 on a 4090 (LLMQ)": (14e9, 48, 16 * 1024, "4090", ["--host-memory", "256G"],
                               {"activations": "recompute", "placement.parameters": "host", "placement.optimizer": "host"}),
 }
-# Half of the memory and drives, and the pool that then fails. LoHan's machine keeps 13e9 with half of both, too: Sluice's state is 12
-# bytes per parameter.
+# Half of the memory and drives, and the pool that then fails. LoHan's 13e9 fit half of both, too, and are far from the limit of that
+# machine: its authors train 175e9 on it. An eighth of the memory does not hold the activations between layers.
 HALF = {"1e12 on a DGX-2": (["--ranks", 16, "--nodes", 1, "--host-memory", "750G", "--drive-space", "14TB"], "storage needs"),
         "32e12 on 32 DGX-2": (["--ranks", 512, "--nodes", 32, "--host-memory", "750G", "--drive-space", "14TB"], "storage needs"),
         "13e9 on a 4090 (LoHan)": (["--host-memory", "64G", "--drive", "pm9a3:6"], None),
         "14e9 on a 4090 (LLMQ)": (["--host-memory", "128G"], "memory.host = 128 GiB is too small")}
+EIGHTH = ["--host-memory", "16G", "--drive", "pm9a3:6"]
 
 
 class Machine(CliCase):
@@ -64,6 +66,16 @@ class Machine(CliCase):
                 own = self.published(name, machine=machine, expect=5 if pool else 0)
                 self.assertEqual(own["fits"], pool is None)
                 self.assertIn(pool or "", own.get("obstacle", ""))
+
+    def test_what_lohans_run_needs_at_least(self):
+        name = "13e9 on a 4090 (LoHan)"
+        obstacle = self.published(name, machine=EIGHTH, expect=5)["obstacle"]
+        least = re.match(r'memory\.host = 16\.0 GiB is too small; the smallest that works is "(\d+)KiB"', obstacle)
+        self.assertTrue(least, obstacle)
+        boundaries = 39 * 32 * 1024 * 5204 * 4  # tokens of width W in fp32, where a layer has 12 W^2 parameters
+        self.assertAlmostEqual(1024 * int(least[1]) / boundaries, 1, delta=0.01)
+        self.assertTrue(self.published(name, machine=["--host-memory", f"{least[1]}KiB", "--drive", "pm9a3:6"])["fits"])
+        self.assertIn("storage needs", self.published(name, machine=["--host-memory", "64G", "--drive-space", "100GB"], expect=5)["obstacle"])
 
     def test_storage_that_is_too_small_is_named(self):
         drives = PUBLISHED["1e12 on a DGX-2"][4]

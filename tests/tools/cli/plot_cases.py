@@ -115,6 +115,15 @@ class Plots(CliCase):
         self.assertGreater(max(whole.values()), 1.05 * least, "memory helps at all")
         self.assertIn("this config's budget, 500 MiB", texts)
 
+    def test_more_memory_is_never_much_slower(self):
+        # Around 210 MiB all gradients begin to fit beside a single lane; and at 260 MiB some parameters fit, and no longer one more lane.
+        least = None
+        for budget in (*range(196, 240, 4), 260, 300, 330, 400, 500, 700, 1200):
+            with self.subTest(f"{budget} MiB"):
+                step_s = self.plan("--host-memory", f"{budget}MiB")["step"]["step_s"]
+                least = min(least or step_s, step_s)
+                self.assertLess(step_s, 1.08 * least)
+
     def test_a_plan_that_fits_no_budget_has_no_picture(self):
         words = ("plan", "--parameters", "100M", "--layers", 8, "--set", "memory.device=1MiB")
         bare = self.run_sluice(*words, "--json", "bare.json", expect=5)

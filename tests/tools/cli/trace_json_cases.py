@@ -76,6 +76,28 @@ class TraceJson(CliCase):
         self.assertIn("placements", json.loads(done.stdout))
         self.assertIn("state", done.stderr)
 
+    def test_some_steps_of_a_trace(self):
+        whole = self.record()
+        self.run_sluice("trace", "export", "run.trace", "--steps", "3-4", "--json", "some.json")
+        some = self.read_json("some.json")["ranks"][0]
+        for name in ("records", "steps"):
+            wanted = [row for row in whole[name] if row["step"] in (3, 4)]
+            self.assertNotIn(len(wanted), (0, len(whole[name])), name)
+            self.assertEqual(some[name], wanted, name)
+        for command in (["summary", "run.trace"], ["html", "run.trace", "-o", "page.html"], ["diff", "run.trace", "run.trace"],
+                        ["export", "run.trace", "--csv", "-"], ["whatif", "run.trace", "--set", "nvme=2x"]):
+            done = self.run_sluice("trace", *command, "--steps", "70-90", expect=2)
+            self.assertIn('run.trace" has no record of steps 70 to 90', done.stderr)
+        for text in ("0", "0-3", "4-3", "3-", "-3", "3-4x", "three", "3-99999999999999999999"):
+            done = self.run_sluice("trace", "summary", "run.trace", f"--steps={text}", expect=2)
+            self.assertIn(f'--steps "{text}" is neither a step nor a range such as 100-120', done.stderr)
+
+    def test_a_trace_that_is_larger_than_memory(self):
+        with open(self.path("large.trace"), "wb") as file:
+            file.truncate(1 << 42)  # a hole
+        done = self.run_sluice("trace", "summary", "large.trace", expect=5)
+        self.assertRegex(done.stderr, r'large.trace" has 4.00 TiB; .* Give some steps, such as --steps 100-120')
+
     def test_an_output_is_no_trace(self):
         self.record()
         for arguments in (("summary", "run.trace"), ("diff", "run.trace", "run.trace"), ("whatif", "run.trace")):

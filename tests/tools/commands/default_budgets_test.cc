@@ -19,6 +19,7 @@
 #include "engine/plan/host_memory.h"
 #include "engine/run/engine_trace.h"
 #include "tests/support/temp_directory.h"
+#include "tests/tools/gpt/device_machine.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/bench/step_bench.h"
 #include "tools/commands/plan_command.h"
@@ -132,6 +133,18 @@ Told tune_trial(const Job& job) {
   return {run_trial(job.config(), 1, [](unsigned) {}).device_budget_bytes};
 }
 
+// On a GPU, the device's budget is the GPU's memory; here it is named.
+Told gpu_bench(const Job& job) {
+  TrainConfig config = job.config();
+  config.engine.memory.device_bytes = 1_MiB;
+  config.engine.activations.home = ActivationHome::kKeep;
+  const Config::Precision& precision = config.engine.precision;
+  const gpt::DeviceMachine machine =
+      gpt::host_machine().make(precision.parameters, precision.gradients);
+  const TrainingBench step = bench_training(config, *machine.device, *machine.ops, 1, Rates{});
+  return {step.host_pool_bytes, step.nvme_bytes};
+}
+
 Told plan_command(const Job& job) {
   PlanOptions options;
   options.config_file = job.file();
@@ -186,6 +199,7 @@ INSTANTIATE_TEST_SUITE_P(Users, DefaultBudgets,
                                                              {"engine", engine},
                                                              {"order_choice", order_choice},
                                                              {"tune_trial", tune_trial},
+                                                             {"gpu_bench", gpu_bench},
                                                              {"plan_command", plan_command},
                                                              {"train_command", train_command}}),
                          [](const testing::TestParamInfo<User>& user) {

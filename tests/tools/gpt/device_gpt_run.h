@@ -80,7 +80,7 @@ inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
   return units;
 }
 
-// The bytes from the end of `tensor` to the next one's begin still are NaN.
+// Whether the bytes between the end of `tensor` and the begin of the next tensor are still NaN.
 inline void expect_untouched_behind(const DeviceUnit& unit, const UnitSpec& spec,
                                     std::size_t tensor, DType type, Transfers& transfers) {
   const std::uint64_t size_bytes = spec.tensors[tensor].element_count() * size_of(type);
@@ -90,8 +90,9 @@ inline void expect_untouched_behind(const DeviceUnit& unit, const UnitSpec& spec
     ASSERT_EQ(byte, std::byte{0xff}) << "written behind " << spec.tensors[tensor].name;
 }
 
-// As run_training_pass(). Gradient memory starts as NaN, so that an element that the backward pass
-// forgets is noticed, and so is one that it writes behind a tensor. `parameters` are of ops.type().
+// As run_training_pass(). Gradient memory starts as NaN. So a test notices an element that the
+// backward pass forgets, and an element that the pass writes behind a tensor. `parameters` are of
+// ops.type().
 inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOps& ops,
                                   const ModelSpec& spec, const TensorMemory& parameters,
                                   const std::vector<std::uint32_t>& tokens,

@@ -1,8 +1,8 @@
-// A stand-in for cuBLASLt (fake_cublaslt.cc), in a library with the real one's name, so that the
-// code that opens it at run time finds it in a program that is linked to it. It computes on the
-// stand-in for the CUDA runtime. It is as awkward as the library may be: it splits every sum in
-// two, adds the parts in the least exact way that its caller allows, and knows no algorithm for
-// bf16 whose rows are not 16 bytes apart.
+// A stand-in for cuBLASLt (fake_cublaslt.cc), in a library that has the real one's name. Code that
+// opens the library at run time finds the stand-in if the program is linked to it. It computes on
+// the stand-in for the CUDA runtime. The stand-in is as awkward as the library may be. It splits
+// every sum in two and adds the parts in the least exact way that its caller allows. It knows no
+// algorithm for bf16 matrices whose rows are not 16 bytes apart.
 // Thread rule: any thread.
 #pragma once
 
@@ -15,6 +15,6 @@ struct fake_cublaslt_counts {
 
 // The counts since the last call.
 extern "C" fake_cublaslt_counts fake_cublaslt_take_counts();
-// Lets one call fail; the next call is number 1, and 0 means none. Calls that give something back
+// Lets one call fail; the next call is number 1, and 0 means none. Calls that release something
 // never fail. Returns whether the call that was set before has come.
 extern "C" bool fake_cublaslt_fail_at(int call);

@@ -18,8 +18,7 @@ inline TraceFile trace_of(std::vector<TraceRecord> records) {
   return file;
 }
 
-// A read or write, which is requested at `begin`, is at the drive from `started` to `moved`, and is
-// done at `end`.
+// A read or write: requested at `begin`, at the drive from `started` to `moved`, and done at `end`.
 inline TraceRecord transfer(TraceKind kind, std::uint32_t block, std::uint64_t begin,
                             std::uint64_t started, std::uint64_t moved, std::uint64_t end,
                             std::uint8_t plane = kTraceParameters) {

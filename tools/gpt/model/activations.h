@@ -1,11 +1,11 @@
 // The values that a micro-batch's forward pass leaves for its backward pass, and the scratch memory
-// of both passes. All lie in one allocation, which is made at construction. With checkpoints at the
-// units' boundaries, all blocks share the memory of one block, and the caller owns the values that
-// cross the boundaries. All values are fp32, and every array starts at a multiple of 256 bytes.
-// With R = batch * sequence rows and width W, a block keeps 16 R W floats and a few numbers per
-// row. The scratch memory adds 6 R W floats, and the head adds R * vocabulary floats. Where
-// products take bf16, two factors of 4 R W bf16 values are added. This is plain memory, and the
-// owner orders its use.
+// of both passes. All values lie in one allocation, which is made at construction. With checkpoints
+// at the units' boundaries, all blocks share the memory of one block, and the caller owns the
+// values that cross the boundaries. All values are fp32, and every array starts at a multiple of
+// 256 bytes. With R = batch * sequence rows and width W, a block keeps 16 R W floats and a few
+// numbers per row. The scratch memory adds 6 R W floats, and the head adds R * vocabulary floats.
+// Where products take bf16, two factors of 4 R W bf16 values are added. This is plain memory, and
+// the owner orders its use.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The threads that compute the model: an arena of a fixed number of workers, including the calling
-// thread. The caller cuts the work into numbered tasks that depend on sizes only. The choice and
-// the timing of the worker for a task change no result, as long as tasks write disjoint memory.
+// thread. The caller cuts the work into numbered tasks that depend on sizes only. Results do not
+// depend on the worker that runs a task, or on the time, as long as tasks write disjoint memory.
 // Thread rule: one call at a time.
 #pragma once
 

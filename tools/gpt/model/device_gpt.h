@@ -1,10 +1,10 @@
 // Computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU: use i of the
 // forward order, then use i of the backward order (gpt_model_spec). Activations have the type of
-// the parameters, sums are fp32. All work is enqueued on the stream that the caller names, which
-// must be the same for a whole pass. The addresses of a unit's tensors may differ at every use.
-// Attention is computed with [sequence, sequence] products. The scratch memory has a bound, and the
-// heads that fit into the scratch memory are computed together. The backward pass computes the
-// scores again.
+// the parameters, and sums are fp32. All work is enqueued on the stream that the caller names,
+// which must be the same for a whole pass. The addresses of a unit's tensors may differ at every
+// use. Attention is computed with [sequence, sequence] products. The scratch memory has a bound,
+// and the heads that fit into the scratch memory are computed together. The backward pass computes
+// the scores again.
 //
 // Thread rule: one thread at a time.
 // Invariant: results depend on the arguments alone, not on addresses, as long as tensors start at
@@ -44,7 +44,7 @@ class DeviceGpt {
   ~DeviceGpt();
 
   std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
-  // The same for a model with parameters of `type` that is not made.
+  // The same number for a model with parameters of `type`, without making the model.
   static std::uint64_t activation_bytes_of(
       const GptConfig& config, BatchShape shape, DType type,
       std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
@@ -62,8 +62,8 @@ class DeviceGpt {
   // As GptCompute::set_loss_scale().
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch and copies its batch * sequence tokens and batch * sequence
-  // targets. An evaluation has no backward pass.
+  // Begins a pass over one micro-batch, and copies its batch * sequence tokens and as many targets.
+  // An evaluation has no backward pass.
   // Requires: the sizes match.
   // Fails with: kInput for a token beyond the vocabulary.
   enum class Mode : std::uint8_t { kTraining, kEvaluation };

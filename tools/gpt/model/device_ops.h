@@ -141,7 +141,7 @@ class DeviceOps {
 
   virtual DType type() const = 0;           // T
   virtual DType gradient_type() const = 0;  // G
-  // The library that multiplies, for people: "cuBLASLt 13.0", "plain kernels".
+  // The name of the library that multiplies, for people: "cuBLASLt 13.0", "plain kernels".
   virtual std::string description() const = 0;
   // Returns notes for the user about products that take far longer than expected and were found
   // since the last call.

@@ -1,10 +1,10 @@
-// Computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings the units:
-// use i of the forward order, then use i of the backward order (gpt_model_spec). The caller passes
-// the addresses of the unit's tensors, which may differ at every use. All arithmetic is fp32,
-// except matrix products with bf16 factors. Such products round activations and gradients to bf16,
-// take the parameters as they are, and sum in fp32. Results do not depend on the number of threads.
-// They do not depend on the addresses either, as long as tensors start at multiples of 256 bytes.
-// Thread rule: one call at a time; each returns when its work is done.
+// Computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings the units.
+// This is use i of the forward order, then use i of the backward order (gpt_model_spec). The caller
+// passes the addresses of the unit's tensors, which may differ at every use. All arithmetic is
+// fp32, except matrix products with bf16 factors. Such products round activations and gradients to
+// bf16, take the parameters as they are, and sum in fp32. Results do not depend on the number of
+// threads. They do not depend on the addresses either, as long as tensors start at multiples of 256
+// bytes. Thread rule: one call at a time; each returns when its work is done.
 //
 //   compute.start_training(tokens, targets);
 //   for (use = 0; use < compute.use_count(); ++use) compute.forward(use, parameters);
@@ -59,7 +59,7 @@ class GptCompute {
 
   // The bytes of activations and scratch, all allocated at construction.
   std::uint64_t activation_bytes() const;
-  // The same for a GptCompute that is not made.
+  // The same number, without making a GptCompute.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
 

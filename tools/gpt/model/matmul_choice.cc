@@ -26,10 +26,14 @@ constexpr std::array<TableRow, 2> kTable = {{{KernelFamily::kAmx, MatrixLibrary:
                                              {KernelFamily::kAvx512Bf16, MatrixLibrary::kOneDnn}}};
 constexpr MatrixLibrary kDefaultRow = MatrixLibrary::kOpenBlas;
 
+const TableRow* row_of(KernelFamily family) {
+  const auto* const row = std::ranges::find(kTable, family, &TableRow::family);
+  return row == kTable.end() ? nullptr : row;
+}
+
 MatrixLibrary fp32_library(KernelFamily family) {
-  for (const TableRow& row : kTable)
-    if (row.family == family) return row.fp32;
-  return kDefaultRow;
+  const TableRow* const row = row_of(family);
+  return row == nullptr ? kDefaultRow : row->fp32;
 }
 
 bool multiplies_bf16(KernelFamily family) {
@@ -116,6 +120,13 @@ MatrixKernels matrix_kernels(const MatmulChoice& choice) {
 std::string describe(const MatrixKernels& kernels) {
   return fmt::format("{}, kernels {}, factors {}", kernels.library, kernels.kernels,
                      kernels.factors);
+}
+
+std::string table_row(const MatmulWish& wish, const MatmulChoice& choice) {
+  const OneDnn& library = OneDnn::library();
+  if (wish.library || choice.bf16_factors || !library.why_not().empty()) return {};
+  const std::string family(name_of(library.family()));
+  return row_of(library.family()) == nullptr ? "default for " + family : family;
 }
 
 std::string missed_gain(const MatmulWish& wish, const MatmulChoice& choice, DType parameters) {

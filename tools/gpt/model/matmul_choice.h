@@ -47,8 +47,12 @@ MatrixKernels matrix_kernels(const MatmulChoice& choice);
 // "oneDNN 2.6.3, kernels amx, factors bf16"
 std::string describe(const MatrixKernels& kernels);
 
-// Describes what a run with `choice` would gain from oneDNN, where oneDNN is missing; otherwise
-// empty.
+// The row of the committed table that chose the library of fp32 products: the family of oneDNN's
+// kernels, or "default for " and a family that has no row. Empty where the table was not asked:
+// `wish` names a library, factors are bf16, or oneDNN is missing.
+std::string table_row(const MatmulWish& wish, const MatmulChoice& choice);
+
+// Describes what a run with `choice` would gain from oneDNN if oneDNN is missing; otherwise empty.
 std::string missed_gain(const MatmulWish& wish, const MatmulChoice& choice, DType parameters);
 
 }  // namespace sluice::gpt

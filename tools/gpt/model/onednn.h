@@ -1,7 +1,7 @@
 // Matrix products by oneDNN. The library is opened at run time, so a program with this class starts
 // on machines without oneDNN. Only two of its functions are used for products: dnnl_sgemm and
-// dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both (no header of oneDNN declares the
-// second). The functions keep no memory between two calls: packed data is freed.
+// dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both functions (no header of oneDNN
+// declares the second one). The functions keep no memory between two calls: packed data is freed.
 //
 // Thread rule: any thread, any number of calls at the same time. Each call computes on the calling
 // thread.

@@ -1,9 +1,10 @@
-// Splits a text into the words that GPT-2's tokenizer merges bytes within. They are the matches of
+// Splits a text into words. GPT-2's tokenizer merges bytes only inside such a word. They are the
+// matches of
 //
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
 // A text that is not UTF-8 keeps all of its bytes: each byte outside of a valid sequence is a
-// character that is neither letter, number nor space. Pure, callable from any thread.
+// character, but no letter, number or space. Pure, callable from any thread.
 #pragma once
 
 #include <cstddef>

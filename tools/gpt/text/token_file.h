@@ -1,6 +1,6 @@
-// Turns a text into a file of tokens that training reads: llm.c's format with a header, in 16 bits
-// per token where the tokenizer has at most 65,536 tokens, otherwise in 32. Words of the header
-// that llm.c leaves empty say which text and which tokenizer the file was made from.
+// Turns a text into a file of tokens that training reads. The format is llm.c's, with a header and
+// 16 bits per token, or 32 bits if the tokenizer has more than 65,536 tokens. Words of the header
+// that llm.c leaves empty name the text and the tokenizer that the file was made from.
 //
 // Thread rule: one thread.
 #pragma once
@@ -29,7 +29,7 @@ constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
 
 // Reads `text_file` piece by piece and writes its tokens. Returns their number. For an output that
 // is no regular file, the text is read twice.
-// Fails with: kInput where the text cannot be read, is empty, has more tokens than a header can
+// Fails with: kInput if the text cannot be read, is empty, or has more tokens than a header can
 // count (2^32 - 1), a byte without a token, or more than 64 MiB without a space or line end; as
 // OutputFile.
 std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenizer,
@@ -38,7 +38,7 @@ std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenize
 // Returns the path of the token file beside `text_file`, and makes that file if necessary. If the
 // same tokenizer made the file from the same bytes, the file is used again. A file of an older text
 // is replaced. Processes that want the same file take turns.
-// Fails with: as write_token_file(); kInput where a file of that name is of another origin.
+// Fails with: as write_token_file(); kInput if a file of that name has another origin.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);
 
 // Whether `file` begins with the header of a token file. False also where it cannot be read.

@@ -31,13 +31,13 @@ class Tokenizer {
   std::size_t added_bytes_max() const { return added_bytes_max_; }
 
   // Whether a cut at `cut_bytes` keeps the tokens of the text. The cut must not be inside an added
-  // token, or at the end of an added token behind which a space is added. Requires: the text goes
-  // on for added_bytes_max() behind the cut, or ends before.
+  // token. It must not be at the end of an added token either, if a space is added there. Requires:
+  // the text goes on for added_bytes_max() behind the cut, or ends before.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
 
-  // Appends the tokens of `text`. `offset_bytes` is its place in a longer text, for messages and
-  // for the space before a text (add_prefix_space). Special tokens in the text are found like other
-  // tokens. No special token is added at the ends.
+  // Appends the tokens of `text`, which begins at `offset_bytes` of a longer text. Messages name
+  // that place. With add_prefix_space, a space is added only where the longer text begins. Special
+  // tokens in the text are found like other tokens. No special token is added at the ends.
   // Fails with: kInput for a byte without a token.
   void encode(std::string_view text, std::vector<TokenId>& tokens, std::uint64_t offset_bytes = 0);
 

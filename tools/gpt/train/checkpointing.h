@@ -22,7 +22,7 @@
 
 namespace sluice {
 
-// A point at which a run went on with other kernels for its matrix products.
+// A point at which a run continued with other kernels for its matrix products.
 struct KernelChange {
   std::uint64_t steps = 0;  // of the run until then
   std::string before;
@@ -64,7 +64,7 @@ class Checkpointing {
 
   bool is_on() const { return !options_.root.empty(); }
   // Names the kernels that compute the matrix products from now on. The name is kept with the
-  // state, and a run that goes on with other kernels reports the change. To be called before
+  // state, and a run that continues with other kernels reports the change. To be called before
   // resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
   // Lines for the user that say which checkpoints were skipped, and why.
@@ -73,7 +73,7 @@ class Checkpointing {
   // All changes of kernels since the run began. To be called after resume().
   const std::vector<KernelChange>& kernel_changes() const { return kernel_changes_; }
 
-  // Whether the run may go on from a saved state.
+  // Whether the run may continue from a saved state.
   bool is_used() const { return is_on() || has_store() || !options_.resume_from.empty(); }
   bool has_store() const { return !config_.engine.storage.state.name.empty(); }
 

@@ -70,6 +70,7 @@ ComputeDevice::ComputeDevice(const TrainConfig& config, const GpuChoice& choice)
     const DType parameters = config.engine.precision.parameters;
     const gpt::MatmulChoice matmul = gpt::choose_matmul(config.matmul, parameters);
     matrix_kernels_ = gpt::matrix_kernels(matmul);
+    table_row_ = gpt::table_row(config.matmul, matmul);
     missed_gain_ = gpt::missed_gain(config.matmul, matmul, parameters);
     description_ = config.device == DeviceChoice::kHost ? "the host" : "the host (" + why + ")";
     if (config.device == DeviceChoice::kAuto && why_no_cuda_device(choice.ordinal).empty())

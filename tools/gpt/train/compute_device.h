@@ -1,6 +1,6 @@
-// The device on which a training run computes, as run.device asks. On a GPU, also the model's
-// memory and kernels, which are made before the engine takes the rest of the memory. Thread rule:
-// one thread at a time.
+// The device on which a training run computes, chosen by run.device. On a GPU, this object also has
+// the model's memory and kernels, which are made before the engine takes the rest of the memory.
+// Thread rule: one thread at a time.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// The GPU to take, if a GPU is taken at all.
+// The GPU to take if the run computes on a GPU.
 struct GpuChoice {
   int ordinal = 0;
   CudaMemorySource memory_source = {};
@@ -50,6 +50,8 @@ class ComputeDevice {
   // The library and kernels of the matrix products. On a GPU, the GPU's name stands for the
   // kernels.
   const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
+  // As gpt::table_row(); empty on a GPU.
+  const std::string& table_row() const { return table_row_; }
   // Names a library that would compute the products faster if it were installed; empty when there
   // is none.
   const std::string& missed_gain() const { return missed_gain_; }
@@ -71,6 +73,7 @@ class ComputeDevice {
   std::string description_;
   std::string unused_gpu_;
   gpt::MatrixKernels matrix_kernels_;
+  std::string table_row_;
   std::string missed_gain_;
 };
 

@@ -32,7 +32,7 @@ class Dataset {
   std::uint64_t training_tokens() const { return training_tokens_; }
   std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
 
-  // Each rank has micro-batches of its own. They are numbered within a step, over all ranks.
+  // Each rank has its own micro-batches. They are numbered within a step, over all ranks.
   // Fails with: kInput when the file has become shorter since the constructor read it.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 

@@ -1,6 +1,7 @@
 // The same training with all of its state in memory, measured right before a run (`sluice train
-// --compare-memory`). It is the yardstick for the cost of offloading: T_min and T_bound are made of
-// the run's own rates, and computation beside transfers and updates is slower than by itself.
+// --compare-memory`). This time is the yardstick for the cost of offloading. T_min and T_bound are
+// no such yardstick, because they are computed from the run's own rates, and computation is slower
+// beside transfers and updates than alone.
 //
 // Thread rule: one thread.
 #pragma once
@@ -21,7 +22,8 @@ struct MemoryComparison {
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
 
-  // Whether a run that began with the same state had these losses to the bit, as far as both go.
+  // Whether a run that began with the same state had the same losses, bit for bit, in the steps
+  // that both runs have.
   bool has_losses(std::span<const double> losses_of_run) const;
 };
 
@@ -32,9 +34,10 @@ struct ComparisonOptions {
   bool is_quiet = false;
 };
 
-// Trains with everything in memory: parameters on the device, optimizer state and gradients in host
-// memory or, if the device has its own memory, there, too. Leaves nothing behind in memory. Budgets
-// and order in `config` are settled; `host` is this rank's part of the host.
+// Trains with everything in memory. The parameters are on the device. Optimizer state and gradients
+// are in host memory or, if the device has its own memory, on the device, too. Leaves nothing
+// behind in memory. Budgets and order in `config` are settled; `host` is this rank's part of the
+// host.
 // Fails with: kOutOfMemory if the memory does not hold it; kUnsupported with several ranks; as the
 // engine and the trainer.
 MemoryComparison train_in_memory(const TrainConfig& config, const HostMemory& host,

@@ -1,5 +1,5 @@
 // The settings and the data that decide the numbers of a run, as texts that every saved state
-// keeps. A run that goes on compares them with its own.
+// keeps. A run that continues from a saved state compares these texts with its own.
 //
 // Thread rule: plain functions.
 #pragma once

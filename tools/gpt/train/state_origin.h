@@ -18,7 +18,7 @@ namespace sluice {
 std::string state_origin_in(const std::string& folder);
 
 // Opens what state_origin_in() has returned. Weights alone are a state of step 0, with zero
-// moments. All masters that `model` has must be in them.
+// moments. The weights must include all masters that `model` has.
 // Fails with: as open_checkpoint(), ModelFile; kDamaged for a part of a checkpoint.
 OpenCheckpoint open_state_origin(const std::string& folder, CheckpointPrecision precision,
                                  const gpt::GptConfig& model);

@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-// Where `config` names a tokenizer and its data file is a text, puts the text's token file in its
-// place, and makes that file where there is none (tools/gpt/text/token_file.h).
+// If `config` names a tokenizer and its data file is a text, replaces the data file by the text's
+// token file. Makes this file if it does not exist (tools/gpt/text/token_file.h).
 // Fails with: as token_file_beside() and Tokenizer; kInput where the data file has the tokens of
 // another tokenizer; kConfig where the tokenizer has more tokens
 // than model.vocabulary, or data.format says that the tokens are bytes.

@@ -16,7 +16,8 @@
 
 namespace sluice {
 
-// " in groups of 4": how `ranks` ranks divide the state or their sums; empty for one level.
+// A text such as " in groups of 4", which says how `ranks` ranks divide the state or their sums;
+// empty for one level.
 std::string describe_levels(const Config::Sharding& sharding, std::uint32_t ranks);
 
 // Fails with: kConfig for settings that several ranks cannot have.

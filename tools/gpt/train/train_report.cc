@@ -310,13 +310,15 @@ void write_json(OutputFile& output, const RunRecord& run) {
   document["predicted_activation_out_bytes"] = run.predicted.activation_out_bytes;
   document["predicted_activation_in_bytes"] = run.predicted.activation_in_bytes;
   document["order"] = name_of(run.order);
-  document["matrix_products"] = {{"library", run.matrix_kernels.library},
-                                 {"kernels", run.matrix_kernels.kernels},
-                                 {"factors", run.matrix_kernels.factors},
-                                 {"onednn_percent", share_of(run.matrix_work.onednn, run)},
-                                 {"openblas_percent", share_of(run.matrix_work.openblas, run)},
-                                 {"threads", run.threads},
-                                 {"changes", ordered_json::array()}};
+  document["matrix_products"] = {
+      {"library", run.matrix_kernels.library},
+      {"kernels", run.matrix_kernels.kernels},
+      {"factors", run.matrix_kernels.factors},
+      {"table_row", run.table_row.empty() ? ordered_json(nullptr) : ordered_json(run.table_row)},
+      {"onednn_percent", share_of(run.matrix_work.onednn, run)},
+      {"openblas_percent", share_of(run.matrix_work.openblas, run)},
+      {"threads", run.threads},
+      {"changes", ordered_json::array()}};
   for (const KernelChange& change : run.kernel_changes)
     document["matrix_products"]["changes"].push_back(
         {{"step", change.steps}, {"was", change.before}, {"is", change.after}});

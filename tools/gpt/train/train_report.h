@@ -1,5 +1,6 @@
-// The output of a training run for the user and for scripts (docs/cli.md): the table of pools at
-// the start, a line for each step or a progress bar on a terminal, and the JSON file at the end.
+// The output of a training run for the user and for scripts (docs/cli.md). It has the table of
+// pools at the start, a line for each step or a progress bar on a terminal, and the JSON file at
+// the end.
 #pragma once
 
 #include <chrono>
@@ -31,6 +32,7 @@ struct RunRecord {
   std::vector<StepRecord> steps;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   gpt::MatrixKernels matrix_kernels;
+  std::string table_row;                     // that chose their library; empty: none did
   gpt::MatrixWork matrix_work;               // on the host, including the validation
   std::vector<KernelChange> kernel_changes;  // since the run began, over all resumes
   unsigned threads = 0;                      // for computation on the host and for the optimizer
@@ -64,7 +66,8 @@ std::string matrix_report(const RunRecord& run);
 // The bytes that a step copies in memory, as a mean without the first step.
 std::string copy_report(const RunRecord& run);
 
-// The run's speed as a share of that of the same training in memory, where that was measured.
+// The run's speed as a share of the speed of the same training in memory, if the latter was
+// measured.
 std::string memory_comparison_report(const RunRecord& run);
 
 // The use of the steps' time, and the steps' distance from their limits. The first step is left

@@ -54,8 +54,8 @@ class Trainer {
   virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:
-  // Evaluates with inferences of `engine` on `stream` of `device`. `forward` enqueues the forward
-  // pass of a batch on the stream, and then the addition of the batch's loss to `loss`.
+  // Evaluates with one inference of `engine` on `stream` of `device`. `forward` enqueues the
+  // forward pass of a batch on the stream, and then the addition of the batch's loss to `loss`.
   using ForwardBatch =
       std::function<void(Inference& inference, const TokenBatch& batch, double& loss)>;
   static double mean_loss(Engine& engine, Device& device, const Stream& stream,

@@ -1,0 +1,102 @@
+// Leases behind the C interface, and the units that a step announces.
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "capi/call_guard.h"
+#include "capi/engine_handle.h"
+#include "engine/run/wait_limit.h"
+
+using namespace sluice;
+
+namespace {
+
+Lease acquire(const char* name, sluice_engine& engine, UnitId unit, Pass pass) {
+  if (engine.step) return engine.step->acquire(unit, pass, engine.stream);
+  if (!engine.inference)
+    refuse(
+        fmt::format("{}: neither a step nor an inference is active; sluice_begin_step() and "
+                    "sluice_begin_inference() begin one",
+                    name));
+  if (pass != Pass::kInference)
+    refuse(fmt::format("{}: an inference is active, whose pass is SLUICE_INFERENCE", name));
+  return engine.inference->acquire(unit, engine.stream);
+}
+
+void acquire_into(sluice_lease* lease, const char* name, sluice_engine& engine, std::uint32_t unit,
+                  int32_t pass) {
+  require(lease, name, "the place for the lease");
+  if (pass < SLUICE_FORWARD || pass > SLUICE_INFERENCE)
+    refuse(fmt::format("{}: pass is {}; it must be a sluice_pass", name, pass));
+  Lease acquired = acquire(name, engine, UnitId{unit}, static_cast<Pass>(pass));
+  // Computation runs on the caller's thread, so it waits for the stream's dependencies.
+  engine.device->synchronize(engine.stream.id());
+  const bool has_gradient = pass == SLUICE_BACKWARD && !engine.model.units[unit].is_frozen;
+  *lease = {.parameters = acquired.parameter(0),
+            .gradients = has_gradient ? acquired.gradient(0) : nullptr,
+            .id = engine.next_lease_id};
+  engine.leases.emplace(engine.next_lease_id++, std::move(acquired));
+}
+
+std::vector<UnitId> announce(sluice_engine& engine, std::span<const UnitId> units, Pass pass) {
+  if (engine.step) return engine.step->announce(units, pass);
+  if (!engine.inference)
+    refuse("sluice_announce: neither a step nor an inference is active, so nothing can be used");
+  if (pass != Pass::kInference)
+    refuse("sluice_announce: an inference is active, whose pass is SLUICE_INFERENCE");
+  return engine.inference->announce(units);
+}
+
+}  // namespace
+
+extern "C" {
+
+sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
+                             sluice_lease* lease) {
+  return guarded(engine, __func__,
+                 [&](const char* name) { acquire_into(lease, name, *engine, unit, pass); });
+}
+
+sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
+                                    int32_t pass, sluice_lease* lease) {
+  bool is_pending = false;
+  const sluice_status status = guarded(engine, __func__, [&](const char* name) {
+    const WaitLimit limit{std::chrono::milliseconds(milliseconds)};
+    try {
+      acquire_into(lease, name, *engine, unit, pass);
+    } catch (const WaitEnded&) {
+      is_pending = true;
+    }
+  });
+  return is_pending ? SLUICE_PENDING : status;
+}
+
+sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id) {
+  return guarded(engine, __func__, [&](const char*) {
+    if (engine->leases.erase(lease_id) == 0)
+      refuse(fmt::format("sluice_release: lease {} does not exist or has ended", lease_id));
+  });
+}
+
+sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
+                              int32_t pass, uint32_t* uses, uint32_t* use_count) {
+  return guarded(engine, __func__, [&](const char* name) {
+    if (unit_count != 0) require(units, name, "the list of units");
+    require(uses, name, "the place for the uses");
+    require(use_count, name, "the place for their number");
+    if (pass < SLUICE_FORWARD || pass > SLUICE_INFERENCE)
+      refuse(fmt::format("{}: pass is {}; it must be a sluice_pass", name, pass));
+    std::vector<UnitId> announced;
+    for (std::uint32_t i = 0; i < unit_count; ++i) announced.push_back(UnitId{units[i]});
+    const std::vector<UnitId> all = announce(*engine, announced, static_cast<Pass>(pass));
+    std::ranges::transform(all, uses, [](UnitId unit) { return index_of(unit); });
+    *use_count = static_cast<std::uint32_t>(all.size());
+  });
+}
+
+}  // extern "C"
