@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -131,10 +132,13 @@ void DeadlineQueue::submit(std::span<IoRequest* const> requests) {
   for (IoRequest* request : requests) begin_transfer(*request);
   std::uint64_t ticket = ledger_.open(requests.size());
   const std::uint64_t arrived_ns = steady_now_ns();
-  for (IoRequest* request : requests) {
-    IoRequest* real = nullptr;
-    {
-      const std::scoped_lock lock(mutex_);
+  // All of them arrive before the real queue sees one. The real queue may be slow in submit(), and
+  // the emulated drive would then begin late.
+  std::vector<IoRequest*> real;
+  real.reserve(requests.size());
+  {
+    const std::scoped_lock lock(mutex_);
+    for (IoRequest* request : requests) {
       if (spare_.empty()) spare_.emplace_back();
       const Jobs::iterator job = spare_.begin();
       jobs_.splice(jobs_.end(), spare_, job);
@@ -149,11 +153,11 @@ void DeadlineQueue::submit(std::span<IoRequest* const> requests) {
       job->real.on_complete = moved;
       job->turn = {.priority = request->priority, .context = &*job};
       arrive(*job);
-      real = &job->real;
-      changed_.notify_one();
+      real.push_back(&job->real);
     }
-    drive_->submit({&real, 1});
+    changed_.notify_one();
   }
+  drive_->submit(real);
 }
 
 // Runs on a thread of the real queue.
