@@ -19,7 +19,7 @@ class AlignedBuffer {
  public:
   AlignedBuffer() = default;
   // `purpose` names the buffer in the error message.
-  // Fails with: kOutOfMemory when the kernel refuses the mapping.
+  // Fails with kOutOfMemory if the kernel refuses the mapping.
   AlignedBuffer(std::uint64_t size_bytes, std::string_view purpose);
   AlignedBuffer(AlignedBuffer&& other) noexcept;
   AlignedBuffer& operator=(AlignedBuffer&& other) noexcept;

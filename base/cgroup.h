@@ -1,5 +1,5 @@
-// The control groups of this process, as folders of the file system. Reads files, and is pure
-// otherwise.
+// The control groups of this process, as folders of the file system. The functions read files, and
+// are otherwise pure.
 #pragma once
 
 #include <initializer_list>
@@ -11,10 +11,10 @@ namespace sluice {
 
 // Returns the folders that hold the limits of one of `controllers` ("cpu", "memory"). The folder of
 // the process's own group comes first. The folders of the ancestor groups follow, because their
-// limits apply, too. Covers cgroup version 2, where all controllers share a folder, and version 1,
-// where each controller has its own hierarchy. The files of the two versions have different names,
-// so a caller can look for the files of both versions in each folder. A folder may not exist.
-// `proc_cgroup` is /proc/self/cgroup, `cgroup_root` is /sys/fs/cgroup.
+// limits apply, too. The list covers cgroup version 2, where all controllers share a folder, and
+// version 1, where each controller has its own hierarchy. The files of the two versions have
+// different names, so a caller can look for the files of both versions in each folder. A folder may
+// not exist. `proc_cgroup` is /proc/self/cgroup, `cgroup_root` is /sys/fs/cgroup.
 std::vector<std::string> cgroup_folders(const std::string& proc_cgroup,
                                         const std::string& cgroup_root,
                                         std::initializer_list<std::string_view> controllers);

@@ -1,6 +1,6 @@
-// Makes files durable, with the errors that a file system reports late. A write fills memory only;
-// the drive, the quota or the server may refuse the bytes afterwards. This header also says which
-// error code an errno of a file gets, and what the user can do.
+// Makes files durable, with the errors that a file system reports late. A write only puts bytes
+// into memory. The drive, the quota or the server may still refuse the bytes afterwards. This
+// header also gives the error code and the remedy for an errno of a file.
 //
 // Thread rule: any thread.
 #pragma once
@@ -25,7 +25,8 @@ int closing_error(int descriptor);
 // folder that may be written but not read (a drop box), because such a folder cannot be synced.
 int flush_folder(const std::string& folder);
 
-// kNoSpace, kUnsupported or kIo by `error`, an errno of a file. Other errors get `otherwise`.
+// The error code for `error`, an errno of a file: kNoSpace, kUnsupported or kIo. For any other
+// errno, the result is `otherwise`.
 ErrorCode file_error_code(int error, ErrorCode otherwise);
 
 // The remedy that ends a message: "free space there, or name a file on another disk".

@@ -1,6 +1,6 @@
-// How much memory this process can have before the kernel kills the process. The room is the
-// machine's free memory, within the limits of the process's control groups. Reads files, and is
-// pure otherwise.
+// The amount of memory that this process can have before the kernel kills the process. The room is
+// the machine's free memory, within the limits of the process's control groups. The functions read
+// files, and are otherwise pure.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,20 @@
 namespace sluice {
 
 struct MemoryRoom {
-  // Includes the memory that this process already has. Memory of other processes counts as taken.
-  // Page cache counts as free, because the kernel can reuse page cache. Swap does not count as
-  // memory, because a step would wait for swap.
+  // The room includes the memory that this process already has. Memory of other processes counts as
+  // taken. Page cache counts as free, because the kernel can reuse page cache. Swap does not count
+  // as memory, because a step would wait for swap.
   std::uint64_t size_bytes = 0;
   std::string bound;            // for example "the cgroup's limit of 200 MiB"
   std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already has
-  // Processes on one machine, or in one control group, share the memory room, so they get the same
-  // value.
+  // Processes on one machine, or in one control group, share the memory room. So they get the same
+  // id.
   std::uint64_t id = 0;
 };
 
 MemoryRoom memory_room();
 
-// For tests: does the work of memory_room() with other files. `proc` replaces /proc ("meminfo",
+// Does the work of memory_room() with other files, for tests. `proc` replaces /proc ("meminfo",
 // "self/status", "self/cgroup"), and `cgroup_root` replaces /sys/fs/cgroup. A missing file sets no
 // limit.
 MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_root);

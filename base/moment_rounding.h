@@ -72,8 +72,8 @@ SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t 
   return static_cast<std::uint16_t>(sign | (rounded < kLargestBf16 ? rounded : kLargestBf16));
 }
 
-// Rounds to nearest, ties to even: for values that no update has made, such as those of a
-// checkpoint.
+// Rounding is to nearest, with ties to even. This function is for values that no update has made,
+// such as those of a checkpoint.
 SLUICE_HOST_DEVICE inline std::uint16_t nearest_moment(float value) {
   return round_moment(value, 0x7fffu + ((bits_from_float(value) >> 16) & 1u));
 }

@@ -9,7 +9,7 @@
 namespace sluice {
 
 // Debuggers show only the first 15 characters of `name`. `body` runs on the new thread.
-// Fails with: kUnsupported naming the thread and the limits to raise.
+// Fails with kUnsupported, naming the thread and the limits to raise.
 std::thread start_thread(const std::string& name, std::function<void()> body);
 
 }  // namespace sluice

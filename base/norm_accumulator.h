@@ -3,8 +3,8 @@
 // NormAccumulator adds each leaf to a fixed-point integer that is wide enough for every possible
 // leaf (Kulisch 1981). So leaves may come in any order from blocks, threads and ranks, and the
 // total has the same bits. Accumulators can be added as integers, word by word, as an integer
-// all-reduce does. Not thread-safe, so use one accumulator per thread and merge the accumulators at
-// the end.
+// all-reduce does. An accumulator is not thread-safe. Use one accumulator per thread, and merge the
+// accumulators at the end.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ class NormAccumulator {
   // Adds all leaves of `other`.
   void merge(const NormAccumulator& other);
 
-  // The sum of the words() of at most 2^32 accumulators equals the words() of the merged
+  // The words() of at most 2^32 accumulators can be added. The sum equals the words() of the merged
   // accumulator.
   Words words() const;
   static NormAccumulator of_words(const Words& words);

@@ -45,7 +45,8 @@ SLUICE_HOST_DEVICE inline float join_master(SplitMaster split) {
   return float_from_bits(high + static_cast<std::uint32_t>(static_cast<std::int32_t>(split.low)));
 }
 
-// The factors of one step, rounded once from double to fp32. Made by adam_coefficients().
+// The factors of one step, rounded once from double to fp32. These factors are made by
+// adam_coefficients().
 struct AdamCoefficients {
   float gradient_scale;  // clip factor / (loss scale * micro-batches * ranks)
   float beta1;

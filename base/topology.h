@@ -1,5 +1,5 @@
-// The processors and the memory that this process may use, as hwloc and the cgroup report them.
-// Read once; pure afterwards.
+// The processors and the memory that this process may use, as hwloc and the cgroup report them. The
+// system is asked once, and later calls are pure.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 namespace sluice {
 
 struct Topology {
-  // The processing units in the affinity mask, at most the cgroup's CPU quota; at least 1.
+  // The number of processing units in the affinity mask, limited by the cgroup's CPU quota; at
+  // least 1.
   unsigned granted_cores = 1;
   std::uint64_t memory_bytes = 0;  // physical memory, at most the cgroup's limit
   unsigned numa_nodes = 1;
@@ -21,7 +22,7 @@ const Topology& topology();
 // other. 0 asks for all cores.
 unsigned granted_threads(unsigned asked);
 
-// For tests: does the work of topology(), but reads the cgroup's limits from other files.
+// Does the work of topology() for tests, but reads the cgroup's limits from other files.
 // `proc_cgroup` replaces /proc/self/cgroup, and `cgroup_root` replaces /sys/fs/cgroup (v2, or v1
 // with a folder per controller). A missing file sets no limit.
 Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup_root);

@@ -1,5 +1,5 @@
-// The frame of every call of the C interface. Turns exceptions into a status and a message, and
-// lets only one thread of one process use a handle at a time.
+// The frame around every call of the C interface. This code turns exceptions into a status and a
+// message. It lets only one thread of one process use a handle at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -28,7 +28,7 @@ sluice_status set_error(sluice_status status, const char* message) noexcept;
 const char* last_error_text() noexcept;
 
 [[noreturn]] void refuse(const std::string& message);
-// Fails with: kInvalidArgument for a null pointer.
+// Fails with kInvalidArgument if the pointer is null.
 void require(const void* pointer, const char* call, const char* name);
 
 struct CallbackFailed {};
@@ -52,7 +52,7 @@ sluice_status guarded(const Call& call) noexcept {
   }
 }
 
-// Runs the call `name` on `handle` and turns its exception into a status. Refuses the call if
+// Runs the call `name` on `handle` and turns its exception into a status. The call is refused if
 // another thread is inside a call on `handle`, or if another process made `handle`. For another
 // process's handle, only the owner is checked, because the threads and pools of the handle are not
 // in this process.

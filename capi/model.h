@@ -12,14 +12,14 @@
 
 namespace sluice {
 
-// Fails with: kInvalidArgument for a null pointer where values are needed; the message names the
-// place. Does not repeat the engine's own checks of the model.
+// Fails with kInvalidArgument if a pointer is null where values are needed. The message names the
+// place. The engine's own checks of the model are not repeated here.
 // `parameters` is the type of the parameters. Opaque tensors are counted in words of this type.
 ModelSpec model_from_c(const sluice_model& model, DType parameters);
-// For each tensor: its bytes if the tensor is opaque, otherwise 0.
+// For each opaque tensor, the number of its bytes; for each other tensor, 0.
 std::vector<std::uint64_t> opaque_bytes_of(const sluice_model& model);
 
-// Fails with: kInvalidArgument for a unit that does not exist.
+// Fails with kInvalidArgument if the unit does not exist.
 sluice_unit_info describe_unit(const ModelSpec& model, std::span<const TensorPlace> tensors,
                                const Config::Precision& precision, std::uint32_t unit);
 

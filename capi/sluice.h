@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-// Increases with every change of this file, except additions at the end of the file.
+// This number increases with every change of this file, except additions at the end of the file.
 #define SLUICE_ABI_VERSION 2
 
 typedef enum sluice_status {
@@ -64,14 +64,14 @@ typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
   // Frozen; the tensors are bytes of any meaning, such as quantized weights. The engine keeps the
-  // bytes and their order, and moves only them. When a checkpoint or a durable store is compared
-  // with the model, an opaque tensor has the number of words (of a parameter's size) that its bytes
-  // fill. The caller compares types and shapes, for example by a text that it saves with the
-  // checkpoint.
+  // bytes and their order, and moves only them. Checkpoints and durable stores are compared with
+  // the model by the number of words of a tensor. An opaque tensor has as many words of a
+  // parameter's size as its bytes fill. The caller compares types and shapes itself, for example by
+  // a text that it saves with the checkpoint.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
-// Added to a sluice_frozen: the unit stands in neither order, and each step says by
-// sluice_announce() whether it uses the unit, as with the experts of a router.
+// This value is added to a sluice_frozen. The unit then stands in neither order, and each step says
+// by sluice_announce() whether it uses the unit. The experts of a router are such units.
 #define SLUICE_ANNOUNCED 4
 
 // Tensors that computation needs together: the unit of transfers and leases.
@@ -86,11 +86,11 @@ typedef struct sluice_unit {
 typedef struct sluice_model {
   const sluice_unit* units;
   uint32_t unit_count;
-  // The most units that computation holds at the same time; at least 1.
+  // The largest number of units that computation holds at the same time; at least 1.
   uint32_t concurrent_leases;
   // The order in which one micro-batch uses units, without announced ones. Null means 0, 1, ... in
-  // forward and the reverse order in backward. A step in another order costs waits, and the engine
-  // expects the next step to have the new order.
+  // forward and the reverse order in backward. A step in another order has to wait for transfers.
+  // The engine then expects the next step to have the new order.
   const uint32_t* forward_order;
   const uint32_t* backward_order;
   uint32_t forward_count;
@@ -115,8 +115,8 @@ typedef struct sluice_step_options {
   // The divisor of the sum of the micro-batches' gradients; 0 = micro_batches, which gives the
   // mean.
   double gradient_divisor;
-  // One learning rate for each of the config's optimizer.groups, in the order of the config; null =
-  // learning_rate times the group's factor.
+  // One learning rate for each of the config's optimizer.groups, in the order of the config. If
+  // null, each rate is learning_rate times the group's factor.
   const double* group_learning_rates;
   uint32_t group_count;
   uint32_t micro_batches;  // the expected number; at least 1
@@ -169,10 +169,10 @@ typedef struct sluice_traffic {
   uint64_t nvme_write_bytes;
 } sluice_traffic;
 
-// Fills `values` with the fp32 values of elements [first, first + count) of a tensor, on the
-// calling thread. Returns 0 to continue, or any other number to stop. The function must not call
-// the same engine. For a tensor of an opaque unit, `first` and `count` are bytes, and `values`
-// points to bytes.
+// The function fills `values` with the fp32 values of elements [first, first + count) of a tensor,
+// on the calling thread. The function returns 0 to continue, or any other number to stop. The
+// function must not call the same engine. For a tensor of an opaque unit, `first` and `count` are
+// bytes, and `values` points to bytes.
 typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, float* values,
                              uint64_t count);
 
@@ -211,17 +211,17 @@ sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
 sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
-// Blocks until `unit` can be used. `pass` is a sluice_pass: SLUICE_FORWARD or SLUICE_BACKWARD in a
-// step, and SLUICE_INFERENCE in an inference. Before use i of a step, the lease of use i -
-// concurrent_leases has to have been released.
+// Blocks until `unit` can be used. `pass` is a sluice_pass. In a step it is SLUICE_FORWARD or
+// SLUICE_BACKWARD, and in an inference it is SLUICE_INFERENCE. Before use i of a step, the lease of
+// use i - concurrent_leases has to have been released.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.
 sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id);
 
-// Copies `element_count` elements of a tensor's state to `target`; `kind` is a sluice_state. Must
-// not be called while a step is active. A tensor of an opaque unit has only SLUICE_PARAMETER, and
-// `first` and `element_count` are bytes.
+// The call copies `element_count` elements of a tensor's state to `target`. `kind` is a
+// sluice_state. Must not be called while a step is active. A tensor of an opaque unit has only
+// SLUICE_PARAMETER, and `first` and `element_count` are bytes.
 sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t kind,
                                 uint64_t first, uint64_t element_count, void* target);
 sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);
@@ -244,27 +244,28 @@ sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
                           const char* application);
 // Begins to write the same checkpoint as sluice_save(), while training goes on. The checkpoint
-// holds the state of the last step. Needs "memory": {"save_buffers": N}. A save that is under way
-// is finished first.
+// holds the state of the last step. The config has to contain "memory": {"save_buffers": N}. If
+// another save is under way, the call finishes that save first.
 sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
                                 const char* application);
-// Says whether a checkpoint of sluice_begin_save() has appeared, unless one of these two functions
-// has reported that checkpoint before. If it has, sluice_saved_path() has its path.
-// sluice_finish_save() first waits for the save under way; no step may be active. Polling does not
-// finish a checkpoint. The checkpoint appears in a later sluice_begin_step(), sluice_finish_save(),
-// sluice_begin_save(), sluice_save(), sluice_replace_values() or sluice_close(). A checkpoint that
-// has not appeared is lost if the program ends without sluice_finish_save() or sluice_close(). The
-// failure of a save is reported once, by one of these functions, sluice_begin_save() or
-// sluice_begin_step(). Nothing of it is left.
+// `*has_one` says whether a checkpoint of sluice_begin_save() has appeared. Each checkpoint is
+// reported once, by one of these two functions. For a reported checkpoint, sluice_saved_path()
+// gives the path. sluice_finish_save() first waits for the save under way; no step may be active.
+// Polling does not finish a checkpoint. The checkpoint appears in a later sluice_begin_step(),
+// sluice_finish_save(), sluice_begin_save(), sluice_save(), sluice_replace_values() or
+// sluice_close(). A checkpoint that has not appeared is lost if the program ends without
+// sluice_finish_save() or sluice_close(). The failure of a save is reported once: by one of these
+// functions, by sluice_begin_save() or by sluice_begin_step(). After a failure, nothing of the
+// checkpoint is left.
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 // Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(). Training then
 // continues with the same bits as a run without a break.
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
-// Replaces sluice_initialize() if the config has storage.state (docs/durable.md). Resumes from the
-// durable store's last commit and sets `*is_new` to 0, or makes the store from `values` and sets
-// `*is_new` to 1. If `accepts_changes` is not 0, resumes even if numbers of the config differ from
-// the commit's numbers.
+// Replaces sluice_initialize() if the config has storage.state (docs/durable.md). The call resumes
+// from the durable store's last commit and sets `*is_new` to 0. If there is no store, the call
+// makes it from `values` and sets `*is_new` to 1. If `accepts_changes` is not 0, the call resumes
+// even if numbers of the config differ from the commit's numbers.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
 // Sets the text that commits keep, for steps that finish after this call. At most 1 MiB; empty at
@@ -278,7 +279,7 @@ sluice_status sluice_commit_now(sluice_engine* engine);
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
 // sluice_application_text() returns the text saved with the checkpoint of sluice_restore() or the
 // commit of sluice_open_or_create(). sluice_saved_path() returns the path of the last checkpoint
-// that sluice_save(), sluice_poll_save() or sluice_finish_save() told of. Before these calls, both
+// that sluice_save(), sluice_poll_save() or sluice_finish_save() reported. Before these calls, both
 // texts are empty. A text is valid until the next of these calls for the same engine.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
@@ -287,8 +288,9 @@ sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 // moments and exact fp32 masters in host memory or on NVMe. Threads, processes and errors follow
 // the same rules as for an engine.
 //
-// Calls: sluice_optimizer_create; per step sluice_optimizer_begin, then sluice_optimizer_wait or
-// sluice_optimizer_wait_all; at the end sluice_optimizer_destroy.
+// The program first calls sluice_optimizer_create. In each step, it calls sluice_optimizer_begin,
+// and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end, it calls
+// sluice_optimizer_destroy.
 typedef struct sluice_optimizer sluice_optimizer;
 
 typedef enum sluice_type { SLUICE_FP32 = 0, SLUICE_BF16 = 1, SLUICE_FP16 = 2 } sluice_type;
@@ -333,24 +335,28 @@ typedef struct sluice_optimizer_report {
   uint32_t reserved;
 } sluice_optimizer_report;
 
-// Uses optimizer.type, placement.optimizer, memory.host, storage and run.threads of the config.
+// The optimizer takes optimizer.type, placement.optimizer, memory.host, storage and run.threads
+// from the config.
 sluice_status sluice_optimizer_create(const char* config_json,
                                       const sluice_optimizer_tensor* tensors, uint32_t tensor_count,
                                       sluice_optimizer** optimizer);
-// Parameters whose update was not waited for may be partly updated. Null does nothing.
+// A parameter may be partly updated if the program has not waited for its update. Null does
+// nothing.
 void sluice_optimizer_destroy(sluice_optimizer* optimizer);
 // Starts `updates` in their order, after the updates that are under way.
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
                                      uint32_t update_count);
-// Returns when all begun updates of `tensor` have written its parameter. With SLUICE_ALL_TENSORS,
-// waits for the updates of all tensors.
+// The call returns when the parameter of `tensor` has the result of every update that has begun.
+// With SLUICE_ALL_TENSORS, the call waits for the updates of all tensors.
 #define SLUICE_ALL_TENSORS UINT32_MAX
 sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor);
-// Returns when all begun updates have written their parameters, and the new state is at home.
+// The call returns when all parameters have the results of the updates that have begun, and the new
+// state is at home.
 sluice_status sluice_optimizer_wait_all(sluice_optimizer* optimizer);
-// Copies or sets elements [first, first + element_count) of a tensor's state, as fp32; `kind` is a
-// sluice_state. SLUICE_PARAMETER is the parameter as the last update left it, and cannot be set.
-// SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit parameters, and are otherwise refused.
+// These calls copy or set elements [first, first + element_count) of a tensor's state, as fp32.
+// `kind` is a sluice_state. SLUICE_PARAMETER is the parameter as the last update left it, and
+// cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit parameters, and are
+// otherwise refused.
 sluice_status sluice_optimizer_read(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                     uint64_t first, uint64_t element_count, float* target);
 sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
@@ -365,23 +371,23 @@ sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** no
 // Whether `text` is a DeepSpeed config. A DeepSpeed config has keys of DeepSpeed, and no key that
 // belongs only to Sluice.
 sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
-// Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config, for processes on the host.
-// Messages call the DeepSpeed config `file_name`. `values_json` gives the values for "auto", under
-// the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}; null = none.
-// {"ranks": 2} is the number of processes, by default 1.
-// `report` is the JSON of `sluice config import --json`, with the config; valid until the thread's
-// next call of this function. Fails with SLUICE_CONFIG; the message names everything that is
-// refused.
+// Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config, for processes on the host. In
+// messages, the DeepSpeed config has the name `file_name`. `values_json` gives the values for
+// "auto", under the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}.
+// Null means no values. {"ranks": 2} is the number of processes, by default 1.
+// `report` is the JSON that `sluice config import --json` prints, together with the config. The
+// text is valid until the thread's next call of this function. Fails with SLUICE_CONFIG; the
+// message names everything that is refused.
 sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
                                       const char* values_json, const char** report);
 // The learning rates of updates [first, first + count) under the config's optimizer.schedule. The
 // first update is update 0.
 sluice_status sluice_learning_rates(const char* config_json, uint64_t first, uint64_t count,
                                     double* rates);
-// Plans a run on this machine without making an engine. `plan_json` is JSON with the pools of each
-// tier, their sums, and the bytes that a step reads from and writes to storage. Valid until the
-// thread's next call of this function. Fails as sluice_engine_create() does, except for failures to
-// make files.
+// The call plans a run on this machine without making an engine. `plan_json` is JSON with the pools
+// of each tier, their sums, and the bytes that a step reads from and writes to storage. The text is
+// valid until the thread's next call of this function. Fails as sluice_engine_create() does, except
+// for failures to make files.
 sluice_status sluice_plan(const char* config_json, const sluice_model* model,
                           const char** plan_json);
 
@@ -398,55 +404,60 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
 // then fails with SLUICE_RANKS.
 typedef struct sluice_ranks sluice_ranks;
 
-// Begins to listen at `address`, an IP address of this host at which all other ranks reach it:
-// "127.0.0.1" if all ranks are on this host.
+// Begins to listen at `address`. This is an IP address of this host that all other ranks can reach.
+// If all ranks are on this host, "127.0.0.1" will do.
 sluice_status sluice_ranks_create(const char* address, uint32_t rank, uint32_t rank_count,
                                   sluice_ranks** ranks);
 // The engine has to be destroyed first. Null does nothing.
 void sluice_ranks_destroy(sluice_ranks* ranks);
-// Returns a line of text by which others find this rank. The line contains a secret: every
-// process that has the line can take part. Valid until sluice_ranks_destroy().
+// Returns a line of text by which others find this rank. The line contains a secret: every process
+// that has the line can take part. The line is valid until sluice_ranks_destroy().
 sluice_status sluice_ranks_endpoint(sluice_ranks* ranks, const char** endpoint);
-// Connects this rank to all others. `endpoints` has rank_count lines, by rank. This call uses
-// only sharding.timeout of the config.
+// Connects this rank to all others. `endpoints` has rank_count lines, in the order of the ranks.
+// The call reads only sharding.timeout of the config.
 sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
                                    const char* const* endpoints);
-// As sluice_engine_create(), for the engine of this rank. Also fails with SLUICE_RANKS where the
-// ranks differ in config or model. `ranks` can have one engine, and must outlive the engine.
+// Does the same as sluice_engine_create(), for the engine of this rank. The call also fails with
+// SLUICE_RANKS if the ranks differ in config or model. `ranks` can have one engine, and must
+// outlive the engine.
 sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_model* model,
                                           sluice_ranks* ranks, sluice_engine** engine);
 
 // Reads the text of a config file, which may have comments, as `sluice train` does. `config_json`
-// is the config as JSON, valid until the thread's next call. Messages name `file_name`. Fails with
-// SLUICE_CONFIG for a text that does not parse, an unknown key, a value of the wrong type or range.
+// is the config as JSON, valid until the thread's next call. Messages name `file_name`.
+// Fails with SLUICE_CONFIG if the text does not parse, a key is unknown, or a value has the wrong
+// type or is out of range.
 sluice_status sluice_read_config(const char* text, const char* file_name, const char** config_json);
 
-// Sets masters and parameters of `tensors` between two steps; moments and step stay. All ranks give
-// the same list. Fails with SLUICE_UNSUPPORTED where the config has storage.state. If `values`
-// fails, the tensors may have some of their new values; with several ranks the engine then stops.
+// The call sets masters and parameters of `tensors` between two steps. Moments and step stay as
+// they are. All ranks give the same list.
+// Fails with SLUICE_UNSUPPORTED if the config has storage.state. If `values` fails, the tensors may
+// have some of their new values. With several ranks, the engine then stops.
 sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
                                     uint32_t tensor_count, sluice_values values, void* context);
 
-// Adds each of `count` sums over the group, modulo 2^64, and puts the results in their places; for
-// example MPI_Allreduce() of unsigned 64-bit integers. Returns 0, or any other number for a
-// failure, which stops the engine with SLUICE_RANKS. The function must not call the same engine.
+// The function replaces each of `count` sums by its sum over the group, modulo 2^64.
+// MPI_Allreduce() of unsigned 64-bit integers, in place, does this. The function returns 0 for
+// success. Any other number is a failure, which stops the engine with SLUICE_RANKS. The function
+// must not call the same engine.
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
-// For an application that splits its model itself, by tensor or pipeline parallelism. The engines
-// that together have the whole model clip by its norm, skip the same steps and keep the same loss
-// scale (<sluice/norm_group.h>). sluice_finish_step() calls `add` once, on its own thread; all
-// members of the group finish equally often. `elsewhere` has the numbers of the tensors that
-// another member counts, because that member has equal copies. A null `add` ends the group. Must
-// not be called while a step is active. `context` must stay valid until the group ends or the
-// engine is destroyed.
+// This call is for an application that splits its model itself, by tensor or pipeline parallelism.
+// The engines that together have the whole model form a group (<sluice/norm_group.h>). They clip by
+// the group's norm, skip the same steps and keep the same loss scale. sluice_finish_step() calls
+// `add` once, on its own thread. All members of the group finish equally often. `elsewhere` has the
+// numbers of the tensors that another member counts, because that member has equal copies. A null
+// `add` ends the group. Must not be called while a step is active. `context` must stay valid until
+// the group ends or the engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
-// Says that the step or inference will use these announced units in `pass`, each once and in this
-// order, after the uses announced before. Their fetches begin at once. sluice_acquire() then asks
-// for them in this order, at any place between the other units, before sluice_finish_step(). With
-// several ranks, all announce at the same point, and each acquires the units of all ranks. `uses`
-// gets the units in the order in which they have to be acquired, and `use_count` their number;
-// `uses` has room for every announced unit of the model.
+// The step or inference will use each of these announced units once in `pass`, in this order. These
+// uses follow the uses that were announced before. The fetches of these units begin at once. The
+// program then calls sluice_acquire() for them in this order, at any place between the other units,
+// before sluice_finish_step(). With several ranks, all ranks announce at the same point, and each
+// rank acquires the units of all ranks. The call writes the units to `uses`, in the order in which
+// they have to be acquired, and their number to `use_count`. `uses` needs room for every announced
+// unit of the model.
 sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
                               int32_t pass, uint32_t* uses, uint32_t* use_count);
 
@@ -457,20 +468,24 @@ typedef struct sluice_trace_result {
   uint64_t file_bytes;  // of the file
 } sluice_trace_result;
 
-// From this call to sluice_trace_stop(), all engines and optimizers of this process record each
-// transfer, update, computation and wait in the file `path`, which `sluice trace` reads
-// (docs/tracing.md). The file replaces an older one. An engine describes itself in the file when it
-// is created, so create it later. `rank` of `rank_count` processes has a file of its own. Fails
-// with SLUICE_INPUT where the file cannot be created, with SLUICE_INVALID_ARGUMENT while a trace is
-// running, and, like sluice_trace_stop(), with SLUICE_FORKED in a forked child.
+// From this call to sluice_trace_stop(), all engines and optimizers of this process write a trace
+// to the file `path`. The trace has each transfer, update, computation and wait, and `sluice trace`
+// reads it (docs/tracing.md). The file replaces an older one. An engine describes itself in the
+// file when it is created. So create the engine after this call. Each of the `rank_count` processes
+// has a file of its own, and `rank` is the number of this process.
+// Fails with SLUICE_INPUT if the file cannot be created, and with SLUICE_INVALID_ARGUMENT if a
+// trace is running. In a forked child, this call and sluice_trace_stop() fail with SLUICE_FORKED.
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
-// Writes what is left and closes the file. `result` may be null. Does nothing without a trace.
-// Fails with SLUICE_IO where the file could not be written whole; it can be read up to its end.
+// The call writes what is left and closes the file. `result` may be null. Does nothing without a
+// trace.
+// Fails with SLUICE_IO if the file could not be written whole. The file can then be read up to its
+// end.
 sluice_status sluice_trace_stop(sluice_trace_result* result);
 
-// As sluice_acquire(), but returns SLUICE_PENDING, which is no failure, if the unit cannot be used
-// within about `milliseconds`: the caller can look for signals. The same call then goes on waiting;
-// otherwise sluice_abandon_step() or sluice_end_inference() has to follow.
+// Does the same as sluice_acquire(), but waits only for about `milliseconds`. If the unit cannot be
+// used by then, the call returns SLUICE_PENDING, which is no failure. The caller can then look for
+// signals. To go on waiting, the caller repeats the call. Otherwise the caller has to call
+// sluice_abandon_step() or sluice_end_inference().
 sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, sluice_lease* lease);
 

@@ -1,6 +1,6 @@
 // The optimizer's arithmetic, spread over the cores: updates, gradient accumulation and the squared
 // norm. Work is divided into chunks whose size does not depend on the number of threads, so that
-// the thread count changes no bit. Owns a oneTBB arena.
+// the thread count changes no bit. The object owns a oneTBB arena.
 // Thread rule: several threads may call at the same time. Each call blocks until its own work is
 // done.
 #pragma once
@@ -19,9 +19,9 @@ class WorkerArena;
 class CpuOptimizer {
  public:
   // `threads` is the number of threads that may work at the same time, including the calling
-  // thread. At least 1, at most the number of granted cores (base/topology.h).
-  // Fails with: kInvalidArgument when `threads` is 0; kConfig when SLUICE_SIMD names no available
-  // instruction set (update.h).
+  // thread. The number is at least 1, and at most the number of granted cores (base/topology.h).
+  // Fails with kInvalidArgument if `threads` is 0, and with kConfig if SLUICE_SIMD names no
+  // available instruction set (update.h).
   explicit CpuOptimizer(unsigned threads);
   ~CpuOptimizer();
 
@@ -30,12 +30,13 @@ class CpuOptimizer {
   // Requires: arrays start at a multiple of 16 elements from the start of the unit, so that chunks
   // keep their alignment.
   NewState update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
-  // Limits the rate of later update() calls of every optimizer in the process. Faster calls sleep
-  // for the remaining time. 0 removes the limit. For benchmarks that need an exact limit.
+  // Sets a limit for the rate of later update() calls, of every optimizer in the process. Faster
+  // calls sleep for the remaining time. 0 removes the limit. The limit is for benchmarks that need
+  // an exact one.
   static void set_update_pace(std::uint64_t parameters_per_second) {
     pace_ = parameters_per_second;
   }
-  // Runs move_like_update() in the chunks of update(), so that the speeds can be compared.
+  // Calls move_like_update() in the chunks of update(), so that the two speeds can be compared.
   void move_like_update(const UpdateArrays& arrays);
   void accumulate(DType dtype, void* target, const void* source, std::uint64_t element_count);
   void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,

@@ -35,8 +35,8 @@ void add_squared_norm_reference(DType dtype, const void* gradient, std::uint64_t
 void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
                       NormAccumulator& total);
 
-// Returns the index of the first NaN or infinity, if any. Used only for the message about a
-// non-finite norm, so the speed does not matter.
+// Returns the index of the first NaN or infinity, if any. Only the message about a non-finite norm
+// needs this function, so its speed does not matter.
 std::optional<std::uint64_t> find_non_finite(DType dtype, const void* gradient,
                                              std::uint64_t element_count);
 

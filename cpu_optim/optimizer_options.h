@@ -14,12 +14,12 @@ namespace sluice {
 bool keeps_exp_avg(OptimizerKind kind);
 bool keeps_exp_avg_sq(OptimizerKind kind);
 
-// Fails with: kInvalidArgument naming the hyperparameter, its value and its range.
+// Fails with kInvalidArgument, naming the hyperparameter, its value and its range.
 void validate(const OptimizerOptions& options);
 
 // Returns the coefficients of step number `step`; the first step is step 1.
-// Fails with: kInvalidArgument when step is 0, when the learning rate is negative or not finite, or
-// when the scale is not finite.
+// Fails with kInvalidArgument if step is 0, the learning rate is negative or not finite, or the
+// scale is not finite.
 UpdateCoefficients coefficients_of(const OptimizerOptions& options, double learning_rate,
                                    std::uint64_t step, float gradient_scale);
 

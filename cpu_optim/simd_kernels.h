@@ -4,8 +4,8 @@
 // read, so any thread may call them.
 //
 // Invariant: every kernel gives the bits of the scalar definition (base/optimizer_math.h,
-// gradient_ops.h) for all results that are not NaN. Where the definition gives NaN, so does the
-// kernel, but sign and payload may differ.
+// gradient_ops.h) for all results that are not NaN. If the definition gives NaN, the kernel gives
+// NaN, too, but sign and payload may differ.
 #pragma once
 
 #include <cstdint>
@@ -64,13 +64,12 @@ struct SimdKernels {
 std::span<const SimdKernels> available_simd_kernels();
 
 // The kernels called `name`, in upper or lower case; the best kernels when `name` is empty.
-// Fails with: kConfig when no available kernels have this name; the message lists the available
-// names.
+// Fails with kConfig if no available kernels have this name. The message lists the available names.
 const SimdKernels& select_simd_kernels(std::string_view name);
 
 // The kernels that this process uses, by select_simd_kernels(). The name comes from the environment
 // variable SLUICE_SIMD, which is read at the first call.
-// Fails with: kConfig, at every call, if SLUICE_SIMD names no available kernels.
+// Fails with kConfig, at every call, if SLUICE_SIMD names no available kernels.
 const SimdKernels& active_simd_kernels();
 
 }  // namespace sluice

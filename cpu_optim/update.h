@@ -80,8 +80,8 @@ struct UpdateBytes {
 };
 UpdateBytes bytes_per_element(const UpdateArrays& arrays);
 
-// The bits of the smallest magnitude at which the master, or the parameter rounded from it, is not
-// finite.
+// The bits of the smallest magnitude at which the master is not finite, or at which the parameter
+// rounded from the master is not finite.
 constexpr std::uint32_t non_finite_magnitude(MasterLayout layout) {
   switch (layout) {
     case MasterLayout::kFp32: return 0x7f800000;
@@ -108,24 +108,24 @@ NewState update_simd(const UpdateCoefficients& coefficients, const UpdateArrays&
 
 // The first element with a value that is not finite, and the name of the value. The name is
 // "weight" (the master, or its rounded parameter), "exp_avg" or "exp_avg_sq". Returns element
-// `element_count` if all values are finite. Used only for the message about NewState::kNonFinite,
-// so the speed does not matter.
+// `element_count` if all values are finite. Only the message about NewState::kNonFinite needs this
+// function, so its speed does not matter.
 struct NonFiniteState {
   std::uint64_t element = 0;
   std::string_view part;
 };
 NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
-// Reads and writes the same bytes as update_simd(), in the same streams and the same order, and
-// with the same instruction set. Changes no byte, except that parameters of kFp16 become zero. No
-// update can be faster, so the speed of this function is the limit. `seed` is 0, but the compiler
-// must not know the value.
+// This function reads and writes the same bytes as update_simd(), in the same streams, in the same
+// order and with the same instruction set. It changes no byte, except that parameters of kFp16
+// become zero. No update can be faster, so the speed of this function is the limit. `seed` is 0,
+// but the compiler must not know this.
 void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 
 // The instruction set that update_simd() and gradient_ops.h use here: AVX3 (AVX-512), AVX2, SSE4,
 // SSSE3 or SCALAR on x86. SLUICE_SIMD=name in the environment, in upper or lower case, forces an
 // instruction set. The variable is read once.
-// Fails with: kConfig when SLUICE_SIMD names an instruction set that this build or this processor
+// Fails with kConfig if SLUICE_SIMD names an instruction set that this build or this processor
 // lacks. update_simd() and similar functions then fail, too, so programs call simd_target_name() at
 // the start.
 std::string_view simd_target_name();

@@ -1,4 +1,4 @@
-// The update of a run whose moments are bf16 or 8-bit codes, for any update of fp32 moments.
+// Turns any update of fp32 moments into an update of a run whose moments are bf16 or 8-bit codes.
 // Internal to cpu_optim. Pure, callable from any thread on disjoint memory.
 #pragma once
 
@@ -44,8 +44,8 @@ inline void round_moments_reference(const FreshMoments& moments, const UpdateArr
   }
 }
 
-// Converts `values` to fp32 in `target` and returns `target`, or returns null if there is no
-// moment.
+// Converts `values` to fp32 in `target`, and returns `target`. If there is no moment, the result is
+// null.
 inline float* decoded_bf16(const std::uint16_t* values, std::uint64_t count, float* target) {
   if (values == nullptr) return nullptr;
   for (std::uint64_t i = 0; i < count; ++i) target[i] = float_from_bf16(values[i]);

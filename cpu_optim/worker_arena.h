@@ -29,10 +29,11 @@ class WorkerArena {
 
   unsigned threads() const { return threads_; }
 
-  // Calls body(i), or body(i, worker) if it takes two arguments, for each i in [0, count), in any
-  // order, and returns when all calls have returned. Calls that run at the same time have different
-  // `worker` numbers, all below threads(). `worker` can select scratch memory. An exception from an
-  // iteration cancels all iterations that have not begun, and for_each() rethrows the exception.
+  // Calls body(i) for each i in [0, count), in any order, and returns when all calls have returned.
+  // A body that takes two arguments is called as body(i, worker). Calls that run at the same time
+  // have different `worker` numbers, all below threads(). `worker` can select scratch memory. An
+  // exception from an iteration cancels all iterations that have not begun, and for_each() rethrows
+  // the exception.
   template <class Body>
   void for_each(std::uint64_t count, const Body& body) {
     publish(begun_);

@@ -51,8 +51,8 @@ struct Engine::Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // Reads elements [first_element, ...) of a tensor. Ranks that share the state make this call
-  // together. If one rank cannot read its part, the call fails on all ranks.
+  // The call reads elements [first_element, ...) of a tensor. Ranks that share the state make this
+  // call together. If one rank cannot read its part, the call fails on all ranks.
   void read(TensorId id, StateKind kind, std::uint64_t first_element, std::span<std::byte> target);
   void require_idle(const char* call);
   void require_no_state(const char* call) const;
@@ -65,7 +65,7 @@ struct Engine::Parts {
   void fill(StateSource& source, const std::string& application, const char* call);
   // Gives `tensors` other masters between two steps.
   void replace_values(std::span<const TensorId> tensors, const InitialValues& values);
-  // Continues from the last commit of a durable store.
+  // Continues a run from the last commit of a durable store.
   void open_store();
   void commit_first();
   void lend_state();
@@ -97,8 +97,8 @@ struct Engine::Parts {
     std::uint64_t begin_ns = 0;
     std::int64_t blocked_ns = 0;
   };
-  // Gives the checkpoint its name if all ranks have written their parts. With `waits`, waits until
-  // all ranks have done so.
+  // Gives the checkpoint its name, if all ranks have written their parts. With `waits`, the call
+  // first waits until all ranks have written their parts.
   void advance_save(SaveWait wait);
   // Throws the failure of the last checkpoint, unless a call has thrown this failure already.
   void throw_save_failure();

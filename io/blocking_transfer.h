@@ -1,6 +1,7 @@
-// Runs a whole transfer with pread or pwrite, or a flush with fdatasync, on the calling thread.
-// Follows the rules of transfer_progress.h. sync_queue and thread_queue share these functions.
-// Thread rule: any thread; the request belongs to the caller.
+// These functions run a whole transfer with pread or pwrite, or a flush with fdatasync, on the
+// calling thread. They follow the rules of transfer_progress.h. sync_queue and thread_queue share
+// them.
+// Thread rule: any thread. The request belongs to the caller.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The checksum of a block's bytes: XXH3 with 64 bits, about 12 GB/s on one core. The checksum finds
-// accidental damage, but is no defence against deliberate forgery. Pure; any thread.
+// The checksum of a block's bytes. It is XXH3 with 64 bits, at about 12 GB/s on one core. The
+// checksum finds accidental damage, but is no defence against deliberate forgery. Pure; any thread.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@ namespace sluice {
 
 std::uint64_t checksum(std::span<const std::byte> data);
 
-// XXH3 with 128 bits, for durable data. The canonical text has 32 hexadecimal digits.
+// The checksum for durable data is XXH3 with 128 bits. The canonical text has 32 hexadecimal
+// digits.
 struct Checksum128 {
   std::uint64_t high = 0;
   std::uint64_t low = 0;

@@ -1,6 +1,6 @@
-// A file for O_DIRECT transfers, preallocated to its full size. A scratch file has no name, and the
-// kernel frees its space even if the process crashes. A file of create_unnamed() gets a name later.
-// Movable, with one owner. Any thread may use the descriptor.
+// A file for O_DIRECT transfers. Its full size is allocated beforehand. A scratch file has no name,
+// and the kernel frees its space even if the process crashes. A file of create_unnamed() gets a
+// name later. Movable, with one owner. Any thread may use the descriptor.
 #pragma once
 
 #include <cstdint>
@@ -11,39 +11,44 @@
 namespace sluice {
 
 // The free bytes for an unprivileged user in the file system of `directory`.
-// Fails with: kInput.
+// Fails with kInput.
 std::uint64_t free_bytes(const std::string& directory);
 
 class DirectFile {
  public:
   // Creates an unnamed file of `size_bytes` (rounded up to whole pages) in `directory`, with mode
   // 0600. Uses O_TMPFILE. If the file system lacks O_TMPFILE, creates a named file and unlinks the
-  // file immediately. Allocates the space here, so that ENOSPC cannot happen later.
-  // Fails with: kInput (`directory` is missing, is not a directory, is not writable, or its file
-  // system cannot preallocate), kNoSpace (the message names needed and free bytes), kIo.
+  // file immediately. The space is allocated here, so that ENOSPC cannot happen later.
+  // Fails with:
+  // - kInput: `directory` is missing, is not a directory, is not writable, or its file system
+  //   cannot preallocate.
+  // - kNoSpace: there is too little space. The message names needed and free bytes.
+  // - kIo: the drive reports an error.
   static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
 
-  // Creates a file like create_scratch(), but link_as() can give this file a name. Turns
-  // copy-on-write off for the file if the file system has a flag for this.
-  // Fails with: as create_scratch(); kUnsupported if the file system has no unnamed files.
+  // Creates a file as create_scratch() does, but link_as() can give this file a name. The function
+  // turns copy-on-write off for the file, if the file system has a flag for this.
+  // Fails with the errors of create_scratch(), and with kUnsupported if the file system has no
+  // unnamed files.
   static DirectFile create_unnamed(const std::string& directory, std::uint64_t size_bytes);
-  // Gives the file a name that no other file has. Does not sync the folder.
-  // Fails with: kInput if the name is taken; kIo.
+  // Gives the file a name that no other file has. The folder is not synced.
+  // Fails with kInput if the name is taken, and with kIo.
   void link_as(const std::string& path);
-  // Opens an existing file. Fails with: kInput (the file is missing, is not a regular file, or is
-  // not writable).
+  // Opens an existing file.
+  // Fails with kInput if the file is missing, is not a regular file, or is not writable.
   static DirectFile open_existing(const std::string& path);
 
-  // Returns another owner of the same open file. Messages call that owner `name`.
-  // Fails with: kIo (no descriptor is left).
+  // Returns another owner of the same open file. In messages, that owner has the name `name`.
+  // Fails with kIo if no descriptor is left.
   DirectFile shared_as(const std::string& name) const;
 
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
   // Offset, length and memory address must be multiples of this number. The number comes from
-  // statx(STATX_DIOALIGN), and is 4096 if the kernel does not tell. At least 512.
+  // statx(STATX_DIOALIGN). It is 4096 if the kernel does not tell. At least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
-  // False if the file system refused O_DIRECT; reads and writes then use the page cache.
+  // The value is false if the file system refused O_DIRECT. Reads and writes then use the page
+  // cache.
   bool is_direct() const { return is_direct_; }
   // The path, or "DIRECTORY/(scratch)", for messages.
   const std::string& name() const { return name_; }

@@ -1,6 +1,6 @@
-// The table of what Sluice does after an errno of a transfer. The queues look up whether to attempt
-// a transfer again, and the engine looks up whether to read a block again. Messages end with the
-// table's advice. Pure; any thread.
+// The table of what Sluice does after a transfer has ended with an errno. The queues look up
+// whether to attempt a transfer again, and the engine looks up whether to read a block again.
+// Messages end with the table's advice. Pure; any thread.
 #pragma once
 
 #include <cstdint>

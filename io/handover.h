@@ -1,8 +1,8 @@
-// Passes requests from any thread to the thread that owns a ring. A Handover has a queue with room
-// for `capacity` requests, and an eventfd. The owner sleeps in the kernel by reading the eventfd,
-// and new requests wake the owner.
+// A queue that takes requests from any thread to the thread that owns a ring. A Handover has a
+// queue with room for `capacity` requests, and an eventfd. The owner reads the eventfd to sleep in
+// the kernel, and new requests wake the owner.
 //
-// Thread rule: any thread may call put() and stop(); only the owner calls take().
+// Thread rule: any thread may call put() and stop(). Only the owner calls take().
 // Invariants: requests leave in the order of pending_list.h. If a take() has emptied the queue and
 // could have taken more, the next put() makes wake_descriptor() readable.
 #pragma once
@@ -21,7 +21,7 @@ namespace sluice {
 
 class Handover {
  public:
-  // Fails with: kUnsupported when the kernel gives no eventfd.
+  // Fails with kUnsupported if the kernel gives no eventfd.
   explicit Handover(std::size_t capacity);
 
   // Adds the requests in order. The first request gets `first_ticket`, and each further request
@@ -36,8 +36,8 @@ class Handover {
   // Makes take() return true and wake_descriptor() readable.
   void stop();
 
-  // A blocking eventfd. A read of 8 bytes returns when take() would find something. Valid while
-  // this object lives.
+  // A blocking eventfd. A read of 8 bytes returns as soon as take() would find something. The
+  // descriptor is valid while this object lives.
   int wake_descriptor() const { return wake_.get(); }
 
  private:

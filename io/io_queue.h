@@ -1,16 +1,19 @@
-// The interface to the kernel's storage I/O. The caller submits requests, and completions come back
-// on a thread that the queue chooses. sync_queue is the reference, with plain pread and pwrite.
-// thread_queue makes the same calls on threads, for machines that do not allow io_uring.
-// uring_queue uses io_uring. drive_queues combines several queues, one per drive.
+// The interface to the kernel's storage I/O.
+// The caller submits requests, and completions come back on a thread that the queue chooses.
+// - sync_queue is the reference, with plain pread and pwrite.
+// - thread_queue makes the same calls on threads, for machines that do not allow io_uring.
+// - uring_queue uses io_uring.
+// - drive_queues combines several queues, one per drive.
 //
 // Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks run on
-// the queue's owner thread (uring_queue), on several worker threads at the same time
-// (thread_queue), or inside submit() (sync_queue). Callbacks may compute, for example a checksum.
+// the queue's owner thread in uring_queue, on several worker threads at the same time in
+// thread_queue, and inside submit() in sync_queue. Callbacks may compute, for example a checksum.
 // Callbacks must not block for long, and must not submit to the same queue.
-// Invariants: every request completes exactly once, with all of its bytes moved or with an errno.
-// Short transfers are resumed. EINTR and EAGAIN are retried a limited number of times. A read that
-// meets the end of the file ends with EIO. Waiting requests of higher priority start first.
-// Requests of the same priority start in the order of arrival. No request starves (pending_list.h).
+// Invariants: every request completes exactly once. Either all of its bytes have moved, or it has
+// an errno. Short transfers are resumed. EINTR and EAGAIN are retried a limited number of times. A
+// read that meets the end of the file ends with EIO. Waiting requests of higher priority start
+// first. Requests of the same priority start in the order of arrival. No request starves
+// (pending_list.h).
 #pragma once
 
 #include <cstddef>
@@ -25,8 +28,8 @@ namespace sluice {
 // kFlush makes the data written to the file durable (fdatasync).
 enum class IoKind : std::uint8_t { kRead, kWrite, kFlush };
 
-// The order of requests while a queue has more requests than it can start. After a request has gone
-// to the kernel, the kernel decides.
+// The order in which a queue starts requests, while it has more requests than it can start. After a
+// request has gone to the kernel, the kernel decides.
 enum class IoPriority : std::uint8_t { kHigh, kNormal, kLow };
 inline constexpr std::size_t kIoPriorities = 3;
 
@@ -34,8 +37,8 @@ inline constexpr std::size_t kIoPriorities = 3;
 // request or `data` until on_complete has been called. For files opened with O_DIRECT, offset,
 // length and address are multiples of DirectFile::alignment_bytes().
 // A flush has no data and no length. A flush covers all writes to its file that completed, on any
-// queue, before the flush was submitted. It covers no other writes. After a failed flush, later
-// flushes prove nothing, because the kernel may have dropped the pages.
+// queue, before the flush was submitted. The flush covers no other writes. After a failed flush,
+// later flushes prove nothing, because the kernel may have dropped the pages.
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   IoPriority priority = IoPriority::kNormal;
@@ -82,8 +85,8 @@ class IoQueue {
   // Waits for the requests in flight.
   virtual ~IoQueue() = default;
 
-  // Adds every request to the queue (sync_queue completes every request). Blocks while the queue is
-  // full. A request ends with the call of its on_complete.
+  // The call adds every request to the queue. sync_queue also completes every request. Blocks while
+  // the queue is full. The last step of a request is the call of its on_complete.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
 
   // Returns when every request submitted before the call has completed and its callback has
@@ -95,8 +98,8 @@ class IoQueue {
 
   virtual std::string_view name() const = 0;
 
-  // A line for the user about a feature that this queue cannot use on this machine, with the
-  // reason. Empty if there is none.
+  // A line of text for the user about a feature that this queue cannot use on this machine, with
+  // the reason. The text is empty if there is none.
   virtual std::string_view note() const { return {}; }
 };
 
@@ -107,7 +110,7 @@ struct IoQueueOptions {
   // drive.
   std::uint32_t backlog = 0;
   // Memory that most requests use. With uring_queue, the kernel pins this memory once and not for
-  // every request. If the kernel refuses, note() tells the reason and nothing else changes. The
+  // every request. If the kernel refuses, note() tells the reason, and nothing else changes. The
   // memory must outlive the queue.
   std::span<std::byte> memory = {};
   // Descriptors of the files that most requests use. uring_queue registers them with the kernel,
@@ -116,17 +119,17 @@ struct IoQueueOptions {
 };
 
 // Makes the reference, which moves the bytes inside submit() and ignores the depth.
-// Fails with: kInvalidArgument when the depth is out of bounds.
+// Fails with kInvalidArgument if the depth is out of bounds.
 std::unique_ptr<IoQueue> make_sync_queue(const IoQueueOptions& options);
 
 // Makes a queue that calls pread and pwrite on min(depth, 32) threads.
-// Fails with: kInvalidArgument when the depth is out of bounds; kUnsupported when no thread can be
-// started.
+// Fails with kInvalidArgument if the depth is out of bounds, and with kUnsupported if no thread can
+// be started.
 std::unique_ptr<IoQueue> make_thread_queue(const IoQueueOptions& options);
 
 // Makes a queue that uses io_uring through liburing.
-// Fails with: kInvalidArgument when the depth is out of bounds; kUnsupported when the kernel
-// refuses a ring (the message carries the errno and a remedy).
+// Fails with kInvalidArgument if the depth is out of bounds, and with kUnsupported if the kernel
+// refuses a ring. The message then has the errno and a remedy.
 std::unique_ptr<IoQueue> make_uring_queue(const IoQueueOptions& options);
 
 // Combines one queue per drive, so that each drive has its own thread and no drive waits for a

@@ -2,10 +2,11 @@
 // of the same priority leave in the order of arrival. The list links the requests, so the list
 // takes no memory and has no limit.
 //
-// Thread rule: not thread-safe; each queue guards its list.
+// Thread rule: a list is not thread-safe, and each queue guards its own list.
 // Invariant: no request starves. A priority that has been passed over kPassedOverMax times in a row
 // goes next.
-//   depth 1, one low request, then high ones without end -> 16 high ones go, then the low one
+//   Example: with a depth of 1, there is one low request, and high requests come without end. Then
+//   16 high requests go first, and the low one follows.
 #pragma once
 
 #include <array>

@@ -1,8 +1,8 @@
-// The totals of a queue's requests. The ledger counts open requests for wait_idle(), and results of
-// ended requests for counters(). Every queue has a ledger.
+// The totals of a queue's requests. For wait_idle(), the ledger counts open requests. For
+// counters(), it counts the results of ended requests. Every queue has a ledger.
 //
 // Thread rule: any thread.
-// Invariant: a request is opened once, ends once, and is closed once after its callback has
+// Invariant: a request is opened once and ends once. It is closed once, after its callback has
 // returned. A call of wait_idle() ignores requests that are opened later, so that submissions of
 // other threads cannot delay its return forever.
 #pragma once
@@ -23,8 +23,8 @@ class RequestLedger {
   // have the next tickets.
   std::uint64_t open(std::uint64_t request_count);
 
-  // Counts one attempt at `request`. Called before on_complete. If on_complete wakes a thread, that
-  // thread then finds the request already counted.
+  // Counts one attempt at `request`. This call comes before on_complete. If on_complete wakes a
+  // thread, that thread then finds the request already counted.
   void count(const IoRequest& request, TransferStep step);
 
   // Called when the request with `ticket` has ended and its callback has returned.
@@ -35,7 +35,7 @@ class RequestLedger {
   IoCounters counters() const;
 
  private:
-  // One thread in wait_idle(). Lies on the thread's stack.
+  // One thread in wait_idle(). The object lies on that thread's stack.
   struct Waiter {
     std::uint64_t tickets_end;  // the thread waits for lower tickets
     std::uint64_t open;         // the number of open requests with lower tickets
@@ -50,7 +50,7 @@ class RequestLedger {
   IoCounters counters_;
 };
 
-// Fails with: kInvalidArgument when the depth is not between 1 and 4096.
+// Fails with kInvalidArgument if the depth is not between 1 and 4096.
 void check_options(const IoQueueOptions& options);
 
 }  // namespace sluice

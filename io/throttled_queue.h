@@ -1,11 +1,11 @@
-// An IoQueue that emulates a drive with given limits. Passes every request to a real queue, and
-// completes the request no sooner than a drive of the given bandwidth and latency. For benchmarks
-// and tests, because the speed of real drives drifts. Limits well below the real drive's limits are
-// exact. The emulated drive works on one request at a time in each direction (with half duplex, on
-// only one request in all). Requests are taken by priority, and then in the order of arrival. The
-// bytes of a request move at the given rate. Requests complete in the same order, `latency` later.
-// All times are computed from the arrivals and not from a thread's wake-up, so that no overshoot
-// adds up. Waiting costs no CPU.
+// An IoQueue that emulates a drive with given limits. It passes every request to a real queue. It
+// completes the request no sooner than a drive of the given bandwidth and latency would. It is for
+// benchmarks and tests, because the speed of real drives drifts. Limits well below the real drive's
+// limits are exact. The emulated drive works on one request at a time in each direction. With half
+// duplex, it works on only one request in all. Requests are taken by priority, and then in the
+// order of arrival. The bytes of a request move at the given rate. Requests complete in the same
+// order, `latency` later. All times are computed from the arrivals and not from a thread's wake-up,
+// so that no overshoot adds up. Waiting costs no CPU.
 //
 // Thread rule: as IoQueue. Callbacks run on a thread of this queue, in order of completion.
 // Invariants: as IoQueue. The owner of a request sees the real queue's result (bytes, errno).
@@ -25,8 +25,8 @@ struct ThrottleOptions {
   std::uint64_t write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
   std::uint64_t latency_ns = 0;  // per request, after its transfer; overlaps with other requests
-  // A flush takes its turn among the writes (with half duplex, among all requests), and occupies
-  // the drive for this time.
+  // A flush takes its turn among the writes and occupies the drive for this time. With half duplex,
+  // it takes its turn among all requests.
   std::uint64_t flush_ns = 0;
   // The drive's write cache (io/write_cache_model.h); 0 = none. A flush first writes the contents
   // of this cache.
@@ -40,7 +40,7 @@ class ThrottledQueue : public IoQueue {
   virtual std::uint64_t late_ns() const = 0;
 };
 
-// Fails with: kInvalidArgument when a rate is out of bounds.
+// Fails with kInvalidArgument if a rate is out of bounds.
 std::unique_ptr<ThrottledQueue> make_throttled_queue(std::unique_ptr<IoQueue> drive,
                                                      const ThrottleOptions& options);
 

@@ -1,9 +1,9 @@
-// Decides what a queue does with a request after one attempt. These functions implement the rules
-// of io_queue.h about short transfers, EINTR, EAGAIN and the end of the file, for every queue.
-// Kernels rarely give short transfers. So the functions depend only on their arguments, and each
-// case can be tested.
+// The functions decide what a queue does with a request after one attempt. These functions
+// implement the rules of io_queue.h about short transfers, EINTR, EAGAIN and the end of the file,
+// for every queue. Kernels rarely give short transfers. So the functions depend only on their
+// arguments, and each case can be tested.
 //
-// Thread rule: pure; the request belongs to the caller.
+// Thread rule: the functions are pure, and the request belongs to the caller.
 // Invariant: every attempt begins a whole number of pages after the request's start. So every
 // attempt has the same alignment for O_DIRECT as the request.
 #pragma once
@@ -15,11 +15,12 @@
 
 namespace sluice {
 
-// The most retries in a row without progress. One more attempt without progress ends the request.
+// The largest number of retries in a row without progress. One more attempt without progress ends
+// the request.
 inline constexpr std::uint32_t kRetriesMax = 16;
 
-// The most bytes that one attempt moves. The kernel's limit is 2 GiB minus a page, and io_uring's
-// length has 32 bits. Larger requests continue in the same way as short transfers.
+// The largest number of bytes that one attempt moves. The kernel's limit is 2 GiB minus a page, and
+// io_uring's length has 32 bits. Larger requests continue in the same way as short transfers.
 inline constexpr std::uint64_t kAttemptBytesMax = std::uint64_t{1} << 30;
 
 enum class TransferStep : std::uint8_t {
@@ -35,14 +36,14 @@ struct TransferAttempt {
   std::uint64_t length_bytes = 0;
 };
 
-// note_start() notes that the request goes to the kernel at `now_ns`; only the first call counts.
-// has_started() may run on any thread, not only on the queue's thread.
+// note_start() notes that the request goes to the kernel at `now_ns`. Only the first call counts.
+// Any thread may call has_started(), not only the queue's thread.
 void note_start(IoRequest& request, std::uint64_t now_ns);
 bool has_started(const IoRequest& request);
 
-// Resets the results of a new or reused `request`. Checks for mistakes that no kernel would notice.
-// Such mistakes are a missing callback or buffer, a range beyond 2^63, and a flush with a range.
-// (For io_uring, offset -1 would mean "the current position".)
+// Resets the results of a new or reused `request`. The function also checks for mistakes that no
+// kernel would notice. Such mistakes are a missing callback or buffer, a range beyond 2^63, and a
+// flush with a range. (For io_uring, offset -1 would mean "the current position".)
 void begin_transfer(IoRequest& request);
 
 // Returns the next attempt, which is the rest of the request. If a short transfer ended inside a

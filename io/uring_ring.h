@@ -1,5 +1,5 @@
-// A ring of io_uring. Wraps the part of liburing that the queue uses, and reports what a kernel or
-// a container refuses.
+// A ring of io_uring. The class wraps the part of liburing that the queue uses. It reports what a
+// kernel or a container refuses.
 //
 // Thread rule: any thread may make a ring. After begin(), only the thread that called begin() uses
 // the ring.
@@ -17,7 +17,7 @@ namespace sluice {
 
 class UringRing {
  public:
-  // A system call that the kernel has refused; error 0 = no refusal.
+  // A system call that the kernel has refused. If `error` is 0, there was no refusal.
   struct Refusal {
     const char* call = "";
     int error = 0;
@@ -28,17 +28,17 @@ class UringRing {
   };
 
   // Makes room for `entries` submissions, and for at least the same number of completions.
-  // Fails with: kUnsupported. If only memory or files cannot be registered, note() tells the
+  // Fails with kUnsupported. If only memory or files cannot be registered, note() tells the
   // reason.
   UringRing(unsigned entries, const IoQueueOptions& options);
   UringRing(const UringRing&) = delete;
   UringRing& operator=(const UringRing&) = delete;
   ~UringRing();
 
-  // Makes the calling thread the owner and tries the ring once, because a container may allow
+  // Makes the calling thread the owner, and tries the ring once. A container may allow
   // io_uring_setup and refuse later calls. Returns the refusal, if any.
   Refusal begin();
-  // Throws `refusal` as an Error. Fails with: kUnsupported.
+  // Throws `refusal` as an Error. Fails with kUnsupported.
   [[noreturn]] static void throw_refused(const Refusal& refusal);
 
   // Adds an entry for submit_and_wait(). Requires: there is room for the entry.
@@ -50,7 +50,7 @@ class UringRing {
   void reap(std::vector<Completion>& target);
 
   // The next functions are for an unusable ring. take_back() appends completions with `result` for
-  // all entries that the kernel never took. look() checks for completions of the other entries, and
+  // all entries that the kernel never took. look() checks for completions of the other entries. It
   // returns whether the kernel allows this.
   void take_back(std::vector<Completion>& target, int result);
   bool look();

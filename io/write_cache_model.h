@@ -1,12 +1,12 @@
-// The volatile write cache of an emulated drive, as a count of bytes. Writes land in the cache
-// while it has room. The cache is written to the medium while the drive has nothing else to do, and
-// for a flush. If the cache is full, a write waits for its turn among the drive's requests. The
-// drive then moves enough of the cache's contents to the medium to make room for the write.
+// The volatile write cache of an emulated drive, as a count of bytes. A write goes into the cache
+// while the cache has room. The cache is written to the medium while the drive has nothing else to
+// do, and for a flush. If the cache is full, a write waits for its turn among the drive's requests.
+// The drive then moves enough of the cache's contents to the medium to make room for the write.
 //
-//   256 MB, 1 GB/s: 300 MB in requests of 4 MB, at once -> 256 MB take no time, 44 MB take 44 ms;
-//   a flush then takes 256 ms
+// Example: a cache of 256 MB and a rate of 1 GB/s get 300 MB at once, in requests of 4 MB. Then
+// 256 MB take no time, and 44 MB take 44 ms. A flush then takes 256 ms.
 //
-// Thread rule: not thread-safe; one object owns it.
+// Thread rule: the model is not thread-safe, and one object owns it.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,8 @@ class WriteCacheModel {
       : capacity_bytes_(capacity_bytes), write_bytes_per_second_(write_bytes_per_second) {}
 
   bool exists() const { return capacity_bytes_ != 0; }
-  // Called when the drive has had nothing else to do for `duration_ns`. Returns how long it wrote.
+  // The caller says that the drive has had nothing else to do for `duration_ns`. Returns the time
+  // for which the drive wrote.
   std::uint64_t idle(std::uint64_t duration_ns) {
     const std::uint64_t busy_ns = std::min(duration_ns, time_ns(held_bytes_));
     const auto written = static_cast<std::uint64_t>(static_cast<double>(duration_ns) * 1e-9 *
@@ -39,8 +40,7 @@ class WriteCacheModel {
     held_bytes_ += size_bytes;
     return true;
   }
-  // Called when the drive takes up a write that has waited. Returns the time for which the drive
-  // makes room.
+  // The drive takes up a write that has waited. Returns the time for which the drive makes room.
   std::uint64_t make_room(std::uint64_t size_bytes) {
     --waiting_;
     held_bytes_ += size_bytes;

@@ -31,8 +31,11 @@ PAGE = "docs/results/reliability.md"
 CODES = "Internal|InvalidArgument|Config|Input|Io|Damaged|Timeout|NoSpace|OutOfMemory|Unsupported|NonFinite|Ranks|Poisoned"
 CODE = re.compile(rf"\bk({CODES})\b")
 C_CODE = re.compile(r"\bSLUICE_(INVALID_ARGUMENT|FORKED|CALLBACK)\b")
+# Begins an item of a list, which promises what the line before it says.
+ITEM = "\N{BULLET}"
 PROMISE = re.compile(
     rf"\b[Ff]ails?\b[^;.]{{0,20}}\bwith\b|\bRequires:|\b[Tt]hrows?\b|\brethr[eo]wn?s?\b|\brefused?s?\b|{CODE.pattern}|{C_CODE.pattern}"
+    r"|\bThe message (names|has|lists)\b|[Nn]othing is left behind|\bnothing has changed\b|\b(engine is poisoned|state is unchanged)\b"
     r"|\bNot while\b|\b[Mm]ust not\b|\bhas to have\b|\bOnce, |\bcannot be set\b")
 # Words that may stand between clauses.
 GLUE = re.compile(r"\b(Fails|further|with|Requires|and|or|for|when|where|while|in|if)\b|[\s,;:.()]+")
@@ -40,7 +43,7 @@ TEST = re.compile(r"\b(?:TYPED_)?TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\s*\)")
 
 
 def sentences(text):
-    return re.split(r"(?<=[.:])\s+(?=[A-Z`])", text)
+    return re.split(rf"(?<=[.:])\s+(?=[A-Z`{ITEM}])", text)
 
 
 def promises(header):
@@ -50,21 +53,31 @@ def promises(header):
     for line in [*header.splitlines(), ""]:
         comment = re.match(r"\s*//(.*)$", line)
         if comment:
-            block.append(comment.group(1).strip())
+            block.append(re.sub(r"^- ", f"{ITEM} ", comment.group(1).strip()))
             continue
         if not block or line.strip().startswith("template"):
             continue
         text = re.sub(r"\s+", " ", " ".join(block)).strip()
         block = []
-        said = " ".join(sentence for sentence in rejoined(sentences(text)) if PROMISE.search(sentence))
+        said = " ".join(sentence for sentence in promising(rejoined(sentences(text))))
         if said:
             name = name_of(line)
             found[name] = f"{found[name]} {said}" if name in found else said
     return found
 
 
+def promising(parts):
+    """The sentences that promise something, and the items of a list that such a sentence begins."""
+    begins_list = False
+    for part in parts:
+        is_item = part.startswith(ITEM)
+        begins_list = begins_list if is_item else bool(PROMISE.search(part)) or begins_list and part.startswith("The message")
+        if PROMISE.search(part) or is_item and begins_list:
+            yield part.replace(f"{ITEM} ", "")
+
+
 def rejoined(parts):
-    """Sentences again, where "Fails with:" has been cut off from what follows."""
+    """Sentences again, where "Fails with:" has been cut off from what follows. The items of a list stay apart."""
     whole = []
     for part in parts:
         if whole and whole[-1].endswith(":"):
@@ -217,6 +230,9 @@ def self_test():
         (header, test, short, "no test is named for"),
         (header.replace("missing", "gone"), test, table, "does not say"),
         (header + "// Requires: it is open.\nvoid read();\n", test, table, "no test is named for \"it is open\""),
+        (header.replace("kInput when it is missing, or kIo\n// when", "\n// - kInput when it is missing.\n// - kIo when"), test, table, None),
+        (header.replace(", or kIo\n// when the drive fails.", ".\n// - The drive's own errors."), test, short, "no test is named for"),
+        (header.replace("Fails with: kInput when it is missing, or kIo\n// when", "There are:\n// - fast drives.\n// Fails with: kInput when it is missing.\n// - kIo when"), test, table, None),
         (header, test.replace("Fails", "Works"), table, "does not exist"),
         (header, test.replace("ErrorCode::kIo", ""), table, "is kIo, of which no file"),
         ("// Fine.\nvoid open();\n", test, table, "promises nothing"),

@@ -120,7 +120,7 @@ struct TraceResult {
 };
 
 // Starts a trace that goes to a file.
-// Fails with: kInput when the file cannot be created; kInvalidArgument when a trace is already
+// Fails with kInput if the file cannot be created, and with kInvalidArgument if a trace is already
 // running.
 void trace_start(const TraceOptions& options);
 // Adds a named text, such as the config, to the file. Does nothing without a file. A name has at
@@ -154,7 +154,7 @@ inline void trace_record(const TraceRecord& record) {
 // Counts the span, and records it while a trace runs.
 void trace_span(const TraceRecord& record);
 
-// Announces a span that has begun, by recording `record` without an end while a trace runs. A
+// Announces that a span has begun. While a trace runs, the call records `record` without an end. A
 // reader of an unfinished trace assumes that such a span lasts to the end of the trace, unless the
 // span's full record follows.
 inline void trace_begin(TraceRecord record) {

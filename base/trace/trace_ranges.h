@@ -19,7 +19,7 @@
 namespace sluice {
 
 // Switches ranges on for the rest of the process.
-// Fails with: kUnsupported when this build has no NVTX.
+// Fails with kUnsupported if this build has no NVTX.
 void enable_trace_ranges();
 
 // Names units by index. Called before the units' first ranges. Does nothing unless ranges are on.
@@ -32,7 +32,7 @@ inline std::atomic<bool> trace_ranges_are_on{false};
 TraceRangeId start_nvtx_range(const TraceRecord& record);
 void end_nvtx_range(TraceRangeId range);
 
-// Uses the kind of `record`, and its step, unit and detail if the kind has them.
+// The range gets the kind of `record`, and also its step, unit and detail if the kind has them.
 inline TraceRangeId begin_trace_range(const TraceRecord& record) {
   // Relaxed, because no data depends on the flag.
   return trace_ranges_are_on.load(std::memory_order_relaxed) ? start_nvtx_range(record)

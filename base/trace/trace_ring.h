@@ -1,4 +1,4 @@
-// Passes the records of one thread to the drainer, in a ring with one writer and one reader.
+// A ring with one writer and one reader, which takes the records of one thread to the drainer.
 //
 // Thread rule: only the ring's own thread calls append(); one other thread at a time calls drain().
 // Invariants: append() never waits. If the ring is full, append() drops the record and counts the
@@ -43,7 +43,7 @@ class TraceRing {
     head_.store(head + 1, std::memory_order_release);  // publishes the record
   }
 
-  // Copies up to target.size() of the oldest records and frees their places.
+  // Moves at most target.size() of the oldest records to `target`, and frees their places.
   std::size_t drain(std::span<TraceRecord> target) {
     const std::uint64_t tail = tail_.load(std::memory_order_relaxed);  // written by the reader
     const std::uint64_t waiting = head_.load(std::memory_order_acquire) - tail;
@@ -65,7 +65,7 @@ class TraceRing {
   const std::string& name() const { return name_; }
   std::uint32_t capacity() const { return capacity_; }
 
-  // Called when the thread has ended and appends nothing more.
+  // The thread calls this function when it appends nothing more.
   void close() { is_closed_.store(true, std::memory_order_release); }
   bool is_closed() const { return is_closed_.load(std::memory_order_acquire); }
 

@@ -27,7 +27,7 @@ class TraceWriter {
   // records of one round.
   static constexpr std::chrono::milliseconds kDrainPeriod{25};
 
-  // Fails with: kInput when the file cannot be created.
+  // Fails with kInput if the file cannot be created.
   explicit TraceWriter(const TraceOptions& options);
   ~TraceWriter();
   TraceWriter(const TraceWriter&) = delete;

@@ -1,8 +1,8 @@
 // The least time that a step can take, computed only from rates. T_min is the busy time of the
 // step's scarcest resource. T_bound is the time of the ideal schedule under a policy, found by a
 // simulation block by block (engine/bound/bound_simulation.h has the rules). The engine can close
-// the distance to T_bound, but not the distance between T_bound and T_min, which is due to the
-// policy. Pure: no I/O, no clock; callable from any thread.
+// the distance to T_bound. The distance between T_bound and T_min is due to the policy, so the
+// engine cannot close it. Pure: no I/O, no clock; callable from any thread.
 #pragma once
 
 #include <span>
@@ -20,7 +20,7 @@ StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
 
 // T_min: the busy time of the scarcest resource, with the fewest bytes that any policy moves.
 StepCost minimum_step(const StepShape& shape);
-// T_min, computed from the T_bounds of all policies where these are known.
+// T_min, computed from the T_bounds of all policies that have one.
 StepCost minimum_of(std::span<const StepCost> bounds);
 
 }  // namespace sluice

@@ -8,10 +8,10 @@
 //
 // A storage line serves parameter fetches first, then reads of state, then writes. The CPU serves
 // norms and additions before Adam.
-// The next step begins when the norm of the previous step is known and its last use is computed.
-// Under `serial`, it begins when all blocks of the previous step are home.
-// Announced uses have fetches and window places of their own, which go first. Such a fetch begins
-// once computation has come to the announcement.
+// The next step begins when the norm of the previous step is known and the last use of the previous
+// step is computed. Under `serial`, it begins when all blocks of the previous step are home.
+// Announced uses have their own fetches and window places, and their fetches go first. Such a fetch
+// begins once computation has come to the announcement.
 // Under optimizer.untouched "skip", units without a use in backward have no update.
 // A use waits until all of its unit's blocks have their update. Parameter fetches and lanes share
 // the parameter slots. So if one of them is reading a block or has the block in host memory, the
@@ -38,16 +38,16 @@
 // norm.
 // `eager`: while gradients arrive, lanes are granted in order of arrival, from the last unit to the
 // first. Afterwards, lanes are granted in unit order. Adam follows the same orders, and waits for
-// the unit's gradient. `speculative`: as `eager` for blocks whose home is storage. The other blocks
-// wait for the norm, and no step is redone.
+// the unit's gradient. `speculative`: the rules of `eager` hold for blocks whose home is storage.
+// The other blocks wait for the norm, and no step is redone.
 // With a durable store, a commit is due every commit_every-th update. A block at home in memory is
 // written after such an update and after all other writes. The block's next update waits for that
-// write. The commit begins when every block is on storage and, if flushes are short, the next step
-// has fetched its units (engine/plan/commit_turn.h). Under `serial` and with several ranks it
-// begins at once. A commit flushes three times, one flush after the other. Stores of the next
-// version wait until the commit has begun and, with two copies, until it has ended. A commit after
-// more than 4 updates is simulated as a commit after 4 updates, and its cost counts once for each
-// real commit.
+// write. The commit begins when every block is on storage. If flushes are short, it also waits
+// until the next step has fetched its units (engine/plan/commit_turn.h). Under `serial` and with
+// several ranks, the commit does not wait for these fetches. A commit flushes three times, one
+// flush after the other. Stores of the next version wait until the commit has begun. With two
+// copies, these stores wait until the commit has ended. A commit after more than 4 updates is
+// simulated as a commit after 4 updates, and its cost counts once for each real commit.
 #pragma once
 
 #include "engine/bound/step_cost.h"

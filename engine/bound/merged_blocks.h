@@ -15,7 +15,7 @@ namespace sluice {
 // A step with at most this many blocks is simulated block by block.
 inline constexpr std::uint64_t kBlocksSimulatedMax = 32 << 10;
 
-// All must outlive the call.
+// All members must outlive the call.
 struct BlockSteps {
   ActivationShape step;
   const Layout& layout;

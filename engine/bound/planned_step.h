@@ -1,6 +1,6 @@
-// A training step under a placement, with an example of the uses that it announces: its schedule,
-// its window and its activations, in the form that engine/bound/bound.h takes. Constant after
-// construction, callable from any thread.
+// A training step under a placement, in the form that engine/bound/bound.h takes: its schedule, its
+// window and its activations. It includes an example of the uses that the step announces. Constant
+// after construction, callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@
 
 namespace sluice {
 
-// Uses that the step announces. They come before use number `before_use` of its schedule, and the
-// step announces them before use number `announced_before`, which is not a later one.
+// Uses that the step announces. They come before use number `before_use` of the step's schedule.
+// The step announces them before use number `announced_before`, which is the same use or an earlier
+// one.
 struct PlannedAnnouncement {
   std::uint32_t before_use = 0;
   std::uint32_t announced_before = before_use;
@@ -26,7 +27,8 @@ struct PlannedAnnouncement {
 class PlannedStep {
  public:
   // `layout` and `placement` must outlive the object. `commit_every` is the config's
-  // storage.state.commit_every. `announcements` are in order, and each step has the same ones.
+  // storage.state.commit_every. `announcements` are in order, and every step has the same
+  // announcements.
   PlannedStep(const ActivationShape& step, const Layout& layout, const Placement& placement,
               std::uint32_t commit_every, std::span<const PlannedAnnouncement> announcements = {});
 

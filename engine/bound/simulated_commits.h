@@ -34,7 +34,7 @@ class SimulatedCommits {
   void step_began();
   // Whether the commit may wait for the fetches of the step (engine/plan/commit_turn.h).
   bool may_wait() const;
-  // Starts one save or one commit, if it may start. The commit of `held_version` may not.
+  // Starts one save or one commit, if it may start. The commit of `held_version` must not start.
   bool pump(std::uint64_t held_version);
   // Ends a job of a save or a flush.
   void end(const SimulatedJob& job);

@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// The task that ends with a job, and the meaning of the job's subject.
+// The task that ends with a job, and what the job's subject is.
 enum class SimulatedTask : std::uint8_t {
   kFetch,       // a block's parameters are in its slot
   kCopyUp,      // the first fetch is on the device

@@ -28,7 +28,8 @@ class SimulatedSlots {
   // Joins the block's slot, or binds a free one. Returns false when no slot is available now.
   bool take(std::uint32_t block, SimulatedUser user);
 
-  // Removes a user at the next settle(). `keep`: the bytes will be used again.
+  // Removes a user of the block's slot at the next settle(). `keep` says that the bytes will be
+  // used again.
   void leave(std::uint32_t block, SimulatedUser user, bool keep) {
     leaving_.emplace_back(user, block, keep);
   }

@@ -1,6 +1,6 @@
 // The gradient drain in the bound's simulation, for a step in which some gradients wait on storage.
-// One use's gradient is drained at a time. Gradients that wait on storage go there block by block
-// through the staging slots, as in engine/flow/gradient_spill.h.
+// One use's gradient is drained at a time. A gradient that waits on storage gets there block by
+// block, through the staging slots, as in engine/flow/gradient_spill.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
 #pragma once
@@ -18,7 +18,7 @@ class SimulatedSpill {
  public:
   // All arguments must outlive the object. `on_host` is called when a gradient that waits in host
   // memory has its turn. `on_left` is called when a gradient that waits on storage has left its
-  // slot, and `on_home` when this gradient is stored and in the norm.
+  // slot. `on_home` is called when this gradient is stored and in the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;

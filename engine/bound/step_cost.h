@@ -61,7 +61,7 @@ struct StepCost {
   Resource scarcest() const;
 };
 
-// The inputs of the bounds. All must outlive the call.
+// The inputs of the bounds. All members must outlive the call.
 struct StepShape {
   const Layout& layout;
   const Placement& placement;
@@ -71,8 +71,8 @@ struct StepShape {
   const ActivationPlan* activations = nullptr;  // null: the application keeps them
   // The number of updates from one commit to the next, if the placement has copies for commits.
   std::uint32_t commit_every = 1;
-  // By use: kScheduled, or how many uses have been computed when the step announces the use. Empty:
-  // the step announces none.
+  // For each use: kScheduled, or the number of uses that have been computed when the step announces
+  // the use. The list is empty if the step announces no use.
   std::span<const std::uint32_t> announced_after = {};
 
   static constexpr std::uint32_t kScheduled = UINT32_MAX;

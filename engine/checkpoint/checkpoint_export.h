@@ -11,8 +11,9 @@
 
 namespace sluice {
 
-// Uses precision, optimizer and block size of `config`. `application` has each rank's text. `root`
-// is as in Engine::save(). Fails with: the errors of Engine::save(), and the source's own errors.
+// The function takes precision, optimizer and block size from `config`. `application` has each
+// rank's text. `root` is as in Engine::save().
+// Fails with the errors of Engine::save(), and with the source's own errors.
 SavedCheckpoint export_checkpoint(StateSource& source, const ModelSpec& model, const Config& config,
                                   const std::string& root, const SaveOptions& options,
                                   const std::vector<std::string>& application);

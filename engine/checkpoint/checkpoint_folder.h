@@ -30,9 +30,9 @@ struct CheckpointName {
 // Returns `text` as the name of a checkpoint, or nothing if `text` is no such name.
 std::optional<CheckpointName> checkpoint_name_from(std::string_view text);
 
-// Returns the checkpoints, newest first; empty where there is no folder. Does not check that the
-// checkpoints can be read.
-// Fails with: kInput where `root` cannot be listed.
+// Returns the checkpoints, newest first. The list is empty if there is no folder. Does not check
+// that the checkpoints can be read.
+// Fails with kInput if `root` cannot be listed.
 std::vector<CheckpointName> list_checkpoints(const std::string& root);
 
 // Lets only one process at a time write checkpoints to a folder. The lock ends with the object or
@@ -40,8 +40,8 @@ std::vector<CheckpointName> list_checkpoints(const std::string& root);
 class CheckpointLock {
  public:
   // Makes the folder if it is missing, and removes half-written checkpoints of a killed process.
-  // Fails with: kInput where another process has the lock (named by host and number), or the folder
-  // cannot be made.
+  // Fails with kInput if another process has the lock, or the folder cannot be made. The message
+  // names the other process by host and number.
   explicit CheckpointLock(const std::string& root);
   // The folders that were removed, because their checkpoints never became whole.
   const std::vector<std::string>& removed() const { return removed_; }
@@ -51,19 +51,20 @@ class CheckpointLock {
   std::vector<std::string> removed_;
 };
 
-// A checkpoint that is being written. Without commit(), the checkpoint is removed with the object.
+// A checkpoint that is being written. If commit() was not called, the destructor removes the
+// checkpoint.
 class NewCheckpoint {
  public:
   // Makes `root` if it is missing.
-  // Fails with: kInput, kNoSpace, kIo, like all functions below.
+  // Fails with kInput, kNoSpace or kIo, as all functions below do.
   explicit NewCheckpoint(const std::string& root);
   NewCheckpoint(const NewCheckpoint&) = delete;
   NewCheckpoint& operator=(const NewCheckpoint&) = delete;
   ~NewCheckpoint();
 
   const std::string& folder() const { return folder_; }
-  // Makes a file of `size_bytes` that begins with `beginning`. Reserves the room, so that a full
-  // disk is noticed here.
+  // Makes a file of `size_bytes` that begins with `beginning`. The call reserves the room, so that
+  // a full disk is noticed here.
   void create(const std::string& name, std::string_view beginning, std::uint64_t size_bytes) const;
   // Writes a whole file, synced.
   void write(const std::string& name, std::string_view text) const;
@@ -80,15 +81,15 @@ class NewCheckpoint {
 // A file of a checkpoint that is being written; any rank and any thread may write parts of it.
 class CheckpointFile {
  public:
-  // Fails with: kInput when the file is missing (the ranks do not share `folder`), and when the
+  // Fails with kInput if the file is missing, because the ranks do not share `folder`, or if the
   // process may open no more files.
   CheckpointFile(const std::string& folder, const std::string& name);
-  // Whole pages go past the page cache if the file system allows it. Where these pages are not
-  // pages of memory, too, they pass through `room`, which no other thread uses. `room` begins at a
-  // multiple of a page and has at least one page. Fails with: kNoSpace, kIo.
+  // Whole pages go past the page cache if the file system allows it. If such a page is not a page
+  // of memory, too, its bytes pass through `room`, which no other thread uses. `room` begins at a
+  // multiple of a page and has at least one page. Fails with kNoSpace or kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);
-  // Fails with: kIo.
+  // Fails with kIo.
   void sync();
 
  private:

@@ -57,12 +57,14 @@ struct CheckpointManifest {
   std::vector<Stored> stored;
 };
 
-// Fails with: kInvalidArgument where the application's texts are not UTF-8.
+// Fails with kInvalidArgument if the application's texts are not UTF-8.
 std::string manifest_text(const CheckpointManifest& manifest);
 
 // `path` is for messages.
-// Fails with: kDamaged where the text differs from what was written; kInput where the text never
-// was a manifest of this format, with the field, the expected and the found value.
+// Fails with:
+// - kDamaged: the text differs from what was written.
+// - kInput: the text never was a manifest of this format. The message names the field, the expected
+//   and the found value.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& path);
 
 }  // namespace sluice

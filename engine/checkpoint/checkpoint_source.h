@@ -20,7 +20,7 @@ namespace sluice {
 class CheckpointSource final : public StateSource {
  public:
   // Reads the manifest, and checks every file's length and header.
-  // Fails with: kInput and kDamaged, naming file, field, the expected and the found value.
+  // Fails with kInput or kDamaged, naming file, field, the expected and the found value.
   explicit CheckpointSource(const std::string& folder,
                             CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
   ~CheckpointSource() override;
@@ -29,13 +29,16 @@ class CheckpointSource final : public StateSource {
   const CheckpointManifest& manifest() const { return manifest_; }
 
   StatePosition position() const override { return manifest_.position; }
-  // Fails with: kInput where the checkpoint's model, precision or optimizer differs.
+  // Fails with kInput if the checkpoint's model, precision or optimizer differs.
   void prepare(const StateDescription& wanted) override;
-  // Fails with: kDamaged naming file and range of bytes that differ from the written ones; kIo.
+  // Fails with:
+  // - kDamaged: bytes differ from the written ones. The message names the file and the range.
+  // - kIo: the drive reports an error.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
   bool allows_threads() const override { return true; }
-  // Reads and checks the whole checkpoint. Fails with: as read().
+  // Reads and checks the whole checkpoint.
+  // Fails with the errors of read().
   void verify();
 
  private:

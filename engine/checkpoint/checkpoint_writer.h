@@ -32,34 +32,38 @@ std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimi
 
 class CheckpointWriter {
  public:
-  // `layout` and `ranks` must outlive the writer. `thread_count`: the threads that call write().
+  // `layout` and `ranks` must outlive the writer. `thread_count` is the number of threads that call
+  // write().
   CheckpointWriter(const Layout& layout, StateDescription description, std::uint32_t thread_count,
                    Ranks& ranks);
 
   // Makes the folder and its files.
-  // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks; a rank reports its own
-  // failure or that another rank has failed. The contents of `root` are then as before.
+  // Fails with kNoSpace, kIo, kInput or kInvalidArgument, on all ranks. Each rank reports its own
+  // failure, or that another rank has failed. After a failure, the contents of `root` are as
+  // before.
   void begin(const std::string& root, const StatePosition& position, const SaveOptions& options);
   // Whether this rank writes blocks. If several ranks have the same data, only the first of these
   // ranks writes blocks.
   bool writes_blocks() const { return ranks_.rank() < ranks_.owner_count(); }
   // Writes a block that this rank owns. Several threads may call this function, each with its own
   // number and its own `room` of room_bytes().
-  // Fails with: kNoSpace, kIo naming the file.
+  // Fails with kNoSpace or kIo, naming the file.
   void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
   std::uint64_t room_bytes() const { return room_.size_bytes(); }
-  // Called after the last write(), on any thread; on return, the data that this rank has written is
-  // on the drive.
-  // Fails with: kIo naming the file.
+  // Any thread calls this function after the last write(). On return, the data that this rank has
+  // written is on the drive.
+  // Fails with kIo, naming the file.
   void sync();
-  // Gives the checkpoint its name. `failure`: why this rank has not written its part.
-  // `application`: the texts of ranks that are not running, which replace the options' text.
-  // Fails with: as begin(); `failure`.
+  // Gives the checkpoint its name. `failure` says why this rank has not written its part.
+  // `application` has the texts of ranks that are not running. These texts replace the options'
+  // text.
+  // Fails with the errors of begin(), and with `failure`.
   SavedCheckpoint finish(const std::optional<Error>& failure,
                          std::vector<std::string> application = {});
 
   // All of it. `visit_blocks` gives the blocks that this rank owns, for example with
-  // StateAccess::visit_blocks(). Fails with: as begin(); the errors of `visit_blocks`.
+  // StateAccess::visit_blocks().
+  // Fails with the errors of begin() and of `visit_blocks`.
   using VisitBlocks = std::function<void(const StateAccess::Visit& visit)>;
   SavedCheckpoint save(const std::string& root, const StatePosition& position,
                        const SaveOptions& options, const VisitBlocks& visit_blocks,

@@ -47,7 +47,7 @@ struct PickleValue {
 };
 
 // Error messages name `path`.
-// Fails with: kInput naming the opcode or the name, and its byte offset.
+// Fails with kInput, naming the opcode or the name, and its byte offset.
 PickleObject read_pickle(std::string_view bytes, const std::string& path);
 
 }  // namespace sluice

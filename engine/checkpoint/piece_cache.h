@@ -27,8 +27,8 @@ class PieceCache {
   // `buffer` by other memory.
   using Read = std::function<std::span<const std::byte>(AlignedBuffer& buffer)>;
 
-  // The piece, which stays as long as the returned pointer lives. The cache must outlive it.
-  // Fails with: the exception of `read`. The next call for the piece then reads again.
+  // The piece stays as long as the returned pointer lives. The cache must outlive the pointer.
+  // Fails with the exception of `read`. The next call for the piece then reads again.
   std::shared_ptr<const std::span<const std::byte>> get(const Key& key, const Read& read);
 
  private:
@@ -43,8 +43,8 @@ class PieceCache {
     bool is_read = false;
   };
 
-  // A user of a piece. Counted under the mutex, so that a thread that reuses a piece's memory knows
-  // that the last user has finished reading.
+  // A user of a piece. Uses are counted under the mutex. So a thread that reuses a piece's memory
+  // knows that the last user has finished reading.
   class Use {
    public:
     Use(PieceCache& cache, const Key& key) : cache_(cache), piece_(cache.find_or_add(key)) {}

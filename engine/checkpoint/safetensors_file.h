@@ -1,7 +1,7 @@
 // Reads files of named tensors in the safetensors format: 8 bytes of header length, a JSON header,
-// raw little-endian data. The header is checked against the file's size first. Then requested data
-// is read. The file is not mapped. A mapped file would count as the process's memory, and SIGBUS
-// would end the process if the file were truncated meanwhile.
+// raw little-endian data. The header is checked against the file's size first. The requested data
+// is read afterwards. The file is not mapped. A mapped file would count as the process's memory,
+// and SIGBUS would end the process if the file were truncated meanwhile.
 //
 // Thread rule: constant after construction; any number of threads may read.
 #pragma once
@@ -29,7 +29,7 @@ class SafetensorsFile {
     std::uint64_t size_bytes = 0;
   };
 
-  // Fails with: kInput when the file is missing, truncated, or not a safetensors file.
+  // Fails with kInput if the file is missing, truncated, or not a safetensors file.
   explicit SafetensorsFile(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -38,27 +38,27 @@ class SafetensorsFile {
   // The checksum of everything before the data.
   const Checksum128& beginning_sum() const { return beginning_sum_; }
   const std::map<std::string, Entry>& entries() const { return entries_; }
-  // Finds a tensor of any type; null when no tensor has that name.
+  // Finds a tensor of any type. The result is null if no tensor has that name.
   const Entry* find(const std::string& name) const;
-  // Copies bytes [first_byte, ...) of a tensor.
-  // Fails with: kInput when the file has been truncated since; kIo.
+  // The call copies bytes [first_byte, ...) of a tensor.
+  // Fails with kInput if the file has been truncated since, and with kIo.
   // Requires: `entry` is of this file, and the range is inside the tensor.
   void read_bytes(const Entry& entry, std::uint64_t first_byte, std::span<std::byte> bytes) const;
 
-  // Copies bytes [offset_bytes, ...) of the file.
+  // The call copies bytes [offset_bytes, ...) of the file.
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
-  // Reads the same bytes, but goes past the page cache if the file system allows this. Such reads
-  // run at the rate of the drive and leave other files in memory. Returns the bytes, which lie in
-  // `buffer`. Replaces `buffer` if it is too small.
+  // Does the same as read_at(), but goes past the page cache if the file system allows this. Such
+  // reads run at the rate of the drive and leave other files in memory. Returns the bytes, which
+  // lie in `buffer`. Replaces `buffer` if it is too small.
   std::span<const std::byte> read_direct(std::uint64_t offset_bytes, std::uint64_t size_bytes,
                                          AlignedBuffer& buffer) const;
 
   // Tensors of fp32. `name` is an F32 tensor:
   bool has(const std::string& name) const;
-  // Fails with: kInput when there is no F32 tensor of that name.
+  // Fails with kInput if there is no F32 tensor of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
-  // Copies elements [first_element, ...) to `values`.
-  // Fails with: kInput for an unknown name, or when the file has been truncated since; kIo.
+  // The call copies elements [first_element, ...) to `values`.
+  // Fails with kInput if the name is unknown or the file has been truncated since, and with kIo.
   // Requires: the range is inside the tensor.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
 

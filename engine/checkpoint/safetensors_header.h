@@ -26,7 +26,7 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// Bytes of an element: 4 for "F32", 2 for "BF16"; 0 for an unknown type.
+// The bytes of an element: 4 for "F32", 2 for "BF16"; 0 for an unknown type.
 std::uint64_t safetensors_element_bytes(std::string_view dtype);
 
 // A tensor to be written.
@@ -45,8 +45,8 @@ std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
                                   const std::map<std::string, std::string>& metadata,
                                   std::uint64_t align_bytes = 8);
 
-// Fails with: kInput, with the defect, when the text is not JSON of the format's form, a name
-// occurs twice, or two tensors share bytes.
+// Fails with kInput if the text is not JSON of the format's form, a name occurs twice, or two
+// tensors share bytes. The message names the defect.
 SafetensorsHeader parse_safetensors_header(std::string_view text);
 
 }  // namespace sluice

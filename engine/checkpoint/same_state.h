@@ -8,8 +8,8 @@
 namespace sluice {
 
 // `where` names the state's place in messages.
-// Fails with: kInput where model, precision, optimizer or frozen units differ, naming the field,
-// the found value, the value that the config asks for, and the remedy.
+// Fails with kInput if model, precision, optimizer or frozen units differ. The message names the
+// field, the found value, the value that the config asks for, and the remedy.
 void require_same_state(const StateDescription& own, const StateDescription& wanted,
                         CheckpointPrecision precision, const std::string& where);
 

@@ -29,8 +29,10 @@ namespace sluice {
 class StoreSource final : public StateSource {
  public:
   // Opens the newest commit that all ranks have.
-  // Fails with: kInput if the store does not exist, another job is using it, or files of a rank are
-  // missing; kDamaged; kUnsupported if its record had no room for the list of units.
+  // Fails with:
+  // - kInput: the store does not exist, another job is using it, or files of a rank are missing.
+  // - kDamaged: the record of the store is damaged.
+  // - kUnsupported: the record had no room for the list of units.
   StoreSource(const std::string& name, const std::vector<std::string>& directories,
               CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
   ~StoreSource() override;
@@ -41,9 +43,11 @@ class StoreSource final : public StateSource {
   const std::vector<std::string>& application() const { return application_; }
 
   StatePosition position() const override { return position_; }
-  // Fails with: kInput where the store's model, precision or optimizer differs.
+  // Fails with kInput if the store's model, precision or optimizer differs.
   void prepare(const StateDescription& wanted) override;
-  // Fails with: kDamaged naming file and range of bytes that differ from the written ones; kIo.
+  // Fails with:
+  // - kDamaged: bytes differ from the written ones. The message names the file and the range.
+  // - kIo: the drive reports an error.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
 

@@ -20,7 +20,7 @@ namespace sluice {
 class TorchFile {
  public:
   // `key` names the entry to read if the file holds a dictionary.
-  // Fails with: kInput naming the file and the content found.
+  // Fails with kInput, naming the file and the content found.
   TorchFile(const std::string& path, const std::string& key);
 
   const std::string& path() const { return path_; }
@@ -28,10 +28,12 @@ class TorchFile {
   // The tensor's shape. Requires: has_tensor().
   const std::vector<std::uint64_t>& shape() const;
   std::uint64_t element_count() const;
-  // Returns the number, or the only element of the tensor. Fails with: kInput.
+  // Returns the number, or the only element of the tensor.
+  // Fails with kInput if there is no such number.
   std::uint64_t count();
-  // Copies elements [first_element, ...) as fp32.
-  // Fails with: kInput for another type or a range beyond the end; kDamaged; kIo.
+  // The call copies elements [first_element, ...) as fp32.
+  // Fails with kInput if the type is another one or the range goes beyond the end, and with
+  // kDamaged and kIo.
   void read(std::uint64_t first_element, std::span<float> values);
 
  private:

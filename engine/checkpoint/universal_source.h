@@ -23,14 +23,14 @@ std::optional<std::string> universal_parameters(const std::string& folder);
 class UniversalSource final : public StateSource {
  public:
   // `parameters` is a result of universal_parameters().
-  // Fails with: kInput, naming the file.
+  // Fails with kInput, naming the file.
   explicit UniversalSource(const std::string& parameters);
 
   StatePosition position() const override { return position_; }
-  // Fails with: kInput where a tensor is missing, superfluous or of another shape, where parameters
-  // have made different numbers of steps, or for an optimizer that is not Adam's.
+  // Fails with kInput if a tensor is missing, superfluous or of another shape, parameters have made
+  // different numbers of steps, or the optimizer is not Adam's.
   void prepare(const StateDescription& wanted) override;
-  // Fails with: kInput, kDamaged, kIo.
+  // Fails with kInput, kDamaged or kIo.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
 

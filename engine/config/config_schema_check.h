@@ -24,7 +24,8 @@ const nlohmann::json* find_key_schema(const std::string& key);
 // All keys of the schema that have a value, in dotted form, in the schema's order.
 std::vector<std::string> config_keys();
 
-// Called with the key ("optimizer.beta1") and the problem of its value; the function must throw.
+// A function that receives the key ("optimizer.beta1") and the problem of its value. The function
+// must throw.
 using SchemaComplaint = std::function<void(const std::string& key, const std::string& message)>;
 
 // Checks the value of `key`, and everything inside the value. An empty `key` stands for the whole

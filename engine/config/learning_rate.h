@@ -58,7 +58,8 @@ struct LearningRateOptions {
   std::uint64_t steps = 100;  // of the run
 };
 
-// Fails with: kConfig, with the place in the file, for a minimum above the learning rate.
+// Fails with kConfig if the minimum is above the learning rate. The message names the place in the
+// file.
 LearningRateOptions learning_rate_options(const ConfigDocument& document);
 
 // All options in one line, to compare two runs.

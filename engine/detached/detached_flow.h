@@ -1,11 +1,11 @@
 // Moves the bytes of a detached optimizer. Jobs on blocks run in the order in which they were
 // given, several at the same time. The record of a block on storage is read into a lane, changed
-// there and written home, while the records of other blocks come and go. The record of a block in
-// host memory is changed in place. When there are no more jobs, free lanes read ahead the blocks
+// there and written home. Meanwhile, the records of other blocks come and go. The record of a block
+// in host memory is changed in place. When there are no more jobs, free lanes read ahead the blocks
 // that are expected next. After each block, the flow expects the block that followed this block the
 // last time.
 //
-// Thread rule: all functions on the scheduler's thread, except where they say otherwise.
+// Thread rule: functions run on the scheduler's thread, unless they say otherwise.
 // Invariants: a block is in one flight at a time, and a record's checksum changes with its bytes.
 // If a lane's block was read ahead but is not used, the lane goes to another block without a write.
 #pragma once
@@ -39,7 +39,8 @@ struct DetachedJob {
 
   Kind kind = Kind::kUpdate;
   std::uint32_t block = 0;
-  // Runs on the worker's thread. `is_fresh`: the record has never been changed, and is zero.
+  // Runs on the worker's thread. `is_fresh` says that the record has never been changed, and is
+  // zero.
   std::function<void(std::byte* record, bool is_fresh)> work;
   // Runs on the scheduler's thread when the work is done. A changed record may still be on its way
   // home.
@@ -52,7 +53,7 @@ class DetachedFlow {
   DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
                const std::vector<DetachedTensor>& tensors, Scheduler& scheduler, Worker& worker,
                const QueueDecorator& decorate);
-  // Any thread. Drops jobs that have not begun, and waits for jobs that have.
+  // Any thread. The destructor drops jobs that have not begun, and waits for the other jobs.
   ~DetachedFlow();
   DetachedFlow(const DetachedFlow&) = delete;
   DetachedFlow& operator=(const DetachedFlow&) = delete;

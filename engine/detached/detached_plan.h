@@ -59,7 +59,7 @@ struct DetachedPlan {
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
 // `host_budget_bytes` is used if the config has no host budget.
-// Fails with: kConfig, kOutOfMemory.
+// Fails with kConfig or kOutOfMemory.
 DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor> tensors,
                            std::uint64_t host_budget_bytes);
 

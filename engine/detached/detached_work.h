@@ -20,14 +20,13 @@ struct BlockOutcome {
   NewState state = NewState::kFinite;
 };
 
-// Applies `update`, which has these `coefficients`, to the elements of `block`, on the threads of
-// `arena`.
+// Applies `update` with its `coefficients` to the elements of `block`, on the threads of `arena`.
 BlockOutcome update_detached(const DetachedBlock& block, const DetachedUpdate& update,
                              const UpdateCoefficients& coefficients, std::byte* record,
                              WorkerArena& arena);
 
-// Reads or writes elements [begin, begin + size) of the block, as DetachedOptimizer::read() and
-// write() do.
+// These functions read or write elements [begin, begin + size) of the block, as
+// DetachedOptimizer::read() and write() do.
 void read_detached(const DetachedBlock& block, StateKind kind, const std::byte* record,
                    std::uint64_t begin, std::span<float> target);
 void write_detached(const DetachedBlock& block, StateKind kind, std::byte* record,

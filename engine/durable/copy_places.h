@@ -23,7 +23,7 @@ struct CopyPlaces {
 CopyPlaces place_copies(const Layout& layout, const Placement& placement,
                         std::span<const double> weights);
 
-// The length of each copy of a plane.
+// The length in bytes of each copy of a plane.
 std::uint64_t copy_bytes(const Layout& layout, std::uint32_t plane);
 
 }  // namespace sluice

@@ -24,9 +24,12 @@ namespace sluice {
 
 class DurableStore {
  public:
-  // `placement` gets as many copies as an old store has. All arguments must outlive the store.
-  // Fails with: kInput where another job has the store, a path lacks the store's files, or the
-  // store's model, layout or number of ranks differs; kDamaged, kNoSpace and others.
+  // If there is an old store, `placement` gets the same number of copies. All arguments must
+  // outlive the store.
+  // Fails with:
+  // - kInput: another job has the store, a path lacks the store's files, or the store's model,
+  //   layout or number of ranks differs.
+  // - kDamaged, kNoSpace and others: a file cannot be read or made.
   DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,
                Placement& placement, Ranks& ranks);
 
@@ -37,7 +40,7 @@ class DurableStore {
   // The files and places, for Tiers. Called once.
   DurableHomes take_homes() { return std::move(homes_); }
   const CommitStart& start() const { return start_; }
-  // Lines for the user.
+  // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
 
   // The numbers of the config that differ from the numbers of the last commit.

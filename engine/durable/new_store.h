@@ -21,10 +21,13 @@ struct NewStore {
   std::uint64_t size_bytes = 0;  // of all its files
 };
 
-// Makes the store that `config` names, on the config's paths, for `ranks` ranks. `application` has
-// the texts of the first ranks; further ranks get the first text.
-// Fails with: kInput where a store of this name exists already, or the source's state does not fit;
-// kConfig, kNoSpace, kIo, and the source's own errors. Only lock files are left behind.
+// The function makes the store that `config` names, on the config's paths, for `ranks` ranks.
+// `application` has the texts of the first ranks; further ranks get the first text.
+// Fails with:
+// - kInput: a store of this name exists already, or the source's state does not fit.
+// - kConfig, kNoSpace or kIo: the files cannot be made.
+// - The source's own errors.
+// After a failure, only lock files are left behind.
 NewStore make_store(const Config& config, const ModelSpec& model, std::uint32_t ranks,
                     StateSource& source, std::span<const std::string> application);
 

@@ -23,26 +23,26 @@ class ActivationFlow {
   // All arguments must outlive the flow. The flow tells `timeline` when computation waits.
   ActivationFlow(const FlowParts& parts, StepTimeline& timeline);
 
-  // Starts to follow `plan` for `step`; the plan must outlive the flow. Requires: the previous plan
-  // has been finished or abandoned.
+  // The flow now follows `plan` for `step`. The plan must outlive the flow. Requires: the previous
+  // plan has been finished or abandoned.
   void begin(const ActivationPlan& plan, std::uint64_t step);
-  // Follows the plan once more if all of its accesses have been made. Waits until no computation
-  // uses the window any more.
-  // Fails with: kInvalidArgument when an access is still held; the engine's first failure, or the
-  // device's.
+  // Follows the same plan once more, if all of its accesses have been made. Waits until no
+  // computation uses the window any more.
+  // Fails with kInvalidArgument if an access is still held, and with the engine's or the device's
+  // first failure.
   void begin_again();
   // Makes the next access of the plan. Work enqueued on `stream` after this call may read or write
-  // the activation. Blocks until the transfers are on their way to the device.
-  // Fails with: kInvalidArgument when the access is not next, or too many are held; the engine's
-  // first failure.
+  // the activation. The call blocks until the transfers are on their way to the device.
+  // Fails with kInvalidArgument if the access is not next or too many are held, and with the
+  // engine's first failure.
   LeasedActivation acquire(const ActivationRef& ref, ActivationAction action, StreamId stream);
   // Ends an access. Work enqueued on the stream after this call must leave the activation alone.
   void release(const LeasedActivation& lease) noexcept;
-  // Fails with: kInvalidArgument when accesses of the plan are missing or still held.
+  // Fails with kInvalidArgument if accesses of the plan are missing or still held.
   void require_complete() const;
   // Waits until no computation uses the window any more, and returns the totals since the last
   // call. Requires: the plan is complete.
-  // Fails with: the engine's first failure, or the device's.
+  // Fails with the engine's or the device's first failure.
   ActivationReport finish();
   // Ends a plan early. Returns when no transfer is in flight and no computation uses the window any
   // more, unless the store is stuck. Ends the accesses that are held.
@@ -71,7 +71,7 @@ class ActivationFlow {
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access, as the application sees it
   std::vector<StreamId> streams_;  // by access
-  // For each access that may need a transfer: the two events around the wait for the access.
+  // For each access that may need a transfer, the two events around the wait for the access.
   std::vector<Event> asked_events_;
   std::vector<Event> granted_events_;
 };

@@ -1,8 +1,8 @@
 // The transfers of an activation flow: every copy and every read and write that an ActivationPlan
 // asks for. A saved activation leaves the device as soon as computation has finished with it.
-// Activations come back before their loads, in order, as long as places in the window and staging
-// slots are free. The block store transfers activations to and from storage. The block store
-// verifies and watches these transfers, and parameters that computation waits for go first.
+// Activations come back before their loads, in order, while places in the window and staging slots
+// are free. The block store moves activations to and from storage. The block store verifies and
+// watches these transfers. Transfers of parameters that computation waits for go first.
 //
 // Thread rule: scheduler's thread, unless stated otherwise.
 // Progress: a fetch starts only when the overwritten activation has been released, and is at home
@@ -37,7 +37,7 @@ class ActivationTransfers {
   // `parts` must outlive the object.
   explicit ActivationTransfers(const FlowParts& parts);
 
-  // Starts to follow `plan` for `step`; the plan must outlive the object. Requires: idle().
+  // The object now follows `plan` for `step`. The plan must outlive the object. Requires: idle().
   void begin(const ActivationPlan& plan, std::uint64_t step);
   // The application has released the access.
   void release(std::uint32_t access);
@@ -52,16 +52,16 @@ class ActivationTransfers {
   // Forgets the activations on storage, because no later call loads them. Requires: idle(), or
   // is_stuck().
   void drop_stored() { drop_from_storage(on_storage_bytes_); }
-  // The totals since the last call. Any thread, while idle().
+  // The totals since the last call. Any thread may call this function while idle().
   ActivationReport take_moved() { return std::exchange(moved_, {}); }
 
   // --- Any thread, from one begin() to the next ---
   //
-  // Work enqueued on `stream` from here on may use the access's place. Requires: is_ready().
+  // Work that is enqueued on `stream` from now on may use the access's place. Requires: is_ready().
   void wait_until_usable(StreamId stream, std::uint32_t access);
   // The event to record after the computation that uses the access's place.
   EventId used_event(std::uint32_t access) const;
-  // These events of all places.
+  // The used_event() of every place.
   std::span<const Event> used_events() const { return used_events_; }
   std::byte* place_of(std::uint32_t access) const;
   // The unit that computes the value.
@@ -107,8 +107,8 @@ class ActivationTransfers {
   void wait_for_place(StreamId stream, std::uint32_t place);
   std::uint32_t take_slot(std::uint32_t access, std::uint32_t piece);
   void free_slot(std::uint32_t slot);
-  // Runs `finished` on the scheduler's thread after the copy for `access`, which is now the last
-  // work on `stream`.
+  // After the copy for `access`, runs `finished` on the scheduler's thread. The copy is now the
+  // last work on `stream`.
   void call_back(const Stream& stream, std::uint32_t access, std::uint64_t size_bytes,
                  std::function<void()> finished);
   void trace_copy(TraceRecord record);

@@ -1,13 +1,13 @@
-// The commits of a durable store. Decides when each commit begins and becomes valid, and which
-// stores have to wait for the commit. The commit of step v begins when every block is on storage at
-// version v. The optimizer pass stores the blocks that live on storage. The home saver stores the
-// blocks that live in memory. The commit itself, a flush and a small record, runs beside the next
-// step.
+// The commits of a durable store. This class decides when each commit begins and becomes valid, and
+// which stores have to wait for the commit. The commit of step v begins when every block is on
+// storage at version v. The optimizer pass stores the blocks that live on storage. The home saver
+// stores the blocks that live in memory. The commit itself, a flush and a small record, runs beside
+// the next step.
 // A store of a later version waits until the commit's table is taken. If all copies are named, such
 // a store waits until the commit is valid.
 //
-// A step may hold back the commit of the step before until it has fetched its units, because a
-// flush makes reads wait (engine/plan/commit_turn.h).
+// While a step fetches its units, it may hold back the commit of the step before, because a flush
+// makes reads wait (engine/plan/commit_turn.h).
 //
 // With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1,
 // it waits for its own commit of v. So the vote tells all ranks that the commit is valid.
@@ -16,7 +16,8 @@
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
 // application's text and the loss scale as they were when finish() of its step ended. No commit
 // begins after a failure of the device, because updates and copies there end without saying so.
-// After another failure, only a held commit begins whose state was on storage before.
+// After another failure, the only commit that begins is a held one whose state was on storage
+// before the failure.
 #pragma once
 
 #include <cstdint>
@@ -56,14 +57,14 @@ class Commits {
   // Whether stores of update `step` may begin, because the commits of all earlier steps have their
   // tables.
   bool may_store(std::uint64_t step) const;
-  // Whether update `step` is committed, when all of its blocks are on storage.
+  // Whether update `step` will be committed, once all of its blocks are on storage.
   bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
   // Notes that the block is at rest as update `step` has left it.
   void updated(BlockId block, std::uint64_t step);
-  // Notes that the block is at rest, and that `step` leaves it as the updates before have.
+  // Notes that the block is at rest, and that `step` leaves it unchanged.
   void left(BlockId block, std::uint64_t step);
 
-  // The facts about a step that finish() gives at its end.
+  // The facts about a step at the end of its finish().
   struct StepEnd {
     std::uint64_t step = 0;
     CommittedScale scale = {};
@@ -72,18 +73,18 @@ class Commits {
   // Commits the step as soon as possible if it is due.
   void finished(StepEnd end);
   // Commits the last step now, even if no commit is due. Requires: all of the state is at home, and
-  // no step is active; with other ranks, also count_for_all().
+  // no step is active. With other ranks, count_for_all() has been called, too.
   void want_now();
-  // Makes the first commit, of the present state. Requires: as above.
+  // Makes the first commit, of the present state. Requires: all that want_now() requires.
   void want_first(StepEnd end);
   // Notes that every rank now has all commits of this rank.
   void count_for_all();
 
-  // The commit of `step` does not begin before the step that computes now has the units of its
-  // first `uses` uses, release(), or a failure of the engine. want_now() and want_first() are not
-  // held. Nothing is held with several ranks, whose vote on the step waits for that commit, or
-  // where flushes take long by themselves (commit_may_wait). Requires: nothing that these units
-  // need waits for that commit.
+  // Holds back the commit of `step`. It does not begin before the step that computes now has the
+  // units of its first `uses` uses. release() and a failure of the engine end the hold. want_now()
+  // and want_first() are not held. With several ranks, no commit is held, because the vote on the
+  // step waits for that commit. If flushes take long by themselves, no commit is held either
+  // (commit_may_wait). Requires: nothing that these units need waits for that commit.
   void hold(std::uint64_t step, std::uint32_t uses);
   void release();
 
@@ -102,7 +103,7 @@ class Commits {
   bool is_durable() const { return wanted_.empty() && writer_.is_idle(); }
   // Whether nothing is under way.
   bool is_at_rest() const { return writer_.is_idle() && saver_.is_at_rest(); }
-  // The last step whose commit is durable here; empty: none yet.
+  // The last step whose commit is durable here. The result is empty if there is none yet.
   std::optional<std::uint64_t> durable_step() const { return durable_step_; }
   // The application's text in the record of durable_step().
   const std::string& application() const { return durable_application_; }
@@ -128,7 +129,7 @@ class Commits {
   void begin_held();
   void begin_next();
   void begin(StepEnd end);
-  // Fails the engine, and returns false, if the device has failed.
+  // If the device has failed, this call fails the engine and returns false.
   bool is_device_sound();
   void ended(const std::optional<Error>& failure);
 

@@ -1,5 +1,6 @@
-// Gradients that wait for their update on the device: copied and added there, with the bits of the
-// CPU. The device sums the squares of each leaf of the norm, and only these sums come to the host.
+// Gradients that wait for their update on the device. They are copied and added there, with the
+// bits of the CPU. The device sums the squares of each leaf of the norm, and only these sums come
+// to the host.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: all work waits only for earlier work on the stream; a norm also waits for the worker.
@@ -18,7 +19,7 @@ namespace sluice {
 
 class DeviceGradients final : public GradientHome {
  public:
-  // All arguments must outlive the object; `math` may be null where no gradient waits here.
+  // All arguments must outlive the object. `math` may be null if no gradient waits here.
   DeviceGradients(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
                   Callbacks callbacks);
 

@@ -1,8 +1,8 @@
 // The update of units whose optimizer state is at home on the device. The update is enqueued on the
-// device and changes the state in place. Only work on the device, at the unit's next use, waits for
-// the update. Because nothing on the host waits, these updates need no lanes, and an enqueued
-// update counts as done, unless a weight overflows. An overflow is reported when the unit's updates
-// have run, and then becomes the scheduler's failure.
+// device and changes the state in place. Only the unit's next work on the device waits for the
+// update. Nothing on the host waits, so these updates need no lanes. An enqueued update counts as
+// done, unless a weight overflows. An overflow is reported when the unit's updates have run, and
+// then becomes the scheduler's failure.
 //
 // Thread rule: scheduler's thread only.
 // Invariant: the device holds the unit's final gradient before its update is enqueued.
@@ -22,15 +22,15 @@ namespace sluice {
 
 class DeviceUpdates {
  public:
-  // All arguments must outlive the object; `math` may be null where no unit is updated on the
-  // device. `on_end` runs when a unit's updates of a step have ended.
+  // All arguments must outlive the object. `math` may be null if no unit is updated on the device.
+  // `on_end` runs when a unit's updates of a step have ended.
   DeviceUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
                 std::function<void(UnitId unit, std::uint64_t step)> on_end);
 
   // Enqueues the update of a block, behind the work that last brought the unit's parameters.
   void update(const BlockPlace& block, const StepCoefficients& coefficients);
-  // All of the unit's blocks have been passed to update(); `step`, for messages, is the step's
-  // number.
+  // All of the unit's blocks have been passed to update(). `step` is the step's number for
+  // messages.
   void end_unit(UnitId unit, std::uint64_t step);
 
   StreamId stream() const { return stream_.id(); }

@@ -4,11 +4,11 @@
 // element). After the last addition, the unit's squared norm is taken. Gradients come home one at a
 // time, in order of release.
 // The schedule, or close(), says which gradient is the last. At close(), units without a gradient
-// get a gradient of zeros. Owns the device's gradient slots.
+// get a gradient of zeros. The drain owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot, on the device, in the order of the backward
 // uses. The ranks add each use's gradient before it goes home, or they add the unit's complete sum
-// over the step. In that case, the sum is copied back to the slot first.
+// over the step. For a complete sum, the sum is first copied back to the slot.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
@@ -42,7 +42,7 @@ namespace sluice {
 
 class GradientDrain {
  public:
-  // All arguments must outlive the drain; `math` may be null where no gradient waits on the device.
+  // All arguments must outlive the drain. `math` may be null if no gradient waits on the device.
   // `on_final` runs when a unit's final gradient is at home and in the norm. `on_final` does not
   // run for a gradient that is not finite. An update that does not wait for the norm must not use
   // such a gradient.
@@ -51,8 +51,8 @@ class GradientDrain {
 
   // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
   // `reduces_each`, every use's gradient is added over the ranks. Otherwise the ranks add only the
-  // sum of each unit, and the home must hold the whole sum. Nothing says which gradient of an
-  // announced unit is its last, so these gradients are always added over the ranks at every use.
+  // sum of each unit, and the home must hold the whole sum. These gradients of announced units are
+  // always added over the ranks at every use, because nothing says which of them is the last.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
@@ -63,13 +63,13 @@ class GradientDrain {
   std::optional<std::uint32_t> try_take_slot();
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
-  // Lends the unit's place in the set itself for its first gradient of the step, where that is
+  // Lends the unit's place in the set itself for the unit's first gradient of the step, if that is
   // possible. The place's bytes are zero after set_zeroed_event(), until the next call.
   // Requires: the unit has been updated, so no update reads the set's place any more.
   bool try_lend_set(UnitId unit);
   EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
 
-  // The lease of `use` is released; `computed` is recorded after the computation that filled
+  // The lease of `use` has been released. `computed` is recorded after the computation that filled
   // `slot` or, without a slot, the set's place. If the schedule has changed, a unit with a final
   // gradient may get another gradient. The earlier gradient is then no longer final.
   void release(const ScheduledUse& use, std::optional<std::uint32_t> slot, EventId computed);

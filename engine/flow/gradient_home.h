@@ -65,8 +65,8 @@ class GradientHome {
 
   // The norm that was taken last.
   virtual const NormAccumulator& norm(UnitId unit) const = 0;
-  // The first element of the range that is not finite, counted from the range's start. Callable
-  // from any thread, while no gradient is under way.
+  // Finds the first element of the range that is not finite, counted from the range's start. Any
+  // thread may call this function while no gradient is under way.
   virtual std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const = 0;
 
  protected:
@@ -79,7 +79,8 @@ class GradientHome {
 GradientRange owned_range(const Layout& layout, UnitId unit);
 // The address of the range in the sum, for homes in memory.
 std::byte* in_set(const Layout& layout, const Tiers& tiers, const GradientRange& range);
-// Enqueues one copy straight into the sum: a unit's first gradient of the step needs no addition.
+// Enqueues one copy straight into the sum, because a unit's first gradient of the step needs no
+// addition.
 void copy_to_set(const Layout& layout, const Tiers& tiers, Device& device, const GradientMove& move,
                  StreamId stream);
 

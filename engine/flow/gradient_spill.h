@@ -1,12 +1,13 @@
 // Gradients that wait for their update on storage. Each of a unit's gradients passes through host
-// memory block by block. There each block is added to the sum so far (one fp32 addition and one
-// rounding per element, as in the gradient set) and counted in the unit's norm. Then the block goes
-// to storage. One gradient is processed at a time.
+// memory block by block. There the block is added to the sum so far, with one fp32 addition and one
+// rounding per element, as in the gradient set. It is also counted in the unit's norm. Then the
+// block goes to storage. One gradient is processed at a time.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a block waits for one staging slot, or for two if it is added to a sum. Earlier blocks
 // free their staging slots when they are at home. A block also waits for copies, the worker, and
-// storage. Nothing reads a unit's gradients while more may come (engine/flow/optimizer_pass.h).
+// storage. While more gradients of a unit may come, nothing reads the unit's gradients
+// (engine/flow/optimizer_pass.h).
 #pragma once
 
 #include <cstdint>

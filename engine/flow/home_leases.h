@@ -1,12 +1,12 @@
-// The leases on units that computation uses at their home. An update of a block writes this home,
-// so the update waits until no lease on the unit is held, and until the computation under released
-// leases has ended. A gradient is final only after the computation under the leases that were
-// released before its own lease. So only the computation under later leases is followed here. After
-// the gradient that the schedule calls the last, a lease is followed as soon as it is released.
-// After any other gradient, leases are followed when no more gradients come.
+// The leases on units that computation uses at the units' homes. An update of a block writes this
+// home, so the update waits until no lease on the unit is held, and until the computation under
+// released leases has ended. A gradient becomes final only when the computation under all earlier
+// leases has ended. So only the computation under later leases is followed here. After the gradient
+// that the schedule calls the last, a lease is followed as soon as it is released. After any other
+// gradient, leases are followed when no more gradients come.
 //
 // Thread rule: scheduler's thread only.
-// Progress: an update that waits here delays nothing that a held lease waits for.
+// Progress: nothing that a held lease waits for is delayed by an update that waits here.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// A unit's gradient that waits for the computation under a released lease.
+// How a unit's gradient depends on the computation under a released lease.
 enum class LeaseGradient : std::uint8_t {
   kOwn,    // the lease's own, which is not final yet
   kLater,  // one that may still come
@@ -33,8 +33,8 @@ class HomeLeases {
   // possible.
   HomeLeases(const FlowParts& parts, std::function<void()> on_change);
 
-  // Called when a step or an inference begins; the computation of the previous one has ended or has
-  // been followed.
+  // Called when a step or an inference begins. The computation of the previous one has ended or is
+  // followed.
   void begin() { open_.clear(); }
   // Called when a lease on the unit begins.
   void acquired(UnitId unit);

@@ -36,10 +36,11 @@ class HomeSaver {
   // All must outlive the saver.
   HomeSaver(const FlowParts& parts, Hooks hooks);
 
-  // How many blocks of the model have updated state at home in memory.
+  // The number of blocks of the model whose updated state is at home in memory.
   std::uint32_t block_count() const { return block_count_; }
   bool is_at_home(BlockId block) const { return is_at_home_[index_of(block)]; }
-  // Saves the block for the commit of `step`. Requires: is_at_home(), at rest, not being saved.
+  // Saves the block for the commit of `step`. Requires: is_at_home(), and the block is at rest and
+  // is not being saved.
   void add(BlockId block, std::uint64_t step);
   // Adds every block that is_outdated().
   void add_outdated(std::uint64_t step);
@@ -90,7 +91,7 @@ class HomeSaver {
   std::uint32_t block_count_ = 0;
   std::vector<bool> is_at_home_;  // by block
   std::vector<bool> is_saving_;   // by block
-  // The blocks in host memory, and the blocks that need a commit buffer; each set is keyed by the
+  // The blocks in host memory, and the blocks that need a commit buffer. Each set is keyed by the
   // commit's step.
   std::map<std::uint64_t, std::array<std::deque<BlockId>, 2>> queues_;
   std::uint32_t waiting_ = 0;  // blocks in the queues

@@ -1,5 +1,5 @@
-// The transfers and copies of the optimizer pass: they bring a block's planes into its lane, and
-// home again. Speculative updates go to shadow copies on storage.
+// The transfers and copies of the optimizer pass. They bring a block's planes into the block's
+// lane, and home again. Speculative updates go to shadow copies on storage.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -16,15 +16,15 @@ namespace sluice {
 
 class LaneTransfers {
  public:
-  // All arguments must outlive the object; `commits` is null where the state is scratch.
-  // `on_change` runs when a transfer or a copy of a lane has ended.
+  // All arguments must outlive the object. `commits` is null if the state is scratch. `on_change`
+  // runs when a transfer or a copy of a lane has ended.
   LaneTransfers(const FlowParts& parts, ParameterSlots& slots, const Commits* commits,
                 std::function<void()> on_change);
 
   // Prepares a lane. The lane must outlive the object, and stays where it is.
   void attach(OptimizerLane& lane);
 
-  // Starts to bring the block's record and parameters. Returns whether the parameters are there
+  // Starts to bring the block's record and parameters. Returns whether the slot has the parameters
   // already.
   bool load(OptimizerLane& lane);
   // Starts to bring gradients that wait outside host memory. Requires: no more gradients are added.
@@ -34,8 +34,8 @@ class LaneTransfers {
 
   // Starts to copy updated parameters to their home on the device.
   void copy_to_device(OptimizerLane& lane);
-  // Whether the block may be written to storage: an earlier commit has its table, and a copy is
-  // free.
+  // Whether the block may be written to storage. This needs an earlier commit that has its table,
+  // and a free copy.
   bool may_write(const OptimizerLane& lane) const;
   // Starts to write the planes whose home is storage. Requires: may_write().
   void write(OptimizerLane& lane);

@@ -1,9 +1,9 @@
-// The updates that blocks have missed under optimizer.untouched "lazy". A step leaves the units as
-// they are that it does not use. Before a unit is used, saved or read, its blocks make up for the
-// updates that they have missed: one after the other, with the coefficients of the steps, which are
-// kept for that, and a gradient of zeros. So the bits are those of "update".
+// The updates that blocks have missed under optimizer.untouched "lazy". A step leaves units that it
+// does not use as they are. Before a unit is used, saved or read, its blocks make up for these
+// updates, one after the other. Each such update has the coefficients of its step, which are kept
+// for that, and a gradient of zeros. So the bits are the same as under "update".
 // Each entry of the queue names the step whose update is its last. Checkpoints and commits of that
-// step wait for the entry, and later entries of the block wait for them.
+// step wait for the entry. Later entries of the block wait for these checkpoints and commits.
 //
 // Thread rule: scheduler's thread only, except zeros().
 // Invariant: entries of earlier steps come first.
@@ -38,13 +38,14 @@ class LateUpdates {
   LateUpdates& operator=(const LateUpdates&) = delete;
 
   bool is_lazy() const { return placement_.is_lazy; }
-  // Update `step` has the coefficients `of_units`, and all units count it.
+  // Update `step` has the coefficients `of_units`, and counts as an update of all units.
   void applied(std::uint64_t step, const UnitCoefficients& of_units);
-  // Whether the unit, which the last update has left as it is, has missed as many as it may, and
-  // nothing of it waits here.
+  // Whether the unit has missed as many updates as it may. The last update has left such a unit as
+  // it is, and none of its blocks waits here.
   bool has_missed_most(UnitId unit) const;
-  // The block has to be at its unit's version. Without effect where nothing is missing.
-  // Requires: no update makes this version already.
+  // Asks that the block makes up for its missed updates, up to its unit's version. The call has no
+  // effect if no update is missing.
+  // Requires: no other update is making this version of the block.
   void want(const BlockPlace& block);
 
   bool is_empty() const { return queue_.empty(); }

@@ -12,8 +12,8 @@ inline void record_lease_end(Device& device, EventId event, StreamId stream) noe
     device.wait(stream, event);
     device.record(event, stream);
   } catch (...) {
-    // The application has destroyed the stream, which has waited for all of its work. Otherwise the
-    // device has failed, and the next synchronize() says so.
+    // If the application has destroyed the stream, the stream has waited for all of its work.
+    // Otherwise the device has failed, and the next synchronize() says so.
   }
 }
 

@@ -22,7 +22,7 @@ struct OptimizerLane {
 
   // A block passes through the states in this order.
   enum class Phase : std::uint8_t { kFree, kReading, kLoaded, kUpdating, kUpdated, kWriting };
-  // The fate of the block's update.
+  // The fate of a block's update.
   enum class Outcome : std::uint8_t {
     kHome,       // it is permanent; before the update: it will be made as the step says
     kTentative,  // it goes to the shadow, until the coefficients are known
@@ -30,7 +30,7 @@ struct OptimizerLane {
     kRedo,       // the coefficients assumed for it were wrong: it is made again
     kVoid,       // its step was cancelled: the lane only waits for work under way
   };
-  // Gradients that wait outside host memory come to the lane before the update.
+  // Gradients that do not wait in host memory come to the lane before the update.
   enum class Gradients : std::uint8_t { kHere, kWanted, kComing };
 
   // Goes on to `phase`. Requires: the pair is legal.
@@ -58,7 +58,8 @@ struct OptimizerLane {
   Outcome outcome = Outcome::kHome;
   Gradients gradients_are = Gradients::kHere;
   bool is_assuming = false;  // for the worker: its update with assumed coefficients is running
-  // The block makes up for updates that it has missed (engine/flow/late_updates.h), with these.
+  // The block makes up for updates that it has missed (engine/flow/late_updates.h). These are the
+  // updates.
   bool is_late = false;
   std::vector<std::shared_ptr<const UnitCoefficients>> missed;
   // A weight has overflowed with the assumed coefficients. The overflow is an error only if the

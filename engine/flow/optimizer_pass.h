@@ -1,11 +1,11 @@
-// Updates every block once per step. Reads the parts that are not in memory, runs Adam, and writes
-// back. Several blocks are in flight, so that reading, computing and writing overlap. If all of a
-// unit's state is on the device, the same arithmetic runs there (engine/flow/device_updates.h). A
-// lane holds one block from the start of its reads to the end of its writes.
-// engine/flow/update_order.h chooses the next block and the time of its update. Speculative updates
-// are written to shadow copies on storage. Later apply() adopts these copies, or lets the updates
-// be repeated from the old state. With a durable store, a lane keeps its block until there is a
-// free copy that no commit names (engine/flow/commits.h).
+// The optimizer pass updates every block once per step. It reads the parts that are not in memory,
+// runs Adam, and writes the results back. Several blocks are in flight, so that reading, computing
+// and writing overlap. If all of a unit's state is on the device, the same arithmetic runs there
+// (engine/flow/device_updates.h). A lane holds one block from the start of its reads to the end of
+// its writes. engine/flow/update_order.h chooses the next block and the time of its update.
+// Speculative updates are written to shadow copies on storage. Later, apply() adopts these copies,
+// or the updates are repeated from the old state. With a durable store, a lane keeps its block
+// until there is a free copy, which no commit names (engine/flow/commits.h).
 // Blocks that make up for updates that they have missed take lanes, too
 // (engine/flow/late_updates.h).
 //
@@ -13,9 +13,10 @@
 // Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
 // step's gradients or coefficients. A lane also waits for a parameter slot that copies under way
 // will free. A commit waits for stores of earlier versions and for the drives, but never for a lane
-// that waits for the commit. Nothing in the step waits for a lane, except the next step's use of
-// the block's unit, and a use of a unit that is late: a lane is free for it while others may wait
-// for computation. Blocks of one update are independent, so any order gives the same bits.
+// that waits for the commit. Two uses wait for a lane: the next step's use of the block's unit, and
+// a use of a unit that is late. Nothing else in the step waits for a lane. For a late unit, a lane
+// is free while other lanes may wait for computation. Blocks of one update are independent, so any
+// order gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -54,13 +55,13 @@ struct UpdateParts {
 
 class OptimizerPass {
  public:
-  // All arguments must outlive the pass, except `own` itself. `on_change` runs whenever the pass
-  // has made progress.
+  // All arguments except `own` itself must outlive the pass. `on_change` runs whenever the pass has
+  // made progress.
   OptimizerPass(const FlowParts& parts, const UpdateParts& own, std::function<void()> on_change);
 
-  // Announces the step's update, with the coefficients that eager and speculative updates assume.
-  // The update begins when the previous update has been applied. Requires: the previous update has
-  // been passed to apply(), or cancelled.
+  // Announces the step's update. Eager and speculative updates assume the coefficients that are
+  // given here. The update begins when the previous update has been applied. Requires: the previous
+  // update has been passed to apply(), or cancelled.
   void announce(const Update& update);
   // The unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);
@@ -69,16 +70,17 @@ class OptimizerPass {
   // The unit's gradient of the step is complete and in the set.
   void gradient_is_final(UnitId unit);
   // Every gradient is final, and `coefficients` are known. `as_assumed` says whether the
-  // coefficients are as announced. Returns how many units stay as they are. The others count in
-  // the units' versions.
+  // coefficients are as announced. Returns the number of units that stay as they are. The update
+  // counts in the versions of all other units.
   // Requires: is_begun().
   std::uint32_t apply(const UnitCoefficients& coefficients, bool as_assumed);
-  // The unit has to be at its version, so its blocks make up for updates that they have missed
-  // (optimizer.untouched "lazy"). Without effect where nothing is missing.
+  // Asks that the unit's blocks make up for the updates that they have missed (optimizer.untouched
+  // "lazy"). The unit then has its version. The call has no effect if no update is missing.
   void catch_up(const UnitPlace& unit);
-  // The same for all units.
+  // Does the same for all units.
   void catch_up();
-  // The bytes on storage that late updates have read, and written, since the last call.
+  // The bytes on storage that late updates have read since the last call. They have written as
+  // many.
   std::uint64_t take_late_bytes() { return std::exchange(late_bytes_, 0); }
   // Cancels the announced update: apply() will not be called. Each lane drops the block that it has
   // read ahead.
@@ -89,15 +91,15 @@ class OptimizerPass {
   // Advances everything that can move.
   void pump();
 
-  // Whether every block of the last update passed to apply() has been updated; writes may still be
+  // Whether every block of the last update passed to apply() has been updated. Writes may still be
   // under way.
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether the state is between two steps: some blocks have been updated permanently and others
-  // have not, or a failure has kept a block from its home.
+  // Whether the state is between two steps. This is so if only some blocks have been updated
+  // permanently, or if a failure has kept a block from its home.
   bool is_partial() const;
-  // The version that the last update started from.
+  // The version before the last update.
   std::uint64_t version() const { return order_.current().version; }
   // Whether all updates passed to apply() have been applied, and every write has ended. Lanes may
   // still hold blocks that have been read ahead.
@@ -105,7 +107,8 @@ class OptimizerPass {
   // Whether all updates that make `version` or earlier versions have been applied, and their writes
   // have ended.
   bool has_stored(std::uint64_t version) const;
-  // The cause that delays the update of `block`, or the end of the pass if no block is given.
+  // The cause that delays the update of `block`. Without a block, the cause that delays the end of
+  // the pass.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // Whether no lane holds anything.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }
@@ -180,8 +183,8 @@ class OptimizerPass {
   std::uint32_t updates_posted_ = 0;  // to the worker
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; also during the write of the update before
-  // By block: the last step that has left the block as it is while an update before was on its way
-  // home; 0 = none. Its commit counts the block once the block is home.
+  // For each block, the last step that has left the block as it is while an earlier update was on
+  // its way home; 0 = none. That step's commit counts the block once the block is home.
   std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;

@@ -1,8 +1,8 @@
 // Host buffers for the parameters of blocks whose home is storage or the device. The prefetcher
 // shares the slots with the optimizer pass. A block has at most one slot, with the block's newest
-// bytes in host memory. So if the prefetcher or the pass has read or made some bytes, the other one
-// does not read these bytes again. Parameters fetched for backward wait in their slot for the
-// update, and updated parameters wait for the next forward.
+// bytes in host memory. So if the prefetcher or the pass has already read or made some bytes, the
+// other one does not read these bytes again. Parameters fetched for backward wait in their slot for
+// the update, and updated parameters wait for the next forward.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: a slot is free, or bound to one block and held by its users or kept. As soon as

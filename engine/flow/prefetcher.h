@@ -1,10 +1,10 @@
-// Brings units into the device window ahead of their use, as the window plan says. Blocks go from
-// storage to a parameter slot and then to the device, one by one and strictly in schedule order. A
-// fetch starts as soon as the leases on the bytes that it overwrites have been released. The
-// fetch's copies wait on the device for the computation that still reads these bytes. A block that
-// has not been updated yet delays the blocks after it. A block that the pass has in a slot is
-// copied from this slot. If ranks share the parameters, the blocks are those of the rank's own
-// shard, and a gather completes the unit. There is one gather per fetch, in the order of the
+// The prefetcher brings units into the device window ahead of their use, as the window plan says.
+// Blocks go from storage to a parameter slot and then to the device, one by one and strictly in
+// schedule order. A fetch starts as soon as the leases on the bytes that it overwrites have been
+// released. The fetch's copies wait on the device for the computation that still reads these bytes.
+// A block that has not been updated yet delays the blocks after it. A block that the pass has in a
+// slot is copied from this slot. If ranks share the parameters, the blocks are those of the rank's
+// own shard, and a gather completes the unit. There is one gather per fetch, in the order of the
 // fetches. A shard at home on the device is gathered from its home. A unit that is leased at home
 // needs no copy; it is ready once it has been updated.
 //
@@ -52,16 +52,16 @@ class Prefetcher {
   Prefetcher(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
              const Target& target, Hooks hooks);
 
-  // Starts to follow `schedule`, after `version` updates. With `keeps_for_update`, parameters
-  // fetched for the last time in the step wait in their slots for the update. `schedule` and `plan`
-  // must stay valid while the prefetcher follows them. The prefetcher must be idle() before the
-  // call.
+  // The prefetcher now follows `schedule`, after `version` updates. With `keeps_for_update`,
+  // parameters fetched for the last time in the step wait in their slots for the update. `schedule`
+  // and `plan` must stay valid while the prefetcher follows them. The prefetcher must be idle()
+  // before the call.
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
   // Starts no more fetches. Work under way continues until it ends; wait for idle().
   void stop();
-  // After stop(): allows fetches for the uses before `end`, and no others. `end` is at least the
-  // number of uses that have begun to be fetched.
+  // After stop(), allows fetches for the uses before `end`, and no other fetches. `end` is at least
+  // the number of uses whose fetches have begun.
   void fetch_up_to(std::uint32_t end);
   // Whether all fetches have ended and no further fetch will start.
   bool has_stopped() const { return is_stopped_ && idle(); }
@@ -72,7 +72,7 @@ class Prefetcher {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
   void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
-  // To be called when uses have been added at the end of the followed schedule and of its plan.
+  // The caller has added uses at the end of the followed schedule and of its plan.
   void follow_longer();
 
   // The lease of `use` has been released, and release_event() of the unit has been recorded on the
@@ -92,7 +92,7 @@ class Prefetcher {
   }
   bool is_fetched(std::uint32_t use) const { return plan_->uses[use].fetch; }
 
-  // Whether no read, copy, gather from a home or unprocessed block is left.
+  // Whether no read, no copy, no gather from a home and no unprocessed block is left.
   bool idle() const { return pipeline_.empty() && copies_.empty() && home_gathers_ == 0; }
 
   // The reason why the next use is not ready yet. With kUpdate, the use waits for an update, and
@@ -100,11 +100,12 @@ class Prefetcher {
   WaitCause waits_for() const;
 
   // The event recorded after a unit's last copy. For a unit homed on the device, this event is
-  // never recorded, and so counts as complete.
+  // never recorded, so it counts as complete.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   // The stream whose work precedes every gather.
   StreamId stream() const { return copy_stream_.id(); }
-  // The time when the gather for a use that is_ready() began; null if no gather was needed.
+  // The time at which the gather for a use began, if is_ready(). The result is null if no gather
+  // was needed.
   const BeginTime* gather_begun_ns(std::uint32_t use) const {
     return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
   }
@@ -142,7 +143,7 @@ class Prefetcher {
 
   bool issue_next();
   bool may_start(std::uint32_t use);
-  // The version that a use of the block needs.
+  // The version of the block that a use needs.
   std::uint64_t version_of(BlockId block) const { return versions_.of(layout_.block(block).unit); }
   bool is_updated(const BlockPlace& block) const;
   bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
@@ -183,7 +184,7 @@ class Prefetcher {
   std::uint64_t copied_bytes_ = 0;
   std::deque<BeginTime> gathers_begun_ns_;  // by use; stays where it is when it grows
 
-  // The schedule being worked on.
+  // The schedule that the prefetcher follows.
   const Schedule* schedule_ = nullptr;
   const WindowPlan* plan_ = nullptr;
   std::uint64_t version_ = 0;

@@ -1,11 +1,11 @@
-// Units homed on the device, between their update and their next use. Where ranks share the
-// optimizer's state but not the parameters, each rank has updated its own shard of a unit, and a
-// gather in place brings the other shards. Updates may end in any order, but gathers are issued in
+// Units homed on the device, between their update and their next use. If ranks share the
+// optimizer's state but not the parameters, each rank has updated its own shard of a unit. A gather
+// in place then brings the other shards. Updates may end in any order, but gathers are issued in
 // forward order, so that every rank issues the same sequence. A unit with sharded parameters is
 // gathered for each use instead (engine/flow/prefetcher.h). For such a unit, this class only knows
 // when the shard has been updated.
 //
-// Thread rule: scheduler's thread only; event() from any thread.
+// Thread rule: scheduler's thread only, except event(), which any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,11 @@ class ResidentUnits {
   ResidentUnits(const Layout& layout, const Placement& placement, const Tiers& tiers, Ranks& ranks,
                 Device& device, std::span<const UnitId> forward_order);
 
-  // The work that is now on `stream` gives the rank's blocks of `unit` new parameters. Called once
-  // per update for each unit homed on the device. Called for a frozen unit when the unit gets its
-  // values, in the same order on every rank.
+  // The work that is now on `stream` gives new parameters to the rank's blocks of `unit`. Called
+  // once per update for each unit homed on the device. Called for a frozen unit when the unit gets
+  // its values, in the same order on every rank.
   void updated(UnitId unit, StreamId stream);
-  // The same for an update that leaves the unit as it is.
+  // Does the same for an update that leaves the unit as it is.
   void left(UnitId unit);
 
   // The event recorded after all work that the unit's last update caused on this rank.

@@ -1,8 +1,8 @@
 // Gives the state of one step, block by block, to a checkpoint that is written beside training. A
 // block is loaded into a buffer and handed to the buffer's thread, which writes it. State at home
 // in host memory is written from its place. The next update of a block waits until the block has
-// been loaded, or, in host memory, until it has been written. So the checkpoint has the state of
-// its step exactly, and needs no memory except the buffers.
+// been loaded. In host memory, it waits until the block has been written. So the checkpoint has the
+// state of its step exactly, and needs no memory except the buffers.
 //
 // Thread rule: scheduler's thread only, except for the functions given in `Work`, which run on the
 // buffers' threads.
@@ -47,10 +47,11 @@ class StateSaver {
   StateSaver(const FlowParts& parts, Hooks hooks);
 
   // Starts the threads that write.
-  // Fails with: kUnsupported where no thread can be started.
+  // Fails with kUnsupported if no thread can be started.
   void prepare();
   // Begins to save all blocks as update `step` leaves them, in the order of `blocks`. Frozen blocks
-  // are saved as they are. Requires: prepare(); no save is under way; no later update has begun.
+  // are saved as they are. Requires: prepare() has been called, no save is under way, and no later
+  // update has begun.
   void begin(std::uint64_t step, std::vector<BlockId> blocks, Work work);
   // Whether an update of the block after `step` updates has to wait.
   bool holds(BlockId block, std::uint64_t step) const;

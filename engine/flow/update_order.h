@@ -1,16 +1,16 @@
-// Decides which block of an update comes next, and whether the block may be updated yet. The
-// policies of optimizer.overlap differ in these decisions (docs/design/updates.md). This class
+// This class decides which block of an update comes next, and whether the block may be updated yet.
+// The policies of optimizer.overlap differ in these decisions (docs/design/updates.md). This class
 // knows gradients, coefficients and orders. Lanes, transfers and arithmetic belong to the optimizer
 // pass.
 //
 // `serial`: nothing starts before apply().
-// `deferred`: blocks start in forward order, to be read ahead. Their updates wait for apply().
-// `eager`: blocks start when their parameters have been fetched for backward, and are updated when
-// their gradient is final. From apply() on, blocks start in forward order.
-// `speculative`: as `eager` where the update can be tentative. The other blocks start as under
-// `deferred`, from apply() on.
+// `deferred`: blocks start in forward order, so that they are read ahead. Their updates wait for
+// apply(). `eager`: blocks start when their parameters have been fetched for backward, and are
+// updated when their gradient is final. From apply() on, blocks start in forward order.
+// `speculative`: the rules of `eager` hold if the update can be tentative. The other blocks start
+// as under `deferred`, from apply() on.
 // If units without a gradient stay as they are (optimizer.untouched), no block starts before its
-// unit's first gradient, and apply() counts the blocks of the other units as updated.
+// unit's first gradient. apply() then counts the blocks of the other units as updated.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -34,7 +34,7 @@ struct Update {
   UnitCoefficients coefficients;                  // assumed, until they are known
 };
 
-// Where a block is updated. Each place takes its blocks in its own order.
+// Where a block's update takes place. Each place takes its blocks in its own order.
 enum class UpdatePlace : std::uint8_t {
   kLane,     // in a lane's buffers, with transfers to and from them
   kInPlace,  // in host memory, where all of it is at home
@@ -51,12 +51,12 @@ class UpdateOrder {
   };
 
   // All arguments must outlive the object. `forward_order` is the order in which the next step will
-  // need units; units that it omits come last.
+  // need units. Units that it omits come last.
   UpdateOrder(const Layout& layout, const Placement& placement,
               std::span<const UnitId> forward_order,
               UntouchedPolicy untouched = UntouchedPolicy::kUpdate);
 
-  // Announces `update` as the successor of the current update; begin_announced() makes it the
+  // Announces `update` as the successor of the current update. begin_announced() makes it the
   // current one. Requires: the previous update is being applied, or has ended.
   void announce(const Update& update);
   bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
@@ -88,7 +88,7 @@ class UpdateOrder {
     return phase_ == Phase::kAhead && current_.policy == OverlapPolicy::kSpeculative;
   }
 
-  // The next block to start at `place`; take_next() starts it.
+  // The block at `place` that starts next. take_next() starts it.
   std::optional<BlockId> next(UpdatePlace place) const;
   void take_next(UpdatePlace place);
   bool may_update(BlockId block) const;
@@ -135,7 +135,7 @@ class UpdateOrder {
   std::uint64_t updated_count_ = 0;
   std::vector<std::uint32_t> unit_blocks_left_;  // by unit: blocks yet to be updated
   std::array<Queue, kUpdatePlaces> queues_;
-  // Belongs to the step whose gradients are arriving.
+  // These units belong to the step whose gradients are arriving.
   std::vector<UnitId> early_units_;   // in the order in which their blocks may start
   std::vector<bool> gradient_final_;  // by unit
   std::vector<bool> is_fetched_;      // by unit: for the last time in the step

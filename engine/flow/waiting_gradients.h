@@ -21,8 +21,8 @@ class WaitingGradients {
   WaitingGradients(const Layout& layout, const Placement& placement, Scheduler& scheduler);
 
   void begin_step() { units_.clear(); }
-  // The unit's first gradient of the step has come. `keeps_others`: the set also keeps the other
-  // ranks' part of the gradient.
+  // The unit's first gradient of the step has come. `keeps_others` says that the set also keeps the
+  // other ranks' part of the gradient.
   void add(UnitId unit, bool keeps_others);
   // The other ranks' part is no longer needed.
   void drop_others(UnitId unit);

@@ -1,15 +1,15 @@
 // Boundary activations are the values that each forward use of a unit passes to the next, and the
-// gradients that each backward use passes back. Where the engine keeps activations
-// (Config::Activations), an application saves and loads them in a sequence that the schedule fixes.
-// So the movement of activations can be planned, like the movement of parameters. The plan says
-// which place in the device's activation window each activation has, and which activations have to
-// leave for their home and come back. The plan is a pure function of (shape, places) and fixes the
-// traffic to the byte. Callable from any thread.
+// gradients that each backward use passes back. If the engine keeps activations
+// (Config::Activations), the application saves and loads them in a sequence that the schedule
+// fixes. So the movement of activations can be planned, like the movement of parameters. The plan
+// gives each activation a place in the device's activation window. It also says which activations
+// have to leave for their home and come back. The plan is a pure function of (shape, places) and
+// fixes the traffic to the byte. Callable from any thread.
 //
-// The sequence: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use k
-// (the reverse of forward use k) loads value k - 1 for the recomputation, loads gradient k and
-// saves gradient k - 1. Accesses that do not exist (before the first use, after the last) are left
-// out.
+// The sequence is: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use
+// k is the reverse of forward use k. It loads value k - 1 for the recomputation, loads gradient k
+// and saves gradient k - 1. Some accesses do not exist, before the first use and after the last
+// one. They are left out.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct ActivationAccess {
   ActivationAction action = ActivationAction::kSave;
   std::uint32_t source = 0;  // the access that saved this
   std::uint32_t place = 0;   // in the window
-  // For a save: the activation also goes to its home, because another activation will have taken
-  // its place before it is loaded. For a load: the activation comes from its home.
+  // For a save: the activation also goes to its home, because another activation takes its place
+  // before the activation is loaded. For a load: the activation comes from its home.
   bool moves = false;
   bool empties_home = false;  // a load that moves, and the last one of its source to do so
   std::optional<std::uint32_t> evicted = {};  // last access of the overwritten one
@@ -55,8 +55,8 @@ struct ActivationShape {
   bool has_backward = true;
 };
 
-// The most accesses that an application holds at the same time. An application with N leases may
-// hold the accesses of N uses.
+// The largest number of accesses that an application holds at the same time. An application with N
+// leases may hold the accesses of N uses.
 std::uint32_t activations_held_max(const ModelSpec& model);
 
 // Returns a plan for a window of `places_max` places, each as large as the largest boundary.
@@ -84,7 +84,7 @@ class ActivationHomes {
   // The unit whose forward use fills the home.
   UnitId unit(std::uint32_t home) const { return units_[home / alive_]; }
   std::uint32_t micro_batch(std::uint32_t home) const { return home % alive_; }
-  // Whether a step of this shape finds a home for every activation.
+  // Whether every activation of such a step has a home.
   bool hold(std::uint32_t micro_batches, MicroBatchOrder order) const {
     return order == MicroBatchOrder::kHorizontal || micro_batches <= alive_;
   }
@@ -108,8 +108,8 @@ struct ActivationNeeds {
   std::uint32_t places_wanted = 0;
 };
 
-// `uses_ahead`: the accesses of this many uses are read ahead.
-// Fails with: kInvalidArgument for a model that does not say what crosses its boundaries.
+// The accesses of `uses_ahead` uses are read ahead.
+// Fails with kInvalidArgument if the model does not say what crosses its boundaries.
 ActivationNeeds activation_needs(const ModelSpec& model, const Config::Activations& activations,
                                  std::uint32_t uses_ahead);
 

@@ -1,11 +1,11 @@
-// The uses that a step announces on the way, and their places in a separate part of the device
+// The uses that a step announces while it runs, and their places in a separate part of the device
 // window. All places have the length of the largest announced unit, so that any free place fits any
 // of these units. Announcements only add uses: the plan so far, and the schedule of the other
 // units, stay as they are. So a step reads exactly the bytes of the units that it announces. A unit
-// takes the place of a unit that has no later use among the uses announced with it. If several
-// units have no later use, it takes the place of the one whose last use is longest ago. Without
-// such a unit, it takes the place of the unit whose next use is latest. The time for an
-// announcement grows with the number of its units, but not with the number of earlier uses.
+// takes the place of another unit that has no later use among the uses announced with it. If
+// several units have no later use, the place is that of the unit whose last use is longest ago. If
+// every unit has a later use, the place is that of the unit whose next use is latest. The time for
+// an announcement grows with the number of its units, but not with the number of earlier uses.
 //
 // Thread rule: one thread at a time. References stay valid.
 #pragma once
@@ -38,8 +38,8 @@ class AnnouncedUses {
   // The bytes that the fetches of all uses read from storage.
   std::uint64_t read_bytes() const;
   // The bytes of state on storage that the update reads for the units that only announced uses
-  // touch, as Placement::skips_untouched says, and that their gradients read there. As many are
-  // written.
+  // touch. The bytes that their gradients read there are included. Placement::skips_untouched says
+  // whether there are such bytes. The same number of bytes is written.
   std::uint64_t update_bytes() const;
 
  private:

@@ -1,6 +1,6 @@
-// The moment in a step at which the commit of the step before may begin. A flush makes a drive
-// write out its cache, and reads wait meanwhile. So the flush comes when the step needs the drives
-// least: after the fetches, and before the stores of the next version. Until then, a drive's cache
+// The moment in a step at which the previous step's commit may begin. A flush makes a drive write
+// out its cache, and reads wait meanwhile. So the flush comes when the step needs the drives least,
+// which is after the fetches and before the stores of the next version. Until then, a drive's cache
 // empties beside computation.
 //
 // Thread rule: pure.
@@ -13,17 +13,18 @@
 
 namespace sluice {
 
-// Returns how many uses of the step, from the first on, get their units before the commit begins:
-// those of forward where updates begin in backward (`eager`, `speculative`), and under `deferred`
-// those up to the end of the first backward pass. With many micro-batches, a commit would wait too
-// long for the step's end. Under `serial` it is 0: there the whole state is stored before the next
-// step begins, and the commit begins at once.
+// Returns a number of uses, counted from the start of the step. The commit begins when these uses
+// have their units. Under `eager` and `speculative`, updates begin in backward, and the uses are
+// those of forward. Under `deferred`, they go up to the end of the first backward pass. With many
+// micro-batches, waiting for the step's end would delay the commit for too long. Under `serial`,
+// the result is 0. There the whole state is stored before the next step begins, so the commit
+// begins at once.
 std::uint32_t uses_before_commit(const Schedule& schedule, OverlapPolicy policy);
 
-// Whether the commit may wait at all. If the flushes take more than a third of a step even with an
-// empty cache, the rest of the step is too short for them, and the stores of the next version would
-// wait. Such a commit begins as soon as it can. `flush_s` is the time of one flush that finds
-// the cache empty.
+// Whether a commit may wait for fetches at all. If the flushes take more than a third of a step
+// even with an empty cache, the rest of the step is too short for them. The stores of the next
+// version would then wait. Such a commit begins as soon as it can. `flush_s` is the time of one
+// flush that finds the cache empty.
 bool commit_may_wait(double flush_s, double step_s);
 
 }  // namespace sluice

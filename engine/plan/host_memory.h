@@ -1,6 +1,7 @@
-// Compares the host memory that a run takes with the host's free memory. So a run that the kernel
-// would kill halfway is refused before it takes any memory. Also chooses budgets for a config
-// without budgets. Reads the topology, and is pure otherwise; any thread.
+// The functions compare the host memory that a run takes with the host's free memory. So a run that
+// the kernel would kill halfway is refused before it takes any memory. They also choose budgets for
+// a config without budgets. They read the topology, and are otherwise pure. Any thread may call
+// them.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +34,10 @@ HostMemory process_memory(bool device_is_host);
 // Returns a message if the sum is more than the room. The message lists the parts and says what to
 // lower.
 std::optional<std::string> shortage_of(const HostMemory& memory);
-// Fails with: kOutOfMemory if there is a shortage.
+// Fails with kOutOfMemory if there is a shortage.
 void require_room(const HostMemory& memory);
 // Treats a shortage as `check` says. Returns a note for the user, or "".
-// Fails with: kOutOfMemory under kError.
+// Fails with kOutOfMemory if there is a shortage and `check` is kError.
 std::string settle_shortage(const std::optional<std::string>& shortage, RoomCheck check);
 
 // The default budgets for `memory_bytes`, which is a machine's memory or a rank's part of it. The

@@ -1,6 +1,6 @@
-// The place of every element: tensors inside units, units cut into blocks, and the bytes that each
-// state of a block takes. A pure function of (model, precision, block size); no budget, tier or
-// file appears here. Constant after construction, callable from any thread.
+// The place of every element. Units consist of tensors and are cut into blocks, and each state of a
+// block takes a number of bytes. The layout is a pure function of (model, precision, block size).
+// No budget, tier or file appears here. Constant after construction, callable from any thread.
 //
 // If several ranks share the state, every unit is padded and cut into one equal shard per rank. The
 // blocks are then the blocks of the rank's own shards, so code that works block by block works on
@@ -135,8 +135,9 @@ struct UnitPlace {
 
 class Layout {
  public:
-  // `model` must be validated(). `block_elements` is a multiple of 4096; empty = chosen by the
-  // model's size. `hyperparameter_sets` has one number per tensor of the model, or is empty.
+  // `model` must be validated(). `block_elements` is a multiple of 4096. If it is empty, the
+  // model's size decides. `hyperparameter_sets` has one number per tensor of the model, or is
+  // empty.
   Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements,
          std::span<const std::uint32_t> hyperparameter_sets = {}, Shard shard = {});
 
@@ -146,7 +147,7 @@ class Layout {
   std::span<const UnitPlace> units() const { return units_; }
   std::span<const TensorPlace> tensors() const { return tensors_; }
   std::span<const BlockPlace> blocks() const { return blocks_; }
-  // Fails with: kInvalidArgument for an id that the model does not have, like all functions that
+  // Fails with kInvalidArgument for an id that the model does not have, as all functions do that
   // take an id.
   std::span<const TensorPlace> tensors_of(UnitId unit) const;
   std::span<const BlockPlace> blocks_of(UnitId unit) const;
@@ -177,9 +178,10 @@ class Layout {
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;
-  // The bytes that a rank has at home: the whole unit or, if the unit is sharded, the rank's part.
+  // The bytes that a rank has at home. This is the whole unit or, if the unit is sharded, the
+  // rank's part.
   std::uint64_t home_parameter_bytes(UnitId unit) const;
-  // Whether all of the unit's parameters stay on every device although ranks share the parameters.
+  // Whether every device keeps all of the unit's parameters although ranks share the parameters.
   bool keeps_gathered(UnitId unit) const;
   // The first element and the length of the part of a unit that the gradient set holds.
   std::uint64_t set_begin(UnitId id) const {

@@ -26,7 +26,8 @@ struct StepCoefficients {
   std::uint64_t rounding_key = 0;
 };
 
-// The same for all units. Units that have seen equally many updates share their coefficients.
+// The coefficients of all units. Units that have seen equally many updates share their
+// coefficients.
 struct UnitCoefficients {
   std::vector<StepCoefficients> all;
   std::vector<std::uint32_t> of_unit;  // by unit: its entry in `all`; empty: the only one
@@ -36,8 +37,8 @@ struct UnitCoefficients {
   }
 };
 
-// The step's number decides the random bits of rounding, and the number of the unit's update the
-// bias correction. Both count from 1.
+// The step's number decides the random bits of rounding. The number of the unit's update decides
+// the bias correction. Both count from 1.
 struct UpdateNumbers {
   std::uint64_t step = 0;
   std::uint64_t of_unit = 0;
@@ -46,14 +47,14 @@ struct UpdateNumbers {
 class ParameterGroups {
  public:
   // Requires: `model` is validated().
-  // Fails with: kConfig naming a pattern that matches no tensor, or a group whose tensors all
-  // belong to earlier groups.
+  // Fails with kConfig if a pattern matches no tensor, or all tensors of a group belong to earlier
+  // groups. The message names the pattern or the group.
   ParameterGroups(const Config::Optimizer& optimizer, const ModelSpec& model);
 
   // The set of each tensor, in the order of the model.
   std::span<const std::uint32_t> set_of_tensors() const { return set_of_tensors_; }
-  // `group_learning_rates` has one rate per group of the config, instead of `learning_rate` times
-  // the group's factor, or is empty.
+  // `group_learning_rates` has one rate for each group of the config, or is empty. If it is empty,
+  // a group's rate is `learning_rate` times the group's factor.
   // Requires: the same as coefficients_of().
   StepCoefficients coefficients(double learning_rate, std::span<const double> group_learning_rates,
                                 UpdateNumbers numbers, float gradient_scale) const;
@@ -75,8 +76,8 @@ class ParameterGroups {
   std::vector<std::uint32_t> set_of_tensors_;
 };
 
-// Whether `pattern` describes all of `name`: '*' stands for any characters, including none, and '?'
-// for one.
+// Whether `pattern` describes all of `name`. A '*' stands for any characters, including none, and a
+// '?' for one character.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 
 }  // namespace sluice

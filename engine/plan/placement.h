@@ -1,9 +1,9 @@
-// The tier that is home to each block's states, and the size of every pool in every tier. A pure
-// function of (layout, model, budgets, choices). Mandatory pools come first, and the code computes
-// each of them as one commented sum. The rest of a budget is filled with state, and state that
-// saves the most traffic goes first. The placement is fixed for a run. Because every step uses the
-// state in the same cyclic order, a fixed choice is as good as any cache. A fixed choice can also
-// be predicted and explained. Constant after construction.
+// The tier that is home to each block's states, and the size of every pool in every tier. The
+// placement is a pure function of (layout, model, budgets, choices). Mandatory pools come first,
+// and the code computes each of them as one commented sum. The rest of a budget is filled with
+// state, and state that saves the most traffic goes first. The placement is fixed for a run.
+// Because every step uses the state in the same cyclic order, a fixed choice is as good as any
+// cache. A fixed choice can also be predicted and explained. Constant after construction.
 #pragma once
 
 #include <algorithm>
@@ -34,23 +34,24 @@ struct SlotPool {
 struct Placement {
   bool fills_device = false;  // as in PassNeeds
 
-  // The homes, by block. If one block of a unit is at home on the device, all blocks of this unit
-  // are. Frozen blocks have no record, and host memory counts as the home of the missing record. If
-  // a record is at home on the device, its parameters and gradients are there too, and the unit is
-  // updated there.
+  // The homes, by block. If one block of a unit is at home on the device, all blocks of the unit
+  // are at home there. Frozen blocks have no record. Host memory counts as the home of the missing
+  // record. If a record is at home on the device, its parameters and gradients are there too, and
+  // the unit is updated there.
   std::vector<Tier> parameter_tier;
   std::vector<Tier> record_tier;
-  // Where a step's gradients wait for the update, by unit. Frozen units have no gradients, and
-  // their entry is host memory.
+  // The tier in which a step's gradients wait for the update, for each unit. Frozen units have no
+  // gradients, and their entry is host memory.
   std::vector<Tier> gradient_tier;
 
-  // Whether device memory is host memory that memory.unified allows to be used as such, and one
-  // rank trains alone. Then computation uses a unit's parameters at their home if all of them are
-  // in host memory. Updates use a unit's parameters at their home if they are on the device.
+  // Whether the device's memory is host memory that the engine may use in place. This needs
+  // memory.unified and a single rank. Then computation uses a unit's parameters at their home if
+  // all of them are in host memory. Updates use a unit's parameters at their home if they are on
+  // the device.
   bool is_unified = false;
   std::vector<bool> is_leased_in_host;  // by unit; empty: no unit is
-  // Whether a unit's first gradient of a step may be computed straight in the set, if the set's
-  // part is in host memory.
+  // Whether a unit's first gradient of a step may be computed straight in the set. This needs a set
+  // whose part is in host memory.
   bool leases_gradient_set = false;
 
   // Device memory.
@@ -72,8 +73,8 @@ struct Placement {
   SlotPool gradient_staging;  // pieces of gradients to be added, or on their way to their place
   std::uint64_t host_parameter_bytes = 0;
   std::uint64_t host_record_bytes = 0;
-  // Parameters on their way between storage, device and update. Each lane has a slot, and the rest
-  // is for the prefetcher.
+  // The buffers of parameters on their way between storage, device and update. Each lane has a
+  // slot, and the rest is for the prefetcher.
   SlotPool parameter_slots;
   std::uint32_t kept_slots = 0;  // how many of the rest may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
@@ -81,8 +82,8 @@ struct Placement {
   SlotPool commit_buffers;       // blocks on their way from the device into a commit
   SlotPool save_buffers;         // blocks on their way into a checkpoint beside training
 
-  // Boundary activations, where the engine keeps them: a window on the device, and homes in host
-  // memory or on storage for activations that have to leave the window.
+  // The buffers of boundary activations, if the engine keeps them. There is a window on the device.
+  // Homes in host memory or on storage are for activations that have to leave the window.
   ActivationHomes activation_homes;
   SlotPool activation_window;
   std::uint64_t host_activation_bytes = 0;
@@ -96,20 +97,20 @@ struct Placement {
   std::uint64_t nvme_record_bytes = 0;
   std::uint64_t nvme_gradient_bytes = 0;
   std::uint64_t nvme_activation_bytes = 0;
-  // With a durable store, every plane has durable_copies copies on storage, wherever its home is
-  // (0: the state is scratch). The copies take durable_bytes, in addition to the homes and shadows
-  // on storage.
+  // With a durable store, every plane has durable_copies copies on storage, wherever the plane's
+  // home is. 0 means that the state is scratch. The copies take durable_bytes, in addition to the
+  // homes and shadows on storage.
   std::uint32_t durable_copies = 0;
   std::uint64_t durable_bytes = 0;
   std::uint64_t commit_bytes = 0;  // written by a commit, of state at home in memory
 
-  // Whether a step updates only the units that it uses in backward (optimizer.untouched): for good,
-  // or until later.
+  // Whether a step updates only the units that it uses in backward (optimizer.untouched). The
+  // updates of the other units are missing for good, or are made later.
   bool skips_untouched = false;
   bool is_lazy = false;
 
-  // Whether a step that does not use the unit in backward leaves it as it is. Later updates save
-  // nothing where some of the unit is in memory.
+  // Whether a step leaves the unit as it is if the step does not use the unit in backward. If some
+  // of the unit is in memory, updating it later would save nothing.
   bool may_stay(const UnitPlace& unit) const {
     if (!is_lazy) return skips_untouched;
     const auto is_on_storage = [&](const std::vector<Tier>& tiers) {
@@ -128,8 +129,8 @@ struct Placement {
   bool unit_is_on_device(const UnitPlace& unit) const {
     return is_homed_on_device(unit) && !unit.is_sharded;
   }
-  // Whether leases use the unit's home, in either memory, so that an update of a block has to wait
-  // for the leases on its unit.
+  // Whether leases use the unit at its home, in host or device memory. An update of a block then
+  // has to wait for the leases on the block's unit.
   bool is_leased_at_home(const UnitPlace& unit) const {
     return unit_is_on_device(unit) ||
            (!is_leased_in_host.empty() && is_leased_in_host[index_of(unit.id)]);
@@ -152,7 +153,7 @@ struct Placement {
   bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
   // Whether some gradients come to a lane from outside host memory.
   bool gradients_leave() const { return lane_gradients.count != 0; }
-  // The bytes of the device's pools, which the tiers cut from one slab, and the sum of these bytes
+  // The bytes of the device's pools, which the tiers cut from one slab. Then the sum of these bytes
   // and the ranks' memory.
   std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + announced_window.size_bytes() +
@@ -217,24 +218,23 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
 
 // Tries to place the state under `budgets`. If a pair of budgets works, every pair of larger
 // budgets works, too.
-// Fails with: kOutOfMemory when a budget cannot hold its mandatory pools, or the state that
-// `choices` puts there. The message lists the pools, and names the smallest budget that works while
-// the other budget stays as it is. If no size of this budget alone works, the message names a pair
-// of budgets.
+// Fails with kOutOfMemory if a budget cannot hold its mandatory pools, or the state that `choices`
+// puts there. The message lists the pools. It names the smallest budget that works while the other
+// budget stays as it is. If no size of this budget alone works, the message names a pair of
+// budgets.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
 
-// The length of the device's report about a unit whose gradients wait there. The report has the sum
-// of squares of each leaf that this rank owns, as fp64, and 32 bits that say whether an update has
-// made a weight overflow.
+// The length of the device's report about a unit whose gradients wait on the device. The report has
+// the sum of squares, as fp64, of each leaf that this rank owns. It also has 32 bits that say
+// whether an update has made a weight overflow.
 std::uint64_t tally_bytes_of(const UnitPlace& unit);
 
 // Gives a shadow to every block that can have one.
 void add_shadows(const Layout& layout, Placement& placement);
-// Whether every trained block would have a shadow after add_shadows(), and every gradient would
-// wait in host memory. Every update can then be tentative, which is a condition for "auto" to
-// speculate.
+// Whether add_shadows() would give a shadow to every trained block, and every gradient would wait
+// in host memory. Every update can then be tentative, which is a condition for "auto" to speculate.
 bool shadows_serve_all(const Layout& layout, Placement placement);
 
 // Gives a durable store `count` copies of all of the state (durable_copies()).

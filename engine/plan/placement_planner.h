@@ -1,6 +1,7 @@
-// One attempt to place the state under given budgets: the device's pools first
-// (engine/plan/placement_planner.cc), then the host's (engine/plan/placement_host.cc). Used only by
-// these two files and by engine/plan/placement_budget.cc, which decides what is attempted.
+// One attempt to place the state under given budgets. The device's pools come first
+// (engine/plan/placement_planner.cc), and the host's pools follow (engine/plan/placement_host.cc).
+// Used only by these two files and by engine/plan/placement_budget.cc, which decides what is
+// attempted.
 //
 // Whether everything fits may depend on a choice. For example, the first unit on the device frees
 // the host memory of its parameters, but needs host memory for the buffers of their update. So an
@@ -26,7 +27,7 @@ struct PlacementThrift {
   bool gradients = false;   // those that host memory cannot hold all go to storage
 };
 
-// A budget that does not hold its pools, and the planner's estimate of the least budget that does.
+// A budget that does not hold its pools, with the planner's estimate of the least budget that does.
 struct PlacementShortage {
   Tier tier = Tier::kHost;
   std::uint64_t needed_bytes = 0;
@@ -48,8 +49,8 @@ class PlacementPlanner {
   Placement take() { return std::move(placement_); }
 
  private:
-  // The homes in use, on which the sizes of buffers depend. The homes in use are found once for
-  // each choice of homes and not for each size, because models have many blocks.
+  // The homes in use, on which the sizes of buffers depend. These homes are found once for each
+  // choice of homes, and not for each size, because models have many blocks.
   struct HomesInUse {
     bool parameters_on_storage = false;
     bool parameters_on_device = false;

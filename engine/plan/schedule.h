@@ -1,5 +1,5 @@
 // The sequence of unit uses in one step, known in advance from the model's orders. Prefetch,
-// eviction and the final gradients follow from this sequence. Pure.
+// eviction and the last gradients of units follow from this sequence. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace sluice {
 struct ScheduledUse {
   UnitId unit{};
   Pass pass = Pass::kForward;
-  // Whether the gradient of this use is the unit's first in the step, or the last. Always false in
-  // forward and for frozen units.
+  // Whether the gradient of this use is the unit's first or last gradient in the step. The value is
+  // always false in forward and for frozen units.
   bool first_gradient = false;
   bool final_gradient = false;
 };
@@ -28,7 +28,7 @@ using Schedule = std::vector<ScheduledUse>;
 Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
                            MicroBatchOrder order = MicroBatchOrder::kHorizontal);
 
-// Marks each backward use that gives its unit's first or last gradient in the schedule.
+// Sets first_gradient and last_gradient of each backward use in the schedule.
 void mark_gradients(const ModelSpec& model, Schedule& schedule);
 
 // Returns `expected` up to `acquired`, then the unexpected use, then the uses that may still come.

@@ -9,18 +9,19 @@
 
 namespace sluice {
 
-// How many consecutive ranks of `count` share a copy of the state.
+// The number of consecutive ranks, of `count`, that share a copy of the state.
 // Requires: group_ranks of `sharding` has been set by the code that knows the hosts.
-// Fails with: kConfig for a group that does not divide the ranks.
+// Fails with kConfig if the group does not divide the ranks.
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 
 // The number of consecutive ranks that add up their gradients and gather parameters among
 // themselves first. These are the ranks of a group, or of a node (sharding.reduction "nodes"); 1 =
-// all ranks do so at once. Requires: as above, and node_ranks likewise.
-// Fails with: kConfig for nodes that do not divide the ranks, and for nodes with groups.
+// all ranks do so at once. Requires: the same as group_size(), and also node_ranks.
+// Fails with kConfig if the nodes do not divide the ranks, and for nodes together with groups.
 std::uint32_t first_level_ranks(const Config::Sharding& sharding, std::uint32_t count);
 
-// The part that rank `rank` of `count` keeps. Requires and fails with: as above.
+// The part that rank `rank` of `count` keeps. The requirements and the failures are those of
+// group_size().
 Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count);
 
 // Whether ranks add up the gradient of every use, and not only each unit's sum over a step. Stages
@@ -29,12 +30,12 @@ Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32
 // there. Otherwise these stages communicate once per step.
 bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order);
 
-// The device memory that each of `count` ranks needs beside the pools. Where ranks add in two
-// levels, fp32 elements hold a unit's part of a gradient between the levels. Ranks also need bytes
-// to exchange values that all of them have to know.
+// The device memory that each of `count` ranks needs beside the pools. If ranks add in two levels,
+// fp32 elements hold a unit's part of a gradient between the levels. Ranks also need bytes to
+// exchange values that all of them have to know.
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
-// The bytes that one sequence of gathers in nodes needs to receive the parts of other nodes, and
+// The bytes that one sequence of gathers in nodes needs to receive the parts of other nodes. Then
 // the number of such sequences.
 std::uint64_t gather_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                   const Layout& layout);
@@ -43,7 +44,7 @@ std::uint64_t vote_buffer_bytes(std::uint32_t count);
 std::uint64_t rank_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                 const Layout& layout);
 
-// Fails with: kConfig for homes that the stage does not support with several ranks.
+// Fails with kConfig if the stage does not support these homes with several ranks.
 void check_homes(const Config::Sharding& sharding, std::uint32_t count,
                  const Config::Placement& choices);
 

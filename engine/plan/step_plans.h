@@ -25,26 +25,27 @@ class StepPlans {
  public:
   // All arguments must outlive the plans. `model` is validated(). The constructor already plans an
   // inference and a step of one micro-batch.
-  // Fails with: kOutOfMemory when the window cannot hold the leases.
+  // Fails with kOutOfMemory if the window cannot hold the leases.
   StepPlans(const ModelSpec& model, const Layout& layout, const Placement& placement);
 
   const StepPlan& inference() const { return inference_; }
   // The reference stays valid.
   const StepPlan& training(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // Empty where the application keeps activations. References stay valid.
+  // The plan is empty if the application keeps activations. References stay valid.
   const ActivationPlan& inference_activations() const { return inference_activations_; }
-  // Fails with: kInvalidArgument for a step that is too large for the activation pools.
+  // Fails with kInvalidArgument if the step is too large for the activation pools.
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // The plan of a step that followed `plan` up to `progress`, and then uses `unit` instead. An
-  // inference that begins anew behind its end has another batch, and is expected to have as many
-  // more as there have been: so a few changes are enough for any number of batches.
-  // Fails with: kOutOfMemory when the window cannot hold `unit` beside the leased units.
+  // The plan of a step that has followed `plan` up to `progress`, and then uses `unit` instead of
+  // the planned unit. An inference that begins anew after its end has another batch. The plan then
+  // expects as many more batches as there have been. So a few changes are enough for any number of
+  // batches.
+  // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
-  // From now on, inferences, or steps of this shape, are expected to follow `schedule`, if the
-  // window can be planned for it.
+  // From now on, inferences are expected to follow `schedule`, or steps of this shape are. This
+  // needs a window that can be planned for it.
   void expect_inference(Schedule schedule);
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);

@@ -1,7 +1,7 @@
 // How the blocks are spread over the storage paths. Whole blocks are dealt out in proportion to the
-// paths' weights, so that drives of unequal speed end a pass together. Any run of consecutive
-// blocks is spread in this proportion too, because such runs are in flight at the same time. Reads
-// the calibration file, and is pure otherwise; any thread.
+// paths' weights. So drives of unequal speed finish a pass together. Any run of consecutive blocks
+// is spread in this proportion too, because such runs are in flight at the same time. The functions
+// read the calibration file, and are otherwise pure. Any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace sluice {
 
-// Returns one weight per path of storage.paths. The weights are those of the config. Without them,
-// they are the rates of the optimizer's pattern in the calibration that `sluice bench io --json`
-// wrote. Without a calibration, they are equal.
-// Fails with: kInput for a calibration that cannot be read or lacks a path.
+// Returns one weight per path of storage.paths. The weights are those of the config. If the config
+// has no weights, they are the rates of the optimizer's pattern in the calibration that `sluice
+// bench io --json` wrote. Without a calibration, they are equal.
+// Fails with kInput if the calibration cannot be read or lacks a path.
 std::vector<double> storage_weights(const Config::Storage& storage);
 
-// Deals out pieces of storage. Each piece goes to the drive that is furthest behind its share of
-// the bytes so far.
+// The dealer gives pieces of storage to drives. Each piece goes to the drive that is furthest
+// behind its share of the bytes so far.
 //
 //   weights {3, 1}, equal pieces -> drives 0 0 1 0, 0 0 1 0, ...
 class DriveDealer {
@@ -43,7 +43,7 @@ struct Striping {
   std::vector<std::uint64_t> drive_bytes;  // by drive: the bytes of its blocks on storage
 };
 
-// Deals the blocks out.
+// The function deals the blocks out to the drives.
 Striping plan_striping(const Layout& layout, const Placement& placement,
                        std::span<const double> weights);
 

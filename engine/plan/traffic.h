@@ -37,10 +37,11 @@ class TrafficMeter {
 // The bytes of the parameters of `unit` that are at home on storage.
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
-// The bytes of state at home on storage that an update of `unit` reads; it writes as many.
+// The bytes of state at home on storage that an update of `unit` reads. The update writes the same
+// number of bytes.
 std::uint64_t nvme_update_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
-// By unit: whether a step that follows `schedule` updates it.
+// For each unit, whether a step that follows `schedule` updates the unit.
 std::vector<bool> updated_units(const Layout& layout, const Placement& placement,
                                 const Schedule& schedule);
 
@@ -50,8 +51,8 @@ std::vector<bool> updated_units(const Layout& layout, const Placement& placement
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
 
-// The traffic of one step. The traffic consists of every fetch of `plan`, the state of each block
-// that is updated once in and once out, and the bytes that `activations` moves. A speculative step
+// The traffic of one step. This is the sum of three parts: every fetch of `plan`, the state of each
+// updated block, once in and once out, and the bytes that `activations` moves. A speculative step
 // that is redone moves each block's state once more.
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
                              const Schedule& schedule, const WindowPlan& plan,

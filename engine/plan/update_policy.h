@@ -1,6 +1,6 @@
-// The policy of each step's update. Resolves optimizer.overlap "auto" and computes the clip factor.
-// The decision depends only on the config and on the norms so far, so all ranks make the same
-// decision.
+// The policy of each step's update. The policy resolves optimizer.overlap "auto" and computes the
+// clip factor. The decision depends only on the config and on the norms so far, so all ranks make
+// the same decision.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -13,11 +13,11 @@ namespace sluice {
 
 class UpdatePolicy {
  public:
-  // `may_be_tentative`: storage has shadows for speculation.
+  // `may_be_tentative` says that storage has shadows for speculation.
   UpdatePolicy(const Config::Optimizer& config, bool may_be_tentative)
       : config_(config), may_be_tentative_(may_be_tentative) {}
 
-  // Returns the policy for the step that begins; never kAuto.
+  // Returns the policy for the step that begins. The result is never kAuto.
   OverlapPolicy choose() const;
   // The factor by which the gradient is multiplied so that the norm respects clip_norm.
   double clip_factor(double norm) const;

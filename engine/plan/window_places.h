@@ -1,6 +1,7 @@
-// The units in the device window while a step is planned: by place, and in the order in which they
-// should make room. Each operation costs about the logarithm of the number of units, so that models
-// with many small units are planned quickly. Used only by engine/plan/window_plan.cc.
+// The units in the device window while a step is planned. They are kept by place, and in the order
+// in which they should make room. Each operation costs about the logarithm of the number of units,
+// so that models with many small units are planned quickly. Used only by
+// engine/plan/window_plan.cc.
 //
 // Thread rule: one thread, because one plan owns the object.
 // Invariants: no two places overlap, and no unit has two places.
@@ -17,8 +18,8 @@
 
 namespace sluice {
 
-// A unit's place in the order in which units should make room. Units that are needed last come
-// first; among equals, units that were used longest ago come first.
+// A unit's place in the order in which units should make room. A unit that is needed later comes
+// earlier in this order. Among equals, units that were used longest ago come first.
 struct WindowTurn {
   std::uint32_t next_use = 0;
   std::uint32_t last_use = 0;  // 0 for a unit that was only fetched ahead
@@ -38,7 +39,8 @@ class WindowPlaces {
   WindowPlaces(std::size_t unit_count, std::uint64_t window_bytes);
 
   const WindowResident* find(std::uint32_t unit) const;
-  // Puts a unit there, in place of the units there, and removes it from its former place.
+  // Puts a unit at a place, instead of the units that are there, and removes the unit from its
+  // former place.
   void put(const WindowResident& resident, std::uint32_t next_use);
   // Requires: the unit has a place.
   void set_uses(std::uint32_t unit, std::uint32_t last_use, std::uint32_t next_use);
@@ -47,7 +49,7 @@ class WindowPlaces {
 
   // The lowest place of this length that overlaps no unit.
   std::optional<std::uint64_t> lowest_free(std::uint64_t length_bytes) const;
-  // The first unit that ends behind `begin_bytes`; the other units follow in the order of their
+  // The first unit that ends behind `begin_bytes`. The other units follow in the order of their
   // places.
   ByPlace::const_iterator first_behind(std::uint64_t begin_bytes) const;
   const ByPlace& by_place() const { return by_place_; }

@@ -1,14 +1,15 @@
 // The bytes of the device window that each use of a unit occupies, and the uses that must fetch.
-// Because the schedule is known, the plan decides the whole residency of a step in advance by
-// Belady's rule: evict the unit that is needed last. The plan is a pure function of (schedule,
-// sizes, window). So the plan fixes the traffic of a step to the byte, and timing has no influence.
+// The schedule is known, so the plan decides the whole residency of a step in advance. Belady's
+// rule says which unit is evicted: the one that is needed last. The plan is a pure function of
+// (schedule, sizes, window). So the plan fixes the traffic of a step to the byte, and timing has no
+// influence.
 //
 // With several leases, held units can lie in the way of the next unit. If the rule fails for this
-// reason, the step is planned again with a retreat. A retreat has a place for each stay, such that
-// units that are held at the same time never overlap. A unit must then avoid the retreats of all
-// units that come while it is held. So the next unit always has room, at least in its own retreat.
-// Two leases need no more memory than the two units, because stays go to the window's two ends in
-// turn.
+// reason, the step is planned again with a retreat. A retreat has a place for each stay of a unit.
+// The places of units that are held at the same time never overlap. A unit must then avoid the
+// retreats of all units that come while it is held. So the next unit always has room, at least in
+// its own retreat. Two leases need no more memory than the two units, because stays go to the
+// window's two ends in turn.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +23,9 @@ namespace sluice {
 struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: still there from an earlier use, or homed on the device
-  // Indices into the schedule: the uses whose units this fetch overwrites, and the uses that had
-  // the unit in another place. Each entry is the last earlier use of its unit. All uses in the list
-  // must have been released and computed before a copy may start.
+  // These are indices into the schedule: the uses whose units this fetch overwrites, and the uses
+  // that had the unit in another place. Each entry is the last earlier use of its unit. All uses in
+  // the list must have been released and computed before a copy may start.
   std::vector<std::uint32_t> evicted_uses;
 };
 
@@ -40,7 +41,8 @@ struct WindowResident {
 
 struct WindowPlan {
   std::vector<WindowUse> uses;  // one per entry of the schedule
-  // The first use planned at the schedule's last change, and the units in the window at that time.
+  // The first use that was planned at the schedule's last change, and the units in the window at
+  // that time.
   std::uint32_t first_use = 0;
   std::vector<WindowResident> residents;  // by place
   std::uint64_t places_judged = 0;        // how many places were looked at: the plan's own cost
@@ -53,17 +55,19 @@ struct WindowProgress {
   bool is_partly_fetched = false;  // some blocks of the next use have been fetched
 };
 
-// `unit_bytes[u]` is the size of unit u in the window, or 0 for a unit homed on the device. The
-// uses k - concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so their units
-// stay. Every window of at least least_window_bytes() works.
-// Fails with: kOutOfMemory when the window cannot hold the leases of some use, naming the bytes
-// that would suffice.
+// `unit_bytes[u]` is the size of unit u in the window. The size is 0 for a unit homed on the
+// device. The uses k - concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so
+// their units stay. Every window of at least least_window_bytes() works.
+// Fails with kOutOfMemory if the window cannot hold the leases of some use, naming the bytes that
+// would suffice.
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                        std::uint64_t window_bytes, std::uint32_t concurrent_leases);
 
-// The same for a changed schedule. `plan` was made for `schedule`. Up to `progress.acquired`,
+// Does the same for a changed schedule. `plan` was made for `schedule`. Up to `progress.acquired`,
 // `changed` equals `schedule`. Units fetched ahead keep their places for as long as they may be
-// needed. Fails as plan_window(). With several leases, also fails when held units lie in the way.
+// needed.
+// Fails with the errors of plan_window(). With several leases, the call also fails if held units
+// lie in the way.
 WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
                          const WindowProgress& progress, const Schedule& changed,
                          std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,
@@ -77,8 +81,8 @@ std::uint64_t least_window_bytes(const Schedule& schedule,
                                  std::span<const std::uint64_t> unit_bytes,
                                  std::uint32_t concurrent_leases);
 
-// The largest sum of the distinct units in `leases` consecutive uses. A window for this many leases
-// is at least this large.
+// The largest sum of the sizes of the distinct units in `leases` consecutive uses. A window for
+// this many leases is at least this large.
 std::uint64_t leased_bytes_max(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                                std::uint32_t leases);
 

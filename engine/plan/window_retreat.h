@@ -22,14 +22,16 @@ struct WindowRetreat {
   std::uint64_t window_bytes = 0;          // enough to hold all of them
 };
 
-// Puts stays at the window's two ends in turn. This works for two leases, where a stay overlaps in
-// time only with its neighbors. Requires: a window as large as the largest sum of two neighbors.
+// The stays are put at the window's two ends in turn. This works for two leases, where a stay
+// overlaps in time only with its neighbors. Requires: the window is as large as the largest sum of
+// two neighbors.
 WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::span<const std::uint64_t> unit_bytes,
                                    std::uint64_t window_bytes);
 
-// Puts each stay at the lowest address that the earlier stays leave free. Tries the stays ordered
-// by time and by size, and also all units side by side, and returns the smallest result.
+// Each stay is put at the lowest address that the earlier stays leave free. The function tries the
+// stays ordered by time and by size, and also all units side by side. It returns the smallest
+// result.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 

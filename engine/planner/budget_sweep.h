@@ -1,5 +1,5 @@
-// The step of a plan under smaller and larger budgets of host memory, to show beyond which budget
-// more memory does not help. Pure; any thread.
+// The step of a plan under smaller and larger budgets of host memory. The result shows the budget
+// beyond which more memory does not help. Pure; any thread.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,10 @@ struct BudgetStep {
   StepCost step;
 };
 
-// Plans and simulates the config's own placement under about `points` budgets. The budgets grow by
-// equal factors. The first is the smallest budget that fits, and the last is the smallest budget
-// beyond which the placement no longer changes. The config's own budget is one of these budgets, if
-// it fits. Empty if no budget fits.
+// The function plans and simulates the config's own placement under about `points` budgets. The
+// budgets grow by equal factors. The first is the smallest budget that fits, and the last is the
+// smallest budget beyond which the placement no longer changes. The config's own budget is one of
+// these budgets, if it fits. The result is empty if no budget fits.
 // Requires: points >= 2.
 std::vector<BudgetStep> steps_by_host_memory(const PlanRequest& request, std::size_t points);
 

@@ -1,5 +1,5 @@
-// How much computation a step needs to hide everything else. `sluice plan` prints this amount in
-// tokens. Pure.
+// The amount of computation that a step needs to hide everything else. `sluice plan` prints this
+// amount in tokens. Pure.
 #pragma once
 
 #include <optional>
@@ -8,9 +8,9 @@
 
 namespace sluice {
 
-// Returns the factor by which a step's computation has to grow so that the step takes at most 5 %
-// longer than its computation. `own` is the config's placement. Empty when a million times the
-// busiest resource is not enough, or the placement does not fit. For a model with very many blocks
+// Returns a factor for the step's computation. With this factor, the step takes at most 5 % longer
+// than its computation. `own` is the config's placement. The result is empty if a million times the
+// busiest resource is not enough, or the placement does not fit. If a model has very many blocks
 // and equal units, a model with fewer such units gives a first guess.
 std::optional<double> compute_factor_that_hides(const PlanRequest& request,
                                                 const PlannedPlacement& own);

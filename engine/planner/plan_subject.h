@@ -12,20 +12,21 @@ namespace sluice {
 
 class Planning {
  public:
-  // `request` must outlive it.
+  // `request` must outlive the object.
   explicit Planning(const PlanRequest& request);
 
   const Layout& layout() const { return layout_; }
   const ModelSpec& model() const { return model_; }  // validated
 
-  // The rates for a step with this many times the request's computation.
+  // The rates for a step that has `compute_factor` times the request's computation.
   Rates rates(double compute_factor = 1) const;
   double compute_s(const Rates& rates) const;  // per step
 
-  // Plans a placement, without the step's cost. If the placement is impossible, the result has the
-  // obstacle.
+  // The call plans a placement, without the step's cost. If the placement is impossible, the result
+  // names the obstacle.
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const;
-  // Plans the config's own choices under another policy. The policy may need other buffers.
+  // The call plans the config's own choices under another policy. The policy may need other
+  // buffers.
   PlannedPlacement place_under(OverlapPolicy policy) const;
   StepCost step_of(const Placement& placement, OverlapPolicy policy, const Rates& rates) const;
 

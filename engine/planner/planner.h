@@ -1,6 +1,6 @@
-// Says before a run what the run will need and cost: memory by pool, bytes per step, and the step's
-// time by resource and policy. Also gives these numbers for other homes of the state. Pure: asks no
-// machine.
+// The planner says before a run what the run will need and cost. It gives the memory by pool, the
+// bytes per step, and the step's time by resource and policy. It also gives these numbers for other
+// homes of the state. The planner is pure, and asks no machine.
 #pragma once
 
 #include <optional>
@@ -16,12 +16,12 @@ struct PlanRequest {
   Config config;
   ModelSpec model;     // the whole model
   RunMachine machine;  // the plan is that of its rank 0
-  // Floating-point operations of a unit's forward use, by unit. Backward takes twice as many
-  // operations as forward, or three times as many if it recomputes activations.
+  // For each unit, the floating-point operations of a forward use. Backward takes twice as many
+  // operations as forward. If backward recomputes activations, it takes three times as many.
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  // With measured unit times, these replace `forward_flops` and `flops`.
+  // If there are measured unit times, these replace `forward_flops` and `flops`.
   Rates rates;
   double flops = 0;
 };
@@ -29,8 +29,8 @@ struct PlanRequest {
 // The first line of an obstacle, short enough for a row of a table.
 std::string in_short(const std::string& obstacle);
 
-// The same as plan_run(), but returns nothing if the plan does not fit, or if several ranks cannot
-// have such homes. In these cases `obstacle` is set to the message.
+// Does the same as plan_run(), but returns nothing if the plan does not fit, or if several ranks
+// cannot have such homes. The call then sets `obstacle` to the message.
 std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const RunMachine& machine, std::string& obstacle);
 
@@ -44,7 +44,7 @@ struct PlannedPlacement {
   RankTraffic rank_traffic;
   StepCost step;  // under that policy
   double compute_s = 0;
-  // Only for the config's own placement:
+  // The members below are for the config's own placement only.
   //
   // The cost of a step under each policy. Each policy is planned as if the config named it, because
   // the buffers depend on the policy.
@@ -52,10 +52,14 @@ struct PlannedPlacement {
   StepCost least;  // T_min
 };
 
-// Returns the config's own placement first. The others follow: gpu (everything on the device,
-// updated there), device (parameters on the device, optimizer in host memory), host, nvme, mixed
-// (as budgets allow). A placement that several ranks cannot have gets an obstacle.
-// Fails with: kConfig if several ranks cannot have the config's own placement.
+// Returns the config's own placement first.
+// The others follow in this order:
+// - gpu: everything is on the device and updated there.
+// - device: the parameters are on the device, and the optimizer is in host memory.
+// - host and nvme: everything is in that tier.
+// - mixed: the homes are as the budgets allow.
+// A placement that several ranks cannot have gets an obstacle.
+// Fails with kConfig if several ranks cannot have the config's own placement.
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
 
 }  // namespace sluice

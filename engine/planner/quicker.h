@@ -1,6 +1,6 @@
 // Finds a change of settings that makes the step quicker, if a plan has simulated such a step.
-// Homes chosen by "auto" save traffic, which nearly always saves time. Exceptions are seen only in
-// a plan, because only a plan simulates steps. Pure; any thread.
+// Homes chosen by "auto" save traffic, and less traffic nearly always means less time. Exceptions
+// are seen only in a plan, because only a plan simulates steps. Pure; any thread.
 #pragma once
 
 #include <optional>
@@ -18,12 +18,13 @@ struct Quicker {
   OverlapPolicy overlap{};
 };
 
-// Returns the quickest of `all` (from plan_alternatives() for `config`) and of the policies that do
-// not change results. Empty if the config itself is within half a percent of the quickest.
+// Returns the quickest of `all` and of the policies that do not change results. `all` comes from
+// plan_alternatives() for `config`. The result is empty if the config itself is within half a
+// percent of the quickest.
 std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all, const Config& config);
 
-// If the config itself (the first of `all`) does not fit, returns the quickest of `all` that fits;
-// otherwise nothing.
+// If the config itself does not fit, returns the quickest of `all` that fits. Otherwise returns
+// nothing. The config itself is the first of `all`.
 std::optional<Quicker> quickest_that_fits(const std::vector<PlannedPlacement>& all,
                                           const Config& config);
 
@@ -33,9 +34,10 @@ struct MoreMemory {
   double step_s = 0;
 };
 
-// Tries a few larger budgets, from a quarter more to four times as much. Returns the smallest one
-// whose step is at least 5 % quicker than the step of `own`, the config's own placement. Empty if
-// there are no such settings, or if the model has so many blocks that the search would take long.
+// The function tries a few larger budgets, from a quarter more to four times as much. Returns the
+// smallest one whose step is at least 5 % quicker than the step of `own`, the config's own
+// placement. The result is empty if there is no such budget, or if the model has so many blocks
+// that the search would take long.
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own);
 
 // The settings that make the change, such as "placement.parameters=auto

@@ -18,8 +18,8 @@ RankTraffic predict_rank_traffic(const Config::Sharding& sharding, std::uint32_t
                                  const ActivationShape& step, const Layout& layout,
                                  const Placement& placement);
 
-// The seconds for which `traffic` occupies a rank's link, at the link's rate in each direction.
-// Every operation sends and receives (N - 1) / N of its bytes, where N ranks take part.
+// The seconds for which `traffic` occupies a rank's link, at the link's rate in each direction. In
+// an operation among N ranks, a rank sends and receives (N - 1) / N of the operation's bytes.
 double link_seconds(const RankTraffic& traffic, const Config::Sharding& sharding,
                     std::uint32_t ranks, double link_bytes_per_second);
 

@@ -17,18 +17,19 @@ namespace sluice {
 
 struct RunPlan {
   Placement placement;
-  // The config's policy or, for "auto", the policy of a step while clipping is rare.
+  // The policy of the config. For "auto", this is the policy of a step while clipping is rare.
   OverlapPolicy policy{};
 };
 
 // The layout of a rank that keeps `shard`. `model` is validated().
-// Fails with: kConfig for a parameter group that names no tensor.
+// Fails with kConfig if a parameter group names no tensor.
 Layout plan_layout(const Config& config, const ModelSpec& model, const Shard& shard = {});
 
-// `model` is validated(); `layout` comes from plan_layout().
-// Fails with: kConfig for homes that the stage does not support with several ranks, and for
-// memory.unified "on" with several ranks or with a device that has its own memory; kOutOfMemory as
-// plan_placement() does.
+// `model` is validated(), and `layout` comes from plan_layout().
+// Fails with:
+// - kConfig: the stage does not support these homes with several ranks.
+// - kConfig: memory.unified is "on", but there are several ranks, or the device has its own memory.
+// - kOutOfMemory: a budget is too small, as in plan_placement().
 RunPlan plan_run(const Config& config, const ModelSpec& model, const Layout& layout,
                  const RunMachine& machine);
 

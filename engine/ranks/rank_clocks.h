@@ -1,5 +1,5 @@
 // The offsets between the clocks of ranks on different hosts, so that traces can be shown side by
-// side. The offsets are measured by exchanges, because an exchange ends on a rank only after it has
+// side. Each offset is measured by exchanges, because an exchange ends on a rank only after it has
 // begun on all ranks. So each exchange gives a lower and an upper limit of the offset, even if
 // messages are slow in one direction. Later drift of the clocks is not tracked.
 //
@@ -29,9 +29,11 @@ struct ClockOffset {
 // Pure. Requires: `own` and `root` have the same length, at least 1, and the same order.
 ClockOffset clock_offset(std::span<const ExchangeTimes> own, std::span<const ExchangeTimes> root);
 
-// Whether any rank writes a trace. Fails with: kRanks.
+// Whether any rank writes a trace.
+// Fails with kRanks if a rank is gone.
 bool any_rank_traces(Ranks& ranks);
-// The section "clock" of this rank's trace. Fails with: kRanks.
+// The section "clock" of this rank's trace.
+// Fails with kRanks if a rank is gone.
 std::string describe_clock(Ranks& ranks);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
 // One sequence of collectives. Each operation gets a trace record with its bytes and its time on
-// the stream, including waits for other ranks.
+// the stream. The time includes waits for other ranks.
 //
 // Thread rule: as Collectives.
 #pragma once
@@ -27,7 +27,7 @@ struct CollectiveSpan {
 
 class RankSequence {
  public:
-  // `device` must outlive it.
+  // `device` must outlive the sequence.
   RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
       : collectives_(std::move(collectives)), device_(device) {}
 

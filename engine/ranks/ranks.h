@@ -1,15 +1,16 @@
-// The ranks that train together, as the engine sees them. Has each rank's part of the state, the
-// sequences of collectives, and decisions that all ranks make from the same values. The ZeRO stages
-// 0 to 3 are presets of these parts. Without collectives there is one rank, and no bytes are moved.
+// The ranks that train together, as the engine sees them. The object has each rank's part of the
+// state and the sequences of collectives. It also makes the decisions that all ranks make from the
+// same values. The ZeRO stages 0 to 3 are presets of these parts. Without collectives there is one
+// rank, and no bytes are moved.
 //
-// Hybrid sharding: `sharding.group_ranks` consecutive ranks form a group, and every group has a
+// In hybrid sharding, `sharding.group_ranks` consecutive ranks form a group, and every group has a
 // copy of the state. Gathers stay within the group. Gradients are added within each group, in rank
 // order and fp32. Then the sums of the groups are added in the order of the groups, and the result
 // is rounded once. With sharding.reduction "nodes", all ranks share one copy, and gather and add in
 // two levels (gpu/ranks/two_level_collectives.h).
 //
-// Thread rule: gathers(), reduce() and take_traffic() on the scheduler's thread, everything else on
-// the application's thread.
+// Thread rule: the scheduler's thread calls gathers(), reduce() and take_traffic(). The
+// application's thread calls everything else.
 // Invariants: the order of every sequence follows from the schedule alone. The gathers come in the
 // order of uses, and reductions in the order of backward uses. The gathers of units homed on the
 // device come in forward order. The gathers of announced units come in the order of the
@@ -54,32 +55,32 @@ class Ranks {
   std::uint64_t device_bytes() const {
     return buffer_.size_bytes() + partial_.size_bytes() + gather_buffers_.size_bytes();
   }
-  // Takes the memory that reductions need, and opens the sequences that the model needs. Afterwards
-  // device_bytes() is rank_buffer_bytes() of engine/plan/sharding.h. Called once.
-  // Fails with: kRanks where the ranks' models differ in that.
+  // The call takes the memory that reductions need, and opens the sequences that the model needs.
+  // Afterwards device_bytes() is rank_buffer_bytes() of engine/plan/sharding.h. Called once.
+  // Fails with kRanks if the ranks' models need different sequences.
   void reserve(const Config::Sharding& sharding, const Layout& layout);
 
   std::uint32_t rank() const { return rank_; }
   std::uint32_t count() const { return count_; }
   bool are_several() const { return count_ > 1; }
 
-  // Whether ranks share the optimizer's state, or the parameters, so that each rank has 1/N.
-  // shard_parameters() implies shard_optimizer().
+  // Whether ranks share the optimizer's state, or the parameters. Each of N ranks then has 1/N of
+  // them. shard_parameters() implies shard_optimizer().
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
-  // The number of ranks, from rank 0 on, that have all of the state between them.
+  // The number of ranks, from rank 0 on, that together have all of the state.
   std::uint32_t owner_count() const { return shard_optimizer() ? group_ : 1; }
   // The part of the state from which the layout's blocks are cut.
   const Shard& shard() const { return shard_; }
 
-  // Null for one rank.
+  // The result is null for one rank.
   RankSequence* gathers() const { return gathers_.get(); }
-  // For announced units; null if the model has none. Requires: reserve().
+  // This sequence is for announced units. It is null if the model has none. Requires: reserve().
   RankSequence* announced_gathers() const { return announced_gathers_.get(); }
   // Requires: are_several().
   RankSequence& resident_gathers() const { return *resident_gathers_; }
   // Adds a unit's gradient over the ranks, in `slot`. The part that this rank owns becomes the sum.
-  // Where ranks do not share optimizer state, the whole gradient becomes the sum.
+  // If ranks do not share optimizer state, the whole gradient becomes the sum.
   void reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
               StreamId stream);
   // The part of `gathered_bytes` that crosses from node to node.
@@ -92,26 +93,27 @@ class Ranks {
   // Replaces `sums` by the sums over the ranks, and `ranges` by the unions over the ranks. One
   // operation does both, and its size does not depend on the number of ranks. The call blocks. All
   // ranks make the call at the same point. `subject` must live until the call returns.
-  // Fails with: kRanks.
+  // Fails with kRanks if a rank is gone or has failed.
   void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                   std::string_view subject);
-  // Returns every rank's `own`, by rank, sent in pieces. Bytes and time grow with the number of
-  // ranks. Blocks and fails as above.
+  // Returns every rank's `own`, in the order of the ranks. The bytes are sent in pieces. Bytes and
+  // time grow with the number of ranks. The call blocks, and fails as all_reduce() does.
   std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
-  // Copies `data` of rank `root` to all.
+  // The call copies `data` of rank `root` to all other ranks.
   void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);
-  // Returns every rank's own bytes, by rank, each with its own length.
+  // Returns every rank's own bytes, in the order of the ranks. Each rank's part has its own length.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own,
                                              std::string_view subject);
   // Returns rank 0's text on all ranks.
   std::string share(const std::string& text, std::string_view subject);
   // Checks that every rank gives the same description.
-  // Fails with: kRanks naming the ranks that differ, and `subject`.
+  // Fails with kRanks, naming `subject` and the ranks that differ.
   void require_agreement(std::string_view description, std::string_view subject);
 
-  // Runs `body`. A failure of `body` on one rank is a failure on all, so that all ranks stay at the
-  // same point. The rank itself throws its own exception, and the others throw an error with the
-  // same code, or kInternal for an exception that is no Error. Blocks and fails as above.
+  // Runs `body`. If `body` fails on one rank, the call fails on all ranks, so that all ranks stay
+  // at the same point. The rank itself throws its own exception, and the others throw an error with
+  // the same code. For an exception that is no Error, the code is kInternal. The call blocks, and
+  // fails as all_reduce() does.
   template <class Body>
   void together(std::string_view subject, const Body& body) {
     std::optional<Error> failure;
@@ -123,7 +125,7 @@ class Ranks {
       try {
         share_failure(Error(ErrorCode::kInternal, error.what()), subject);
       } catch (const Error&) {
-        // All other ranks know of the failure then, and this rank throws the caught error.
+        // All other ranks now know of the failure, and this rank throws the caught error.
       }
       throw;
     }

@@ -1,6 +1,5 @@
-// The description in a trace file of the engine that wrote it. The description suffices to name
-// every unit and block, and to plan the same engine again. JSON; docs/tracing.md has the keys.
-// Pure.
+// How a trace file describes the engine that wrote it. The description suffices to name every unit
+// and block, and to plan the same engine again. JSON; docs/tracing.md has the keys. Pure.
 #pragma once
 
 #include <string>
@@ -19,11 +18,11 @@ namespace sluice {
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
                             const Placement& placement, std::uint32_t ranks);
 
-// The section "store": the totals of the storage queue.
+// The totals of the storage queue, which are the section "store".
 std::string describe_counters(const IoCounters& counters);
 
-// The parts of the section "engine" that planning depends on. Fails with: kInput when
-// `engine_section` is not such a section.
+// The parts of the section "engine" that planning depends on.
+// Fails with kInput if `engine_section` is not such a section.
 Config config_of_trace(const std::string& engine_section);
 RunMachine machine_of_trace(const std::string& engine_section);
 ModelSpec model_of_trace(const std::string& engine_section);

@@ -1,11 +1,12 @@
-// The one thread that owns the state machines of prefetch, drain and pass. Completions of
-// transfers, copies and arithmetic are posted to this thread, and the application's thread waits
-// here for the results. While this thread has nothing to do, the application's thread runs its own
-// tasks in its place: "the scheduler's thread" is the one that runs them. Keeps the first failure,
-// which stops admission of new work and is rethrown at the next call from the application.
+// The one thread that owns the state machines of prefetcher, drain and pass. Completions of
+// transfers, copies and arithmetic are posted to this thread. The application's thread waits here
+// for the results. While this thread has nothing to do, the application's thread runs its own tasks
+// in this thread's place. So "the scheduler's thread" means the thread that runs the tasks. The
+// scheduler keeps the first failure. That failure stops admission of new work, and the
+// application's next call rethrows it.
 //
-// Thread rule: post() and fail() from any thread; post_here(), run(), await() and await_settled()
-// from the application's thread.
+// Thread rule: any thread may call post() and fail(). The application's thread calls post_here(),
+// run(), await() and await_settled().
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,8 @@ class Scheduler {
 
   // Runs `task` later on the scheduler's thread.
   void post(std::function<void()> task) { thread_.post(std::move(task)); }
-  // The same, but where that thread has nothing to do, the task has run on return.
+  // Does the same as post(). If the scheduler's thread has nothing to do, the task has already run
+  // on return.
   void post_here(std::function<void()> task) { thread_.post_here(std::move(task)); }
   // Runs `task` on the scheduler's thread, and returns when the task has run. An exception from the
   // task is thrown to the caller.
@@ -36,19 +38,20 @@ class Scheduler {
 
   // Blocks until `ready` returns true. The scheduler's thread evaluates `ready` whenever something
   // has happened on this thread.
-  // Fails with: the first failure, as soon as there is one; an exception from `ready` counts as a
+  // Fails with the first failure, as soon as there is one. An exception from `ready` counts as a
   // failure.
   void await(const std::function<bool()>& ready);
-  // The same, but ignores failures, so that the engine can shut down in order.
+  // Does the same as await(), but ignores failures, so that the engine can shut down in order.
   void await_settled(const std::function<bool()>& ready);
 
-  // Lets `settle` run after every batch of tasks, before waiters are checked. Then `settle` runs
-  // again until it returns false because nothing has moved. An empty function ends these calls.
+  // After every batch of tasks, the thread runs `settle` before it checks the waiters. The thread
+  // runs `settle` again and again, until it returns false because nothing has moved. An empty
+  // function ends these calls.
   void settle_with(std::function<bool()> settle);
 
   // Keeps `error` if it is the first failure, and wakes every waiter.
   void fail(const Error& error);
-  // The same for any exception. An exception that is no Error becomes kInternal.
+  // Does the same for any exception. An exception that is no Error becomes kInternal.
   void fail(std::exception_ptr thrown);
   bool failed() const { return has_failed_; }
   void throw_if_failed() const;
@@ -61,7 +64,7 @@ class Scheduler {
   PoolMeter& pools() { return pools_; }
 
  private:
-  // An application thread in await(); lives on its stack.
+  // An application thread that is inside await(). The object is on that thread's stack.
   struct Waiter {
     const std::function<bool()>& ready;
     bool heeds_failure;

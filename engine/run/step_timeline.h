@@ -1,13 +1,13 @@
-// How the time of a step was spent: computation, as measured on its stream, and every wait with its
-// reason. The step loop reports the times when computation arrives at a unit and resumes with the
-// unit, and the reason why the unit is not ready in between. When the step ends, these reports are
-// combined.
+// How the time of a step was spent. The time consists of computation, as measured on its stream,
+// and of waits, each with its reason. The step loop reports when computation arrives at a unit, and
+// when it resumes with the unit. For the time in between, it reports why the unit is not ready.
+// When the step ends, these reports are combined.
 //
 // While a trace is written, spans are recorded when they end, and running spans are announced. So
 // the trace of a killed run shows what its last step did.
 //
-// Thread rule: waits_for() and ready() on the scheduler's thread, while the application's thread
-// waits for them; everything else on the application's thread. The trace's drainer polls between
+// Thread rule: the scheduler's thread calls waits_for() and ready(), while the application's thread
+// waits for them. The application's thread calls everything else. The trace's drainer polls between
 // the calls.
 // Invariant: the parts of StepTimes sum to its total.
 #pragma once
@@ -52,21 +52,21 @@ class StepTimeline {
   // `layout` and `device` must outlive the timeline.
   StepTimeline(const Layout& layout, Device& device) : layout_(layout), device_(device) {}
 
-  // The schedule tells the kind of the step, and about how many uses come. An inference records
-  // only its acquire() calls.
+  // The schedule tells the kind of the step, and the approximate number of its uses. An inference
+  // records only its acquire() calls.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // The schedule has changed. The waits until the next use arrives, and the wait of that use
-  // itself, count as caused by the change.
+  // The schedule has changed. Two waits count as caused by the change: those until the next use
+  // arrives, and the wait of that use itself.
   void change();
   // The step has further uses.
   void lengthen(std::size_t uses);
 
-  // Computation on `stream` reaches `use` when the work enqueued before this call is done, and
-  // resumes when the work enqueued between the two calls is done. With `copies`, computation waits
-  // in between for copies to the device. If `gather_begun_ns` is given and is not 0, computation
-  // waits for other ranks from that time on. `gather_begun_ns` is read after the event, and must
-  // outlive the step.
+  // Computation on `stream` reaches `use` when the work enqueued before arrive() is done.
+  // Computation resumes when the work enqueued between arrive() and resume() is done. With
+  // `copies`, computation waits in between for copies to the device. If `gather_begun_ns` is given
+  // and is not 0, computation waits for other ranks from that time on. `gather_begun_ns` is read
+  // after the event, and must outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
   struct Resumption {
     ScheduledUse scheduled;
@@ -75,7 +75,7 @@ class StepTimeline {
   };
   void resume(std::uint32_t use, StreamId stream, const Resumption& how);
 
-  // Computation waited for `cause`, such as a boundary activation, between the two events. Both
+  // Between the two events, computation waited for `cause`, such as a boundary activation. Both
   // come after the last use that has resumed. Both events stay unchanged until the step has ended.
   void pause(EventId asked, EventId granted, const WaitCause& cause);
 
@@ -88,16 +88,16 @@ class StepTimeline {
   // belongs to the step's end.
   void ends(EventId last_release);
 
-  // The step has ended with all its work. `finish_ns` is the time when the application called
-  // finish(). Traces the step.
+  // The step has ended with all its work. `finish_ns` is the time at which the application called
+  // finish(). The call records the step in the trace.
   // Requires: ends().
   StepTimes finish(std::uint64_t finish_ns, const WorkTimes& work);
 
   // The step will not be finished.
   void abandon();
 
-  // The mean seconds of computation per use of each unit, without the first step. Empty before the
-  // second step has ended.
+  // The mean seconds that computation takes per use of each unit, without the first step. The
+  // result is empty before the second step has ended.
   std::vector<UnitTime> unit_times() const;
 
  private:
@@ -128,14 +128,14 @@ class StepTimeline {
   enum class Phase : std::uint8_t { kComputing, kStalled, kEnding };
 
   void close_segment(std::uint64_t now_ns);
-  // Lays out everything that is known to have ended or, with `all`, everything.
+  // The call lays out everything that is known to have ended. With `all`, it lays out everything.
   void advance(std::uint64_t now_ns, bool all);
   bool advance_once(std::uint64_t now_ns, bool all);
   bool lay_pauses(std::uint64_t now_ns, bool all);
   void poll();
   void announce(std::uint64_t now_ns);
 
-  // Device time of an event, relative to the first one.
+  // The device's time of an event, relative to the first event.
   std::int64_t device_ns(EventId event) const;
   void refine_offset(std::uint64_t called_ns, const Event& event);
   std::uint64_t time_of(EventId event, std::uint64_t now_ns) const;

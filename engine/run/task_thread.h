@@ -1,9 +1,9 @@
 // A thread that runs posted tasks one after another. The engine's scheduler and its worker are such
-// threads. A caller that would wait for its task can run it in the thread's place, because waking
-// two threads takes longer than most tasks. Tasks that capture at most two pointers need no
-// allocation.
-// Thread rule: post() and post_here() from any thread. The destructor runs the tasks posted before
-// it, then joins.
+// threads. A caller that would otherwise wait for its task can run the task in the thread's place.
+// This is quicker, because waking two threads takes longer than most tasks. Tasks that capture at
+// most two pointers need no allocation.
+// Thread rule: any thread may call post() and post_here(). The destructor runs the tasks that were
+// posted before it, and then joins the thread.
 // Invariant: tasks run one at a time, in order, on this thread or in post_here().
 #pragma once
 
@@ -26,21 +26,21 @@ class TaskThread {
         on_exception;  // likewise, when a task or after_tasks throws
   };
 
-  // `name`: at most 15 characters, as shown by debuggers.
-  // Fails with: kUnsupported naming the thread.
+  // `name` has at most 15 characters, because debuggers show no more.
+  // Fails with kUnsupported, naming the thread.
   TaskThread(const std::string& name, Hooks hooks);
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
   ~TaskThread();
 
-  // Returns immediately; `task` runs later on the thread.
+  // The call returns immediately. The thread runs `task` later.
   void post(std::function<void()> task);
-  // The same, but where the thread has nothing to do, the task has run on return, on the calling
-  // thread and behind those posted before it.
+  // Does the same as post(). If the thread has nothing to do, the task has already run on return:
+  // on the calling thread, after the tasks posted before it.
   void post_here(std::function<void()> task);
 
-  // Runs `hook` before each task of every such thread, for tests that change the order; null
-  // removes it.
+  // Every such thread runs `hook` before each task, for tests that change the order. Null removes
+  // the hook.
   static void set_before_task(void (*hook)()) { before_task_ = hook; }
 
  private:

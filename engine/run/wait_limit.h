@@ -1,6 +1,7 @@
-// Lets an application end a wait of its own thread after a while, to look for signals, for example,
-// and then wait again. Under a WaitLimit, a LimitedWait of Scheduler::await() throws WaitEnded when
-// the time is over. Nothing has failed then, and what was waited for goes on.
+// Lets an application end a wait of its own thread after a while, and then wait again. In between,
+// the application can look for signals, for example. Under a WaitLimit, a LimitedWait of
+// Scheduler::await() throws WaitEnded when the time is over. Nothing has failed then, and the work
+// that was waited for goes on.
 //
 // Thread rule: each thread has its own limit.
 #pragma once
@@ -21,8 +22,8 @@ class WaitLimit {
   WaitLimit& operator=(const WaitLimit&) = delete;
 };
 
-// While this object lives, waits of this thread are limited. All others last as long as they need,
-// because what they wait for could not be continued.
+// While this object lives, waits of this thread are limited. All other waits last as long as they
+// need, because the work that they wait for could not be continued.
 class LimitedWait {
  public:
   LimitedWait();
@@ -31,7 +32,7 @@ class LimitedWait {
   LimitedWait& operator=(const LimitedWait&) = delete;
 };
 
-// The limit of a wait that this thread begins now; nullopt if there is none.
+// The limit of a wait that begins now on this thread. The result is nullopt if there is none.
 std::optional<std::chrono::milliseconds> wait_limit();
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
 // The times for which the workers beside computation have been busy. The workers are storage,
-// copies to the device, and the processor; the meter measures each of them and all of them
+// copies to the device, and the processor. The meter measures each of them, and all of them
 // together. A worker is busy while at least one task is under way. A task is under way from the
-// request until the scheduler learns of its end, including hand-overs between threads.
+// request until the scheduler learns of the task's end. This includes hand-overs between threads.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -16,7 +16,7 @@ namespace sluice {
 
 class WorkMeter {
  public:
-  // A task of this kind begins or ends.
+  // A task of this kind has begun or has ended.
   void begin(Work work);
   void end(Work work);
 

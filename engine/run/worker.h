@@ -17,7 +17,7 @@ class Worker {
   // `scheduler` must outlive the worker.
   Worker(unsigned threads, Scheduler& scheduler);
 
-  // Runs `work` on the worker's thread, and then `done` on the scheduler's thread, even if `work`
+  // The worker's thread runs `work`, and then the scheduler's thread runs `done`, even if `work`
   // has thrown. The exception becomes the scheduler's failure, and code that waits for `done`
   // continues.
   void post(std::function<void()> work, std::function<void()> done);

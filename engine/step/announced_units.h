@@ -1,8 +1,10 @@
-// The uses of announced units in a step. Knows the order of these uses, and which of them have
-// come. Their fetches follow a plan of their own, beside the fetches of the schedule.
+// The uses of announced units in a step. The object knows the order of these uses, and which of
+// them have come. The fetches for these uses follow a plan of their own, beside the fetches of the
+// schedule.
 //
-// Thread rule: check(), next(), has_come() and is_over() on the application's thread; add() also,
-// but only while the scheduler's thread waits; everything else on the scheduler's thread.
+// Thread rule: the application's thread calls check(), next(), has_come() and is_over(). It also
+// calls add(), but only while the scheduler's thread waits. The scheduler's thread calls everything
+// else.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +20,7 @@ namespace sluice {
 
 class AnnouncedUnits {
  public:
-  // All arguments must outlive the object. `on_change`: something has moved.
+  // All arguments must outlive the object. `on_change` is called when something has moved.
   AnnouncedUnits(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
                  std::function<void()> on_change);
 
@@ -26,7 +28,7 @@ class AnnouncedUnits {
   void begin(std::uint64_t version);
   void add(std::span<const UnitId> units, Pass pass);
 
-  // Fails with: kInvalidArgument for a unit that does not exist, is not announced, or is given
+  // Fails with kInvalidArgument if a unit does not exist, is not an announced unit, or is given
   // twice.
   void check_announcement(std::span<const UnitId> units) const;
   // Announced units are numbered in the order of the model. number_of() gives a unit's number, and
@@ -34,14 +36,14 @@ class AnnouncedUnits {
   std::uint32_t number_of(UnitId unit) const { return numbers_[index_of(unit)]; }
   std::span<const UnitId> all() const { return all_; }
   // Whether `unit` in `pass` is the next use.
-  // Fails with: kInvalidArgument.
+  // Fails with kInvalidArgument if another use is next.
   void check_next(UnitId unit, Pass pass) const;
   const ScheduledUse& next() const { return uses_.schedule()[come_]; }
   void has_come() { ++come_; }
   std::uint32_t come() const { return come_; }
   std::uint32_t count() const { return static_cast<std::uint32_t>(uses_.schedule().size()); }
   bool is_over() const { return come_ == count(); }
-  // Fails with: kInvalidArgument when a use is still to come.
+  // Fails with kInvalidArgument if a use is still to come.
   void require_over() const;
   std::uint64_t read_bytes() const { return uses_.read_bytes(); }
   std::uint64_t update_bytes() const { return uses_.update_bytes(); }

@@ -1,7 +1,8 @@
-// Connects leases, steps and inferences to their engine. The link outlives all of them. So an
-// object can say that its step or its engine is over.
+// Connects leases, steps and inferences to their engine. The link outlives all of these objects. So
+// an object can say that its step or its engine is over.
 //
-// Thread rule: `call` from any thread; everything else during a call, or in a destructor.
+// Thread rule: any thread may read `call`. Everything else is used during a call, or in a
+// destructor.
 #pragma once
 
 #include <atomic>
@@ -22,26 +23,27 @@ struct EngineLink {
   ActivationFlow* activations = nullptr;
   const Layout* layout = nullptr;
   const Device* device = nullptr;
-  // Changes when a step or an inference begins, and when it ends.
+  // The number changes when a step or an inference begins, and when it ends.
   std::uint64_t walk = 0;
   std::atomic<const char*> call = nullptr;  // under way
 
   bool is_open(std::uint64_t number) const { return loop != nullptr && walk == number; }
-  // Abandons step or inference `number` if it is still open.
+  // The call abandons step or inference `number`, if it is still open.
   void abandon(std::uint64_t number) noexcept;
   // The engine is about to be destroyed.
   void cut() noexcept;
-  // Fails with: kInvalidArgument for a stream that is empty or of another device.
+  // Fails with kInvalidArgument if the stream is empty or of another device.
   void require_stream(const char* name, const Stream& stream) const;
 };
 
-// While a call runs, refuses calls of the same engine from a second thread, or from a function that
-// the call runs. Without this guard, such a call would corrupt the engine instead of failing.
+// While one call runs, the guard refuses other calls of the same engine: from a second thread, or
+// from a function that the call runs. Without this guard, such a call would corrupt the engine
+// instead of failing.
 class CallGuard {
  public:
-  // `link` is null for an object that has been moved from; the guarded call itself refuses such an
+  // `link` is null for an object that has been moved from. The guarded call itself refuses such an
   // object.
-  // Fails with: kInvalidArgument while another call is under way.
+  // Fails with kInvalidArgument while another call is under way.
   CallGuard(std::shared_ptr<EngineLink> link, const char* name);
   CallGuard(const CallGuard&) = delete;
   CallGuard& operator=(const CallGuard&) = delete;

@@ -22,13 +22,13 @@ class LossScaler {
 
   double scale() const { return state_.scale; }
   const LossScaleState& state() const { return state_; }
-  // Continues from `state`. A static scale stays as it is.
-  // Fails with: kInput for a state that no dynamic scale can have.
+  // The scaler continues from `state`. A static scale stays as it is.
+  // Fails with kInput if no dynamic scale can have this state.
   void restore(const LossScaleState& state);
 
   // Sets the scale for the next step. `has_overflowed` says whether a gradient of this step was not
   // finite. A static scale stays as it is.
-  // Fails with: kNonFinite for an overflow at the minimum.
+  // Fails with kNonFinite if a gradient overflows at the minimum.
   void update(bool has_overflowed);
 
  private:

@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// Mixes `value` into `hash`; the order counts.
+// Mixes `value` into `hash`. The order of such calls counts.
 inline std::uint64_t mixed_hash(std::uint64_t hash, std::uint64_t value) {
   return std::rotl((hash ^ value) * 0x9e3779b97f4a7c15u, 29);
 }

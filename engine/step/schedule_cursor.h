@@ -1,6 +1,6 @@
-// The place of the step under way in its schedule. Says which use comes next, and how the schedule
-// changes when computation leaves it. The rest of the step is then planned anew, and the next step
-// of the same shape is expected to follow the changed schedule.
+// The position of the step under way in its schedule. The cursor says which use comes next, and how
+// the schedule changes when computation leaves the schedule. The rest of the step is then planned
+// anew, and the next step of the same shape is expected to follow the changed schedule.
 //
 // Thread rule: the application's thread. The scheduler's thread also reads the schedule, so
 // follow() runs there.
@@ -16,13 +16,14 @@ namespace sluice {
 class ScheduleCursor {
  public:
   // All arguments must outlive the object. `model` is validated().
-  // Fails with: kOutOfMemory when the window cannot hold the leases.
+  // Fails with kOutOfMemory if the window cannot hold the leases.
   ScheduleCursor(const ModelSpec& model, const Layout& layout, const Placement& placement)
       : layout_(layout), plans_(model, layout, placement) {}
 
   void begin_training(std::uint32_t micro_batches, MicroBatchOrder order);
   void begin_inference();
-  // `is_example`: the next step of the same shape is expected to use the units in the same order.
+  // `is_example` says that the next step of the same shape is expected to use the units in the same
+  // order.
   void end(bool is_example);
 
   bool is_active() const { return plan_ != nullptr; }
@@ -35,11 +36,12 @@ class ScheduleCursor {
   bool is_over() const { return next_use_ == plan_->schedule.size(); }
   bool expects(UnitId unit, Pass pass) const;
   bool has_been_backward() const;
-  // A use in words. An index equal to the number of uses stands for the end of the step.
+  // A use in words, for messages. An index equal to the number of uses stands for the end of the
+  // step.
   std::string describe(std::size_t use) const;
 
-  // The plan with `unit` next instead of the expected unit.
-  // Fails with: kOutOfMemory when the window cannot hold `unit` beside the leased units.
+  // The plan in which `unit` comes next, instead of the expected unit.
+  // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
   StepPlan changed(const WindowProgress& progress, UnitId unit, Pass pass) const {
     return plans_.changed(*plan_, progress, unit, pass);
   }
@@ -64,8 +66,8 @@ class ScheduleCursor {
   StepPlan changed_plan_;           // *plan_ once computation has left the schedule
   std::uint32_t next_use_ = 0;
   std::uint32_t changes_ = 0;
-  // Uses of the last inference, if it had fewer than expected. The expectation changes when the
-  // next one begins, because the prefetcher uses the plan until then.
+  // The uses of the last inference, if it had fewer than expected. The expectation changes when the
+  // next inference begins, because the prefetcher uses the plan until then.
   std::uint32_t fewer_uses_ = 0;
   bool is_inference_ = false;
   std::uint32_t micro_batches_ = 1;

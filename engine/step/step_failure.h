@@ -1,6 +1,6 @@
-// The failures that stop an engine: the scheduler's latched failure and the device's. If a failure
-// or an abandoned step interrupts an update, the engine also has a permanent error, because the
-// state is between two steps.
+// The failures that stop an engine. These are the scheduler's latched failure and the device's
+// failure. An update may be interrupted by a failure or by an abandoned step. The engine then also
+// has a permanent error, because the state is between two steps.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -23,13 +23,14 @@ class StepFailure {
 
   // Throws the failure that stops the engine, if there is one.
   void throw_if_unusable();
-  // Waits until `ready` holds on the scheduler's thread. Throws as above.
+  // Waits until `ready` holds on the scheduler's thread. Throws the same failures as
+  // throw_if_unusable().
   void await(const std::function<bool()>& ready);
   // Throws the failure of computation or copies. Requires: all computation and copies have
   // completed.
   void throw_if_device_failed();
-  // A failure that came after the application's last call and has not been reported. `has_copies`:
-  // the device may have failed after the last call, too.
+  // A failure that came after the application's last call and has not been reported. `has_copies`
+  // says that the device may have failed after the last call, too.
   // Requires: nothing is in flight.
   std::optional<std::string> unheard(bool has_copies);
   // The step of update `version` + 1 was abandoned after blocks had been updated.

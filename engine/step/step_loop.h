@@ -1,7 +1,8 @@
-// The sequence of a step: units are acquired and released as the schedule says, then come drain,
-// norm, clip factor and optimizer pass. Composes prefetcher, gradient drain and optimizer pass,
-// which meet at blocks and parameter slots. Leases and steps (sluice/step.h) are the handles of the
-// step loop. Under every policy except serial, the pass continues while the next step computes.
+// The sequence of a step. Units are acquired and released as the schedule says. Then the loop
+// drains the gradients, takes their norm and the clip factor, and runs the optimizer pass. The loop
+// connects prefetcher, gradient drain and optimizer pass, which meet at blocks and parameter slots.
+// Leases and steps (sluice/step.h) are the handles of the step loop. Under every policy except
+// serial, the pass continues while the next step computes.
 //
 // Thread rule: one application thread at a time calls the loop; the loop's parts run on the
 // scheduler's thread.
@@ -56,16 +57,17 @@ class StepLoop {
   void release(const LeasedUse& lease) noexcept;
 
   StepReport finish_step(const FinishOptions& finish = {});
-  // Ends a step or an inference without an update, so the state is as before. Ends its leases.
-  // Returns when no transfer is in flight any more, unless the store is stuck.
+  // Ends a step or an inference without an update, so that the state is as before. The call also
+  // ends the leases of the step or inference. Returns when no transfer is in flight any more,
+  // unless the store is stuck.
   void abandon() noexcept;
   // Returns when no transfer is in flight, even if the store is stuck, so that memory may then be
   // freed.
   void settle() noexcept;
 
   bool is_active() const { return cursor_.is_active(); }
-  // The number of updates applied to every block, and the same number with the update under way
-  // counted.
+  // The number of updates applied to every block. The second number also counts the update under
+  // way.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
   const StepTimeline& timeline() const { return timeline_; }
@@ -78,25 +80,27 @@ class StepLoop {
     return cursor_.plans().inference_activations();
   }
   double loss_scale() const { return scaler_.scale(); }
-  // Requires: drained.
+  // Requires: every update has been applied.
   StatePosition position() const {
     return {.step = step_,
             .tensor_updates = versions_.tensor_updates(step_),
             .loss_scale = scaler_.state()};
   }
-  // Continues from `position`, to which the given state belongs. Requires: no step has begun.
+  // The loop continues from `position`, to which the given state belongs. Requires: no step has
+  // begun.
   void restore(const StatePosition& position);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return cursor_.plans().predict_traffic(micro_batches, order);
   }
   // Requires: no step is active, and Engine::set_norm_group() has checked `group`.
   void set_norm_group(NormGroup group) { norm_group_ = std::move(group); }
-  // With a durable store: commit_first() makes the first commit, of the present state, and
-  // commit_now() commits the last step. Each of these calls returns when every rank has the commit.
+  // These calls are for a durable store. commit_first() makes the first commit, of the present
+  // state, and commit_now() commits the last step. Each of these calls returns when every rank has
+  // the commit.
   // Requires: no step is active.
   void commit_first();
   // Sets the application's text for all later commits.
-  // Fails with: kInvalidArgument if it is too long.
+  // Fails with kInvalidArgument if the text is too long.
   void set_application(const char* call, const std::string& application);
   void commit_now();
   // The last step whose commit every rank has, and the application's text in this commit.
@@ -105,21 +109,23 @@ class StepLoop {
     std::string application;
   };
   Committed committed();
-  // Starts the threads that a save needs. Fails with: kUnsupported.
+  // Starts the threads that a save needs.
+  // Fails with kUnsupported if no thread can be started.
   void prepare_save();
-  // Begins to save the state of the last step beside training. Requires: prepare_save(); no step is
-  // active, no save is under way; the placement has save buffers. `work` must live until
-  // end_save(), or settle(). If `saves_all` is false, another rank saves this rank's part, and only
-  // work.finish is called.
+  // Begins to save the state of the last step beside training. Requires: prepare_save() has been
+  // called, no step is active, no save is under way, and the placement has save buffers. `work`
+  // must live until end_save(), or settle(). If `saves_all` is false, another rank saves this
+  // rank's part, and only work.finish is called.
   void begin_save(StateSaver::Work work, bool saves_all);
-  // The blocks saved so far; empty: no save is under way.
+  // The number of blocks saved so far. There is none if no save is under way.
   struct SaveCount {
     std::uint64_t saved_blocks = 0;
     std::uint64_t block_count = 0;
     bool is_over = false;
   };
   std::optional<SaveCount> save_count() const;
-  // Waits for the save under way. Fails with: the failure that stops the engine.
+  // Waits for the save under way.
+  // Fails with the failure that stops the engine.
   void await_save();
   // Requires: the save is over.
   StateSaver::End end_save();
@@ -132,8 +138,8 @@ class StepLoop {
   }
   // Fetches the other ranks' shards after units homed on the device have received values.
   void share_residents();
-  // Between lend_buffers() and return_buffers(), the caller uses parameter slots and lanes, and all
-  // storage traffic is the caller's. Requires: no step is active.
+  // Between lend_buffers() and return_buffers(), the caller uses parameter slots and lanes. All
+  // storage traffic is then the caller's. Requires: no step is active.
   void lend_buffers();
   void return_buffers();
 
@@ -163,8 +169,8 @@ class StepLoop {
   void check_acquire(UnitId unit, Pass pass) const;
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
-  // Ends fetches ahead of computation, at the same use on all ranks. `unit` comes next; without a
-  // unit, no use comes.
+  // Stops the fetches ahead of computation, at the same use on all ranks. `unit` is the unit that
+  // comes next. Without a unit, no use comes.
   WindowProgress halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass);
   void end_schedule();
   void end_inference_together() noexcept;

@@ -20,13 +20,14 @@ class StepTerms {
       : config_(config), groups_(config.optimizer, model), rank_count_(rank_count) {}
 
   // `call` names the application's call in the message.
-  // Fails with: kInvalidArgument naming the option that no step can have.
+  // Fails with kInvalidArgument, naming the option, if no step can have it.
   void check(const char* call, const StepOptions& options) const;
   // Starts a step. Requires: the options have been checked.
   void begin(const StepOptions& options) { options_ = options; }
   // From here on, `finish` gives the options of the step. Returns whether the terms equal the
   // announced ones, which some blocks' updates may have used already.
-  // Fails with: kInvalidArgument as check(), and if `policy` has updated blocks with other options.
+  // Fails with kInvalidArgument in the cases of check(), and if `policy` has updated blocks with
+  // other options.
   bool end(const FinishOptions& finish, OverlapPolicy policy);
   const StepOptions& options() const { return options_; }
 

@@ -1,9 +1,10 @@
-// Places for blocks that pass through memory, several at once: on their way to storage, from
-// storage or to a file. Each place has a thread that does all the work for the block there, and
-// waits there for transfers. So transfers of some blocks run beside the arithmetic of others, and
-// the number of places bounds the memory.
+// Places for blocks that pass through memory on their way to storage, from storage or to a file.
+// Several blocks pass at once. Each place has a thread. It does all the work for the block in the
+// place, and also waits there for transfers. So transfers of some blocks run beside the arithmetic
+// of others, and the number of places bounds the memory.
 //
-// Thread rule: one thread calls; the tasks run on the threads of their places, several at a time.
+// Thread rule: one thread calls the functions. The tasks run on the threads of their places,
+// several at a time.
 // Invariant: a place runs one task at a time. After the first task that has thrown, no task begins.
 #pragma once
 
@@ -20,7 +21,7 @@ namespace sluice {
 class BlockPlaces {
  public:
   // Requires: `count` is at least 1.
-  // Fails with: kUnsupported where no thread can be started.
+  // Fails with kUnsupported if no thread can be started.
   explicit BlockPlaces(std::uint32_t count);
   // Waits for the tasks under way.
   ~BlockPlaces();
@@ -29,11 +30,12 @@ class BlockPlaces {
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(places_.size()); }
   // Returns when the place is free, so that the caller may use its memory.
-  // Fails with: the exception of the first task that has thrown.
+  // Fails with the exception of the first task that has thrown.
   void await(std::uint32_t place);
-  // Runs `task` on the place's thread. Requires: the place is free.
+  // The place's thread runs `task`. Requires: the place is free.
   void start(std::uint32_t place, std::function<void()> task);
-  // Returns when all places are free. Fails with: as await().
+  // Returns when all places are free.
+  // Fails with the errors of await().
   void finish();
 
  private:

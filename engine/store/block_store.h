@@ -1,13 +1,13 @@
-// Blocks on storage. Turns (block, plane, version) into transfers of an IoQueue and keeps the table
-// of versions. A block's version is the number of updates that it has seen. Every fetch names the
-// version that it expects, so the last step's weights can never be taken for this step's weights.
-// The bytes are verified too. A checksum of the bytes is computed at each write and at each read,
-// on the thread of the queue that completes the transfer. A read that fails or brings other bytes
-// is repeated once.
+// Blocks of state on storage. The store turns (block, plane, version) into transfers of an IoQueue,
+// and keeps the table of versions. A block's version is the number of updates that it has seen.
+// Every fetch names the version that it expects, so the last step's weights can never be taken for
+// this step's weights. The bytes of every fetch are verified, too. A checksum of the bytes is
+// computed at each write and at each read, on the thread of the queue that completes the transfer.
+// A read that fails or brings other bytes is repeated once.
 //
-// Thread rule: all functions on the scheduler's thread, except the blocking ones at the end. The
-// blocking functions are called while no step is active. Several threads may call them at once, if
-// each has another block and all read or all write.
+// Thread rule: the scheduler's thread calls all functions, except the blocking ones at the end. The
+// blocking functions are called while no step is active. Several threads may call the blocking
+// functions at once, if each has another block, and all of them read or all of them write.
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h). A store goes to
 // a copy that no commit names, and this copy becomes home when the store has ended.
 //
@@ -46,17 +46,18 @@ class BlockStore;
 
 // One transfer of one block's plane. The owner must not move the object until `done` runs.
 struct Transfer {
-  // Set once by the owner: runs on the scheduler's thread when the transfer has ended, with success
-  // or failure. After a failure, the scheduler has failed() and the bytes are invalid.
+  // The owner sets this function once. It runs on the scheduler's thread when the transfer has
+  // ended, with success or failure. After a failure, the scheduler has failed() and the bytes are
+  // invalid.
   std::function<void()> done;
-  // Set by the owner before a fetch: the priority of the read when the drive is busy. Writes come
-  // last.
+  // The owner sets this priority before a fetch. It is the priority of the read when the drive is
+  // busy. Writes come last.
   IoPriority read_priority = IoPriority::kNormal;
-  // Set by the owner for activations: their unit, for the trace.
+  // The owner sets this for activations. It is their unit, for the trace.
   std::uint32_t activation_unit = kTraceNone;
-  // The name in messages of a transfer that is not state.
+  // The name that messages give to a transfer that is not state.
   std::string subject = {};
-  // The step for traces, if the version does not say which step it is.
+  // The step for traces, if the version does not tell the step.
   std::optional<std::uint64_t> step = {};
 
   // Used by the store.
@@ -80,24 +81,26 @@ class BlockStore {
              IoQueue& queue, Scheduler& scheduler);
 
   // Starts reading into `target` (slot-sized, kStorageAlignBytes aligned).
-  // Requires: the plane's home is storage and holds `version`. On return the read is under way;
-  // wait for transfer.done. Until then `target` belongs to the transfer.
+  // Requires: the plane's home is storage and holds `version`. On return, the read is under way.
+  // The owner waits for transfer.done. Until transfer.done runs, `target` belongs to the transfer.
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
-  // Starts writing `source` as `version`, which is later than the home's: the next one, unless the
-  // block has missed updates (engine/flow/late_updates.h). As fetch().
+  // Starts writing `source` as `version`, which is later than the home's version. It is the next
+  // version, unless the block has missed updates (engine/flow/late_updates.h). Other rules are
+  // those of fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
   // Whether store() to `target` finds a free copy that no commit names. Always true for scratch
   // state.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
-  // Starts writing a plane that is at home in memory, for a commit of a durable store. As fetch().
-  // Requires: may_store(); `source` holds the plane's version, and stays as it is.
+  // Starts writing a plane that is at home in memory, for a commit of a durable store. Other rules
+  // are those of fetch().
+  // Requires: may_store(). `source` holds the plane's version, and stays as it is.
   void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
   // Makes the shadow home. The shadow has been written as the version after the home's.
   // Requires: no transfer of the plane is in flight.
   void adopt(BlockId block, Plane plane);
-  // Discards the shadow's content, if there is any.
+  // Discards the shadow's content, if the shadow has any.
   void drop_shadow(BlockId block, Plane plane);
   // Whether a store to the plane is in flight, so that the plane cannot be fetched.
   bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
@@ -107,27 +110,28 @@ class BlockStore {
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
-  // The watch, for transfers outside of this class.
+  // The watch is here for transfers outside of this class.
   TransferWatch& watch() { return watch_; }
 
-  // Null: the state is scratch.
+  // The result is null if the state is scratch.
   PlaneCopies* copies() { return copies_ ? &*copies_ : nullptr; }
-  // The plane's version on storage. For a plane at home in memory, the version of its last save().
+  // The plane's version on storage. For a plane at home in memory, this is the version of its last
+  // save().
   std::uint64_t stored_version(BlockId block, Plane plane) const;
-  // The table of the commit under way or, without one, of the valid commit. The table lists every
-  // plane with the copy that the commit names.
+  // The table of the commit under way. If no commit is under way, the table of the valid commit.
+  // The table lists every plane with the copy that the commit names.
   std::vector<CommitPlane> committed_planes() const;
   // Sets storage to the state that a commit's table lists. Requires: a store of the same planes; no
   // transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
-  // Sets the version of the block's planes, for the next write or for planes in memory. As the
-  // blocking transfers below.
+  // Sets the version of the block's planes, for the next write or for planes in memory. The rules
+  // are those of the blocking transfers below.
   void begin_at(BlockId block, std::uint64_t version);
 
   // Blocking transfers, outside of steps. Several threads may make such transfers at the same time,
-  // if no two threads use the same block. Fails with: kIo naming unit, block, file, range and
-  // errno; kDamaged; kTimeout.
+  // if no two threads use the same block.
+  // Fails with kIo, kDamaged or kTimeout. The message names unit, block, file, range and errno.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
 
@@ -135,7 +139,7 @@ class BlockStore {
   // failed with a list of the transfers. Such a transfer may never end, so callers should wait for
   // it only where they must.
   bool is_stuck() const { return watch_.is_stuck(); }
-  // Lines for the user since the last call: slow transfers, and reads that were repeated. Any
+  // Lines of text for the user, about slow transfers and repeated reads since the last call. Any
   // thread.
   std::vector<std::string> take_notes();
 

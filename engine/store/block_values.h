@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// A block's planes in host memory; another object owns that memory.
+// The planes of a block in host memory. Another object owns that memory.
 struct BlockView {
   BlockId block{};
   std::byte* parameters = nullptr;
@@ -22,20 +22,24 @@ struct BlockView {
 
 // Sets the state of every tensor that has elements in the block.
 // Requires: the planes are zero; the padding between tensors stays zero.
-// Fails with: kNonFinite naming tensor and element of a value that is not finite in the parameters'
-// type, of a moment that is not finite, and of a negative exp_avg_sq; the source's own errors.
+// Fails with:
+// - kNonFinite: a value is not finite in the parameters' type, a moment is not finite, or an
+//   exp_avg_sq is negative. The message names tensor and element.
+// - The source's own errors.
 void set_values(const Layout& layout, const BlockView& view, StateSource& source);
 
-// Only reads the masters of every tensor that has elements in the block, into the memory that
-// set_values() would use. Returns false, and reads nothing, if the block has no such memory.
+// The function reads only the masters of every tensor that has elements in the block. It puts them
+// into the memory that set_values() would use. Returns false, and reads nothing, if the block has
+// no such memory.
 bool read_masters(const Layout& layout, const BlockView& view, StateSource& source);
 
 // Does the work of set_values() for masters that read_masters() has read, with zero moments.
-// Requires: the planes were zero before read_masters(). Fails with: kNonFinite as set_values().
+// Requires: the planes were zero before read_masters().
+// Fails with kNonFinite in the cases of set_values().
 void set_initial_values(const Layout& layout, const BlockView& view);
 
-// Copies elements [begin, ...) of the block to `target`: parameters in their type, everything else
-// as fp32. A moment that is not kept reads as zero.
+// The function copies elements [begin, ...) of the block to `target`. Parameters come in their
+// type, and everything else as fp32. A moment that is not kept reads as zero.
 // Requires: the range is inside the block.
 void read_values(const Layout& layout, const BlockView& view, StateKind kind, std::uint64_t begin,
                  std::span<std::byte> target);

@@ -1,11 +1,12 @@
-// Evaluates the record slots found in a store. Determines the newest commit, the repairs needed,
-// and the slot of the next record. Also finds the step that several ranks can continue from.
+// Reads the meaning of the record slots found in a store. The result is the newest commit, the
+// repairs needed, and the slot of the next record. Another function finds the step that several
+// ranks can continue from.
 //
-// A slot's twins are written one after the other, and each is flushed before the next. So a power
-// cut tears at most one twin. The slot's record is the newer whole twin. If a written slot has no
-// whole twin, something other than a power cut has damaged the slot. The record in the other slot
-// cannot replace the damaged record, because the data that the other record names may have been
-// overwritten since.
+// A slot's twins are written one after the other. Each twin is flushed before the next one is
+// written. So a power cut tears at most one twin. The slot's record is the newer one of its whole
+// twins. If a written slot has no whole twin, something other than a power cut has damaged the
+// slot. The record in the other slot cannot replace the damaged record, because the data that the
+// other record names may have been overwritten since.
 //
 // Thread rule: pure.
 #pragma once
@@ -26,7 +27,7 @@ namespace sluice {
 inline constexpr std::string_view kStoreRemedy =
     "continue from a checkpoint: `sluice state remove`, then `sluice train --resume-from`";
 
-// By slot and twin. `names`: for messages.
+// By slot and twin. Messages use `names`.
 struct FoundCommits {
   std::array<std::array<CommitReading, kCommitTwins>, kCommitSlots> readings;
   std::array<std::string, kCommitTwins> names;
@@ -48,12 +49,14 @@ struct CommitChoice {
   std::vector<SlotTwin> mends;
 };
 
-// The record that a slot holds: of its twins that are whole, the newer one. Requires:
-// choose_commit() has not failed.
+// The record that a slot holds. This is the newer one of its whole twins. Requires: choose_commit()
+// has not failed.
 const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slot);
 
-// Fails with: kDamaged where a slot has lost both twins, or twins contradict each other;
-// kUnsupported for another version of the format; kInput where records are of different stores.
+// Fails with:
+// - kDamaged: a slot has lost both twins, or twins contradict each other.
+// - kUnsupported: the format has another version.
+// - kInput: the records are of different stores.
 CommitChoice choose_commit(const FoundCommits& found);
 
 // The steps that a rank can continue from.
@@ -62,7 +65,7 @@ struct CommitOffer {
   std::optional<std::uint64_t> older;
 };
 
-// The newest step that every rank can continue from; empty where there is none.
+// The newest step that every rank can continue from. The result is empty if there is none.
 std::optional<std::uint64_t> common_step(std::span<const CommitOffer> ranks);
 
 }  // namespace sluice

@@ -20,7 +20,7 @@ namespace sluice {
 inline constexpr std::uint64_t kCommitMagic = 0x0a31'544d'4355'4c53;  // "SLUCMT1\n"
 inline constexpr std::uint32_t kCommitVersion = 1;
 // The lengths of slots, and of the data in slots, are multiples of this number, because O_DIRECT
-// requires such lengths.
+// requires this.
 inline constexpr std::uint64_t kCommitAlignBytes = 4096;
 inline constexpr std::uint32_t kCommitSlots = 2;
 inline constexpr std::uint32_t kCommitTwins = 2;
@@ -94,8 +94,8 @@ static_assert(std::endian::native == std::endian::little);
 static_assert(std::has_unique_object_representations_v<CommitHeader> &&
               std::has_unique_object_representations_v<CommitPlane>);
 
-// The checksum over a record's header and the rest of the record. The header's checksum field
-// counts as zero.
+// The checksum of a whole record: of the header and of the rest. The header's checksum field counts
+// as zero.
 std::uint64_t commit_checksum(CommitHeader header, std::span<const std::byte> rest);
 
 }  // namespace sluice

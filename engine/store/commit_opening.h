@@ -2,7 +2,7 @@
 // a later step than all ranks have, this commit is made void. Twins that a power cut or a drive has
 // damaged are written again. The repair may be interrupted at any point and repeated.
 //
-// Thread rule: one thread, before anything else uses the files; every function waits for storage.
+// Thread rule: one thread, before anything else uses the files. Every function waits for storage.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@
 
 namespace sluice {
 
-// Writes a record to `slot` by following `sequence`. The record is durable on return. Fails with:
-// kIo.
+// Writes a record to `slot` by following `sequence`. The record is durable on return.
+// Fails with kIo if the drive reports an error.
 void write_commit(IoQueue& queue, const CommitFiles& files, CommitSequence sequence,
                   std::uint32_t slot, const CommitRecord& record);
 
 class CommitOpening {
  public:
   // Reads the records and changes nothing. The two arguments must outlive the object.
-  // Fails with: as choose_commit().
+  // Fails with the errors of choose_commit().
   CommitOpening(IoQueue& queue, const CommitFiles& files);
 
   const CommitChoice& choice() const { return choice_; }
-  // The newest commit; nullptr if there has never been a commit.
+  // The newest commit. The result is nullptr if there has never been a commit.
   const CommitRecord* newest() const;
   CommitOffer offer() const;
   // The commit of a step. Requires: offer() has `step`.
@@ -35,10 +35,12 @@ class CommitOpening {
 
   // Makes the newest commit void unless it is the commit of `step`. Afterwards the newest commit is
   // that of `step`. Durable on return.
-  // Requires: offer() has `step`. Fails with: kIo.
+  // Requires: offer() has `step`.
+  // Fails with kIo if the drive reports an error.
   void go_back(std::uint64_t step);
   // Rewrites the twins that do not hold their slot's record. Returns a line for the user about each
-  // damaged twin. Fails with: kIo.
+  // damaged twin.
+  // Fails with kIo if the drive reports an error.
   std::vector<std::string> mend();
 
  private:

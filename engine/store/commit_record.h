@@ -19,7 +19,7 @@ namespace sluice {
 
 // A store's random name.
 using StoreId = std::array<std::uint8_t, 16>;
-// 32 hexadecimal digits: in file names and messages.
+// The id as 32 hexadecimal digits, for file names and messages.
 std::string text_of(const StoreId& id);
 
 // The loss scaler's state at the end of the step.
@@ -47,13 +47,14 @@ struct CommitRecord {
   std::vector<std::byte> application = {};
 };
 
-// The bytes of the record, and the bytes of a slot for the record, in whole pages.
+// The bytes of the record. Then the bytes of a slot for the record, in whole pages.
 std::uint64_t commit_bytes(const CommitRecord& record);
 std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 
 // Writes the record to `target`, with zeros up to a whole page. Returns the number of bytes in
 // these pages, which the caller writes to the slot.
-// Requires: enough room; settings and blob within their limits; neither of them in a void record.
+// Requires: there is enough room, and settings and blob are within their limits. A void record has
+// neither of them.
 std::uint64_t encode_commit(const CommitRecord& record, std::span<std::byte> target);
 
 enum class CommitState : std::uint8_t {

@@ -2,7 +2,8 @@
 // storage together, and a stage begins when the stage before has ended. The writer of a record
 // follows the sequence (commit_writer.h), and tests try wrong sequences.
 //
-//   data files flushed | first twin written | flushed | second twin written | flushed
+//   The stages are: data files flushed | first twin written | flushed | second twin written |
+//   flushed
 //
 // The data comes before any record that names the data. The two copies of a record are written one
 // after the other, so that a power cut leaves one copy whole. If a flush fails, no later stage is
@@ -28,10 +29,11 @@ using CommitSequence = std::vector<CommitStage>;
 
 // The sequence for the record of a state.
 CommitSequence commit_sequence(std::uint32_t data_file_count);
-// The sequence for a void record or for the repair of a twin, which name no new data. The twins'
-// content is flushed first. Without this flush, reads may see content of a killed process that a
-// power cut would still remove, and both twins would be torn. `first_twin` is a twin that does not
-// hold the slot's record, if there is one. So the whole twin is written last.
+// This sequence is for a void record or for the repair of a twin. Neither of them names new data.
+// The content of both twins is flushed first. A process that was killed may have left content that
+// reads see, but that a power cut would still remove. Without this flush, both twins would then be
+// torn. `first_twin` is a twin that does not hold the slot's record, if there is such a twin. So
+// the whole twin is written last.
 CommitSequence void_sequence(std::uint32_t first_twin);
 CommitSequence mend_sequence(std::uint32_t twin);
 

@@ -1,8 +1,9 @@
-// Makes commits durable beside the queue's other work. Goes through a commit's sequence
-// (commit_sequence.h) stage by stage, driven by the queue's completions. Owns the buffer of the
+// Makes commits durable beside the queue's other work. The writer goes through a commit's sequence
+// (commit_sequence.h) stage by stage. The queue's completions drive it. It owns the buffer of the
 // record that is written.
 //
-// Thread rule: one thread, which in an engine is the scheduler's; `post` brings completions there.
+// Thread rule: one thread, which is the scheduler's in an engine. `post` brings completions to that
+// thread.
 // Invariants: at most one record is being written. The first failure ends the sequence: no later
 // action is begun, and `ended` reports the failure once all actions under way have ended.
 #pragma once
@@ -55,14 +56,14 @@ class CommitWriter {
   // `ended` is not called.
   void stop() { is_stopped_ = true; }
 
-  // The time of the shortest flush of a record in the last sequence, or in the present one: such a
-  // flush finds little to write. 0: there was none.
+  // The time of the shortest flush of a record, in the last sequence or in the present one. Such a
+  // flush finds little to write. 0 means that there was no flush.
   std::uint64_t flush_ns() const { return flush_ns_; }
 
-  // Starts `sequence`, in which `record_bytes` of the buffer are written to `slot`. Returns while
-  // the sequence is under way. At the end, `ended` runs on the writer's thread, and the buffer is
-  // free. If `ended` gets no error, everything is durable.
-  // Requires: is_idle(); record_bytes is a multiple of kCommitAlignBytes.
+  // Starts `sequence`, which writes `record_bytes` of the buffer to `slot`. Returns while the
+  // sequence is under way. At the end, `ended` runs on the writer's thread, and the buffer is free.
+  // If `ended` gets no error, everything is durable.
+  // Requires: is_idle(), and record_bytes is a multiple of kCommitAlignBytes.
   void begin(CommitSequence sequence, std::uint32_t slot, std::uint64_t record_bytes,
              std::uint64_t step, std::function<void(std::optional<Error>)> ended);
 

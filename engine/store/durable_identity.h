@@ -1,6 +1,6 @@
-// The description of a run in its durable store's records, and the checks before another run may
-// continue from the records. Model and layout have to be the same; numbers of the config may differ
-// if the user says so. Other functions read a description back from a record. Pure.
+// How the records of a durable store describe a run, and the checks before another run may continue
+// from these records. Model and layout have to be the same. Numbers of the config may differ, if
+// the user says so. Other functions read a description back from a record. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace sluice {
 
 class DurableIdentity {
  public:
-  // `ranks`: the number of ranks that train.
+  // `ranks` is the number of ranks that train.
   DurableIdentity(const Config& config, const ModelSpec& model, const Layout& layout,
                   std::uint32_t ranks);
 
@@ -24,17 +24,17 @@ class DurableIdentity {
   std::uint64_t layout_hash() const { return layout_hash_; }
   std::uint64_t config_hash() const { return config_hash_; }
 
-  // The record's settings, as JSON: everything that messages name, the units and their tensors if
-  // there is room, and `changes`, an array of the changes accepted so far.
+  // The record's settings, as JSON. They have everything that messages name, and the units and
+  // their tensors if there is room. `changes` is an array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // Describes how the model or the layout of a record, given by these hashes and settings, differs
-  // from this run's. Empty if model and layout are the same.
+  // The hashes and the settings are those of a record. The text says how the record's model or
+  // layout differs from this run's. The result is empty if model and layout are the same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
   // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".
   std::vector<std::string> changes(const std::string& settings) const;
-  // The array `changes` of `settings`, with the result of changes() added as of `step`.
+  // The array `changes` of `settings`. The result of changes() is added to it, as of `step`.
   std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
 
  private:
@@ -49,18 +49,18 @@ class DurableIdentity {
   std::uint64_t config_hash_ = 0;
 };
 
-// The part of a run that a record's settings describe: the place of every element. `config` has
-// only precision, the optimizer's numbers, the block size and the sharding.
+// The part of a run that a record's settings describe, which is the place of every element.
+// `config` has only precision, the optimizer's numbers, the block size and the sharding.
 struct DescribedRun {
   ModelSpec model;
   Config config;
   std::uint32_t ranks = 1;
 };
 // `store` is the name for messages.
-// Fails with: kDamaged naming a field that is missing or makes no sense; kUnsupported where the
-// record had no room for the units.
+// Fails with kDamaged if a field is missing or makes no sense, naming the field, and with
+// kUnsupported if the record had no room for the units.
 DescribedRun described_run(const std::string& settings, const std::string& store);
-// The settings without the units, for people.
+// The settings without the units, as text for people.
 std::string short_settings(const std::string& settings);
 
 }  // namespace sluice

@@ -1,16 +1,16 @@
 // The expected content of every block on storage: a checksum and a version for each stored plane.
-// The table is kept in memory, where no drive can change it. The previous checksum is kept too, so
-// that messages can name the kind of damage. The files hold only data: a place in this table is the
-// block's identity.
+// The table is kept in memory, where no drive can change it. The previous checksum is kept, too, so
+// that messages can name the kind of damage. The files hold only data, so a place in this table is
+// the block's identity.
 //
 // A read that does not match the table is of one of three kinds.
 // `stale`: a write was lost, so the bytes are those of the previous version, or were never written.
-// `misdirected`: the bytes of another block; a write went to the wrong place.
-// `damaged`: other bytes, from flipped bits or a torn write.
+// `misdirected`: the bytes are those of another block, because a write went to the wrong place.
+// `damaged`: the bytes are others, because of flipped bits or a torn write.
 // Blocks with equal bytes have equal checksums. Confusing two such blocks raises no alarm and does
 // no harm.
 //
-// Thread rule: wants() from any thread; everything else from the block store's thread.
+// Thread rule: any thread may call wants(). The block store's thread calls everything else.
 // Invariant: the bytes of `current` have replaced other bytes, whose checksum is `previous` if it
 // was wanted.
 #pragma once
@@ -37,12 +37,12 @@ struct Damage {
 
 class Integrity {
  public:
-  // `plane_count`: two for each block, numbered by the block store.
+  // `plane_count` is two for each block. The block store numbers the planes.
   Integrity(Verify verify, std::size_t plane_count);
 
-  // Whether `version` of `plane` carries a checksum. Either all versions carry a checksum, or no
-  // version does, or one version in eight does. With one in eight, each version selects a different
-  // eighth of the planes.
+  // Whether `version` of `plane` carries a checksum. All versions carry a checksum, or no version
+  // does, or one version in eight does. With one in eight, each version selects a different eighth
+  // of the planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
   // Notes the checksum of the bytes written as `version`. `sum` is empty if wants() returned false.
@@ -56,7 +56,7 @@ class Integrity {
     return {.version = planes_[plane].version, .sum = planes_[plane].current};
   }
 
-  // Compares bytes that were read, and their checksum `found`, with the table.
+  // Compares bytes that were read with the table. `found` is the checksum of these bytes.
   // Requires: wants(plane, version), and stored() has been called for that version.
   std::optional<Damage> find_damage(std::uint32_t plane, std::span<const std::byte> data,
                                     std::uint64_t found) const;

@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-// Returns why a store in `directory` may be lost although its flushes have succeeded; empty if
-// there is no such reason.
+// Returns why a store in `directory` may be lost although its flushes have succeeded. The result is
+// empty if there is no such reason.
 std::string missing_promise(const std::string& directory);
 
 }  // namespace sluice

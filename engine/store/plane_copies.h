@@ -1,6 +1,6 @@
-// For each plane: the copy that is home, the copies that commits name, and the copy that a store
-// may go to. Data that a commit names is not overwritten until a later commit has replaced the
-// commit on every rank. This rule makes the working files a checkpoint.
+// The copies of each plane. An object knows which copy is home, which copies commits name, and
+// which copy a store may go to. Data that a commit names is not overwritten until a later commit
+// has replaced that commit on every rank. This rule makes the working files a checkpoint.
 //
 // Thread rule: one thread at a time; in an engine, the scheduler's thread.
 // Invariants: a named copy keeps the content that it had when a commit named it, and the home keeps
@@ -18,36 +18,36 @@ class PlaneCopies {
  public:
   static constexpr std::uint8_t kNone = 0xff;
 
-  // `copy_count` applies to every plane; 1 is for planes that are never stored again.
+  // `copy_count` applies to every plane. A count of 1 is for planes that are never stored again.
   PlaneCopies(std::uint32_t plane_count, std::uint8_t copy_count);
-  // The same, with a count for each plane.
+  // Does the same, with a count for each plane.
   explicit PlaneCopies(std::span<const std::uint8_t> copy_counts);
 
   std::uint32_t plane_count() const { return static_cast<std::uint32_t>(planes_.size()); }
   std::uint8_t home(std::uint32_t plane) const { return planes_[plane].home; }
-  // The copy for the record's table: the copy that the commit under way names or, without one, the
-  // copy that the valid commit names.
+  // The copy for the record's table. It is the copy that the commit under way names. If no commit
+  // is under way, it is the copy that the valid commit names.
   std::uint8_t named_by_next(std::uint32_t plane) const { return planes_[plane].next; }
   std::uint8_t named(std::uint32_t plane) const { return planes_[plane].counts; }
 
   // The copy that a store may go to. Such a copy is neither home nor named. If no such copy exists,
   // kYes allows the home itself, provided that no commit names the home. In this case, no read of
-  // the home may be under way. Empty: the store has to wait for a commit.
+  // the home may be under way. If the result is empty, the store has to wait for a commit.
   enum class InPlace : std::uint8_t { kNo, kYes };
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
   // A store to `copy` has ended, so `copy` becomes home.
   // Requires: `copy` came from target().
   void stored(std::uint32_t plane, std::uint8_t copy);
 
-  // A commit begins, and names every home.
+  // A commit begins now, and names every home.
   // Requires: no commit is under way.
   void begin_commit();
   bool is_committing() const { return is_committing_; }
-  // The commit is valid on every rank. Copies that are named only by the commit before become free.
+  // The commit is now valid on every rank. Copies that only the previous commit names become free.
   // Requires: a commit is under way.
   void end_commit();
 
-  // At opening: the valid record names `copy`.
+  // The call is for opening: the valid record names `copy`.
   void restore(std::uint32_t plane, std::uint8_t copy);
 
   bool operator==(const PlaneCopies&) const = default;

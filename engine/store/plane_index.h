@@ -1,6 +1,6 @@
-// Numbers everything that a block store moves, and knows the place and the name of each. Two planes
-// per block come first, then one plane per piece of activations, then one for each block's
-// gradients.
+// Gives a number to everything that a block store moves, and knows the place and the name of each
+// such thing. Two planes per block come first, then one plane per piece of activations, then one
+// for each block's gradients.
 //
 // Thread rule: constant after construction, callable from any thread.
 #pragma once
@@ -28,7 +28,7 @@ class PlaneIndex {
   std::uint32_t index(BlockId block, Plane plane) const;
   // Whether the plane is a part of the state.
   bool is_state(std::uint32_t plane) const { return plane < first_activation_; }
-  // The plane's place on storage. The state may have several copies.
+  // The plane's place on storage. The state may have several copies on storage.
   const Extent& extent(BlockId block, Plane plane, std::uint32_t copy) const;
   // The plane in words, for messages.
   std::string describe(std::uint32_t plane) const;

@@ -1,6 +1,6 @@
-// Access to the state between steps, tensor by tensor, wherever the blocks live. Fills in initial
-// values, and reads the state for saving and hashing. Works on several blocks at once in the memory
-// of the optimizer's lanes, and so needs no memory of its own.
+// Access to the state between steps, tensor by tensor, wherever the blocks live. It sets initial
+// values, and reads the state for saving and hashing. It works on several blocks at once, in the
+// memory of the optimizer's lanes. So it needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
 // Invariant: between two calls nothing is in flight.
@@ -30,44 +30,46 @@ class StateAccess {
               BlockStore& store, Device& device, Scheduler& scheduler);
 
   // Writes masters and moments from `source` to every block's home, as `versions`.
-  // Fails with: kNonFinite naming tensor and element of a value that is not finite in the
-  // parameters' type; kIo and others. After a failure, restore() can be called again.
+  // Fails with kNonFinite if a value is not finite in the parameters' type, naming tensor and
+  // element. Other failures, such as kIo, come from the transfers. After a failure, restore() can
+  // be called again.
   void restore(StateSource& source, const UnitVersions& versions);
-  // Gives the tensors that `is_wanted` lists by id other masters, from `values`. The state stays at
-  // `versions`. Needs memory for one more block.
-  // Fails with: as restore(); then each block has its old or its new values.
+  // Gives new masters, from `values`, to the tensors that `is_wanted` lists by id. The state stays
+  // at `versions`. The call needs memory for one more block.
+  // Fails with the errors of restore(). Each block then has its old or its new values.
   void replace(const std::vector<bool>& is_wanted, const InitialValues& values,
                const UnitVersions& versions);
-  // With a durable store: reads state that is at home in memory from storage, where the last commit
-  // left the state.
-  // Fails with: kIo and others.
+  // With a durable store, reads the state that is at home in memory. The call reads it from
+  // storage, where the last commit left it.
+  // Other failures, such as kIo, come from the transfers.
   void open();
-  // From now on, the homes that restore() or open() has filled count as in use. Called once, after
-  // all ranks have filled their homes.
+  // From now on, the homes that restore() or open() has filled count as in use. The call is made
+  // once, after all ranks have filled their homes.
   void lend_homes();
 
-  // Fails with: kInvalidArgument for a call of read() that is not allowed, with tensor and numbers.
+  // Fails with kInvalidArgument, naming tensor and numbers, if such a call of read() is not
+  // allowed.
   void check_read(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::uint64_t size_bytes) const;
-  // Copies elements [first_element, ...) of `kind` to `target`.
+  // The call copies elements [first_element, ...) of `kind` to `target`.
   // Requires: check_read().
   void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
             std::span<std::byte> target);
 
-  // Calls `visit` with every block of this rank in host memory, at its home or in a place. Several
-  // threads call `visit` at the same time, each for a different block, and never two threads for
-  // the same place.
-  // Fails with: as read(); the exceptions of `visit`.
+  // Calls `visit` with every block of this rank in host memory. The block is at its home or in a
+  // place. Several threads call `visit` at the same time, each for a different block. No two
+  // threads do so for the same place.
+  // Fails with the errors of read(), and with the exceptions of `visit`.
   using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
   void visit_blocks(const Visit& visit);
-  // How many blocks visit_blocks() has in memory at once.
+  // The number of blocks that visit_blocks() has in memory at once.
   std::uint32_t place_count() const { return static_cast<std::uint32_t>(loaded_.size()); }
 
   // Forgets the blocks in the lanes, because the state has changed.
   void invalidate() { loaded_.assign(loaded_.size(), std::nullopt); }
 
  private:
-  // The end of the last read(). The next read may continue there.
+  // Where the last read() ended. The next read may continue there.
   struct Position {
     TensorId tensor{};
     StateKind kind = StateKind::kParameter;

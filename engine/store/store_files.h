@@ -1,7 +1,7 @@
-// The files of a durable store: their names, their creation, and the check that all of them exist.
-// A store NAME has a random id. Each storage path has NAME.lock (store_lock.h) and, for each rank,
-// NAME.ID.rRANK.dataK. The record files NAME.ID.rRANK.commit0 and .commit1 lie on two paths, or on
-// the only one.
+// The files of a durable store: their names, their creation, and the check that none is missing. A
+// store with the name NAME has a random id. Each storage path has NAME.lock (store_lock.h) and, for
+// each rank, NAME.ID.rRANK.dataK. The record files NAME.ID.rRANK.commit0 and .commit1 lie on two
+// paths, or on the only one.
 //
 // Files are made without a name. Then every path's mark says "creating ID". The data files get
 // names, and the folders are synced. The record files get names, and the folders are synced again.
@@ -35,7 +35,7 @@ struct StorePath {
   };
   std::vector<File> files;  // the store's, without the lock file
 };
-// Fails with: kInput for a path that cannot be read; kDamaged.
+// Fails with kInput if a path cannot be read, and with kDamaged.
 StorePath look_at_path(const std::string& directory, const std::string& name);
 
 enum class StorePresence : std::uint8_t {
@@ -47,10 +47,10 @@ struct StoreFinding {
   StorePresence presence = StorePresence::kNone;
   StoreId id{};
 };
-// Fails with: kInput, naming the path, where a store exists, but not on all paths.
+// Fails with kInput if a store exists, but not on all paths. The message names the path.
 StoreFinding find_store(const std::string& name, std::span<const StorePath> paths);
 
-// Returns the ranks whose records lie on the paths.
+// Returns the ranks that have records on the paths.
 std::set<std::uint32_t> ranks_on(std::span<const StorePath> paths);
 
 StoreId random_store_id();
@@ -68,7 +68,7 @@ class StoreFiles {
   };
 
   // Makes the rank's files without names. Directory i gets a data file of data_bytes[i].
-  // Fails with: kNoSpace and others; nothing is left behind.
+  // Fails with kNoSpace and others. Nothing is left behind then.
   static StoreFiles create(const Options& options, std::span<const std::uint64_t> data_bytes,
                            std::uint64_t slot_bytes);
   // Requires: create(). The folders are synced on return.
@@ -77,14 +77,14 @@ class StoreFiles {
 
   // Searches all directories for the record files, and opens these files. The records say how many
   // data files open_data() has to open.
-  // Fails with: kInput, naming the missing files and the directories searched; kDamaged.
+  // Fails with kInput, naming the missing files and the directories searched, and with kDamaged.
   static StoreFiles open_records(const Options& options);
   void open_data(std::uint32_t count);
 
   std::span<const DirectFile> data() const { return data_; }
   // The directory of each data file, as an index.
   std::span<const std::uint32_t> data_paths() const { return data_paths_; }
-  // The data files, under their present or future names.
+  // The data files with the names that they have or will get.
   std::vector<DirectFile> shared_data() const;
   // The open files, for the code that writes commits. This object owns the descriptors.
   CommitFiles commit_files() const;

@@ -1,7 +1,7 @@
 // The lock file of a store on one storage path, NAME.lock. Every job takes the lock before it
-// writes a byte, so a second job learns who the first job is. The file is never unlinked. The file
-// carries the mark of the store's creation, which says whose files may lie on the path, and whether
-// all files were made.
+// writes a byte. So a second job learns which job was first. The file is never unlinked. The file
+// carries the mark of the store's creation. The mark says whose files may lie on the path, and
+// whether all files were made.
 //
 // Thread rule: one thread at a time.
 // Invariants: the lock belongs to this process alone. The lock always ends when the process ends.
@@ -32,11 +32,13 @@ struct StoreMark {
 
 class StoreLock {
  public:
-  // Takes the lock, and makes the lock file if there is none. `job`: the random text of a job whose
-  // processes may share the lock. If another process of the same job has the lock, this process
-  // counts as a holder, too.
-  // Fails with: kInput naming host, process and start of the holder, or an unusable path; kDamaged
-  // where the file is not a store's.
+  // Takes the lock, and makes the lock file if there is none. `job` is the random text of a job
+  // whose processes may share the lock. If another process of the same job has the lock, this
+  // process counts as a holder, too.
+  // Fails with:
+  // - kInput: another process has the lock, or the path cannot be used. The message names the other
+  //   process by host, number and start.
+  // - kDamaged: the file is not a store's.
   StoreLock(const std::string& directory, const std::string& name, const std::string& job);
   ~StoreLock();
   StoreLock(StoreLock&& other) noexcept;
@@ -56,12 +58,12 @@ class StoreLock {
   StoreMark mark_;
 };
 
-// Reads a path's lock file without taking the lock. Empty: there is no such file.
-// Fails with: kDamaged, kInput.
+// Reads a path's lock file without taking the lock. The result is empty if there is no such file.
+// Fails with kDamaged or kInput if the file cannot be read.
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
 
-// Describes the holder of the path's lock, with the facts that this host knows. Empty: the lock is
-// free. The call takes no lock, so it hinders no other process.
+// Describes the process that has the path's lock, as far as this host knows it. The result is empty
+// if the lock is free. The call takes no lock, so it hinders no other process.
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name);
 
 }  // namespace sluice

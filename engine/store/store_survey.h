@@ -1,4 +1,4 @@
-// The files of a durable store, read without an engine: for `sluice state`. Only remove_store()
+// Reads the files of a durable store without an engine, for `sluice state`. Only remove_store()
 // changes anything.
 //
 // Thread rule: any thread; the functions wait for storage.
@@ -38,12 +38,12 @@ struct StoreSurvey {
 // The names of the stores that have a lock file in one of the directories.
 std::vector<std::string> store_names(std::span<const std::string> directories);
 
-// Fails with: kInput, kDamaged, as find_store().
+// Fails with kInput or kDamaged, as find_store() does.
 StoreSurvey survey_store(const std::string& name, const std::vector<std::string>& directories);
 
 // Reads all data that the newest commit of a rank names, and compares the data with the checksums.
 // Returns a line for each plane that differs or cannot be read.
-// Fails with: kInput for missing files.
+// Fails with kInput if files are missing.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
 
 // Reads the copy that a record names for a plane. Returns the damage found, or an empty text.
@@ -51,8 +51,9 @@ std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const Sur
 std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlane& plane,
                        std::span<std::byte> buffer);
 
-// Removes the store's files. The lock files stay, and then say that no store was made. Returns the
-// bytes freed. Fails with: kInput where a job has the store's lock.
+// Removes the store's files. The lock files stay. They then say that no store was made. Returns the
+// number of freed bytes.
+// Fails with kInput if a job has the store's lock.
 std::uint64_t remove_store(const StoreSurvey& store);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
 // The memory and the files of a placement, allocated once and cut into pools. There is one slab of
 // device memory, one arena of host memory, and one scratch file per storage path. With a durable
-// store, the store's data files hold the state, and scratch files hold the rest. Hands out
-// addresses; other components decide who may use which slot at what time. Constant after
+// store, the store's data files hold the state, and scratch files hold the rest. The tiers hand out
+// addresses. Other components decide who may use which slot at what time. Constant after
 // construction, callable from any thread.
 #pragma once
 
@@ -28,7 +28,7 @@ struct Extent {
   std::uint64_t length_bytes = 0;
 };
 
-// Copies device memory, for use in a message. This is slow.
+// The function copies device memory to the host, for use in a message. This is slow.
 AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes);
 
 // The device's report about a unit (see tally_bytes_of()).
@@ -41,7 +41,7 @@ struct Tally {
 struct DurableHomes {
   std::vector<DirectFile> files = {};
   std::vector<std::uint32_t> drives = {};  // by file: the storage path that it lies on
-  // By plane. Each block has two planes, its parameters and its record. A plane without bytes has
+  // By plane. Each block has two planes: its parameters and its record. A plane without bytes has
   // no copies.
   std::vector<CommitPlane> planes = {};
 };
@@ -50,7 +50,7 @@ class Tiers {
  public:
   // `layout`, `placement` and `device` must outlive the tiers. If `durable` has no planes, the
   // state lies in scratch files.
-  // Fails with: kOutOfMemory, kNoSpace, kInput, kIo; nothing is left behind.
+  // Fails with kOutOfMemory, kNoSpace, kInput or kIo. Nothing is left behind then.
   Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
         Device& device, DurableHomes durable = {});
   ~Tiers();
@@ -63,7 +63,7 @@ class Tiers {
   }
   std::byte* resident_parameters(UnitId unit) const;  // Requires: all of the unit is at home there
   std::byte* device_parameters(const BlockPlace& block) const;  // Requires: homed on the device
-  // The whole unit. Requires: leased at home, on the device or in host memory.
+  // The whole unit. Requires: the unit is leased at home, on the device or in host memory.
   std::byte* leased_home(UnitId unit) const;
   // Requires: Placement::updates_parameters_at_home().
   std::byte* parameters_at_home(const BlockPlace& block) const;
@@ -75,7 +75,7 @@ class Tiers {
   std::byte* device_record(BlockId block) const;              // Requires: homed on the device
   Tally device_tally(UnitId unit) const;                      // Requires: its gradients wait there
 
-  // Host memory, or the device's.
+  // The set is in host memory, or in the device's memory.
   std::byte* gradient_set(UnitId unit) const;  // Requires: waits in one of them
 
   // Host memory.
@@ -91,14 +91,14 @@ class Tiers {
   std::byte* activation_staging(std::uint32_t slot) const;
   std::byte* commit_buffer(std::uint32_t buffer) const;
   std::span<std::byte> save_buffer(std::uint32_t buffer) const;
-  // All memory that takes part in transfers from and to storage. This memory has the parameter
-  // slots, the lanes, and the staging of activations and gradients, at the arena's end.
+  // All memory that takes part in transfers from and to storage. It has the parameter slots, the
+  // lanes, and the staging buffers of activations and gradients. It lies at the arena's end.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
-  // For scratch state: one file per path, or no file if nothing lives on storage. For a durable
-  // store: the data files, then the scratch files.
+  // For scratch state, one file per path, or no file if nothing lives on storage. For a durable
+  // store, first the data files, then the scratch files.
   std::span<const DirectFile> files() const { return files_; }
   std::uint32_t drive(std::uint32_t file) const { return drives_[file]; }
   // The number of copies of each block on storage; one copy is the home
@@ -106,18 +106,18 @@ class Tiers {
   std::uint32_t storage_copies() const {
     return std::max(placement_.storage_copies, placement_.durable_copies);
   }
-  // By plane, as in DurableHomes; empty if the state is scratch.
+  // The order is that of DurableHomes. The list is empty if the state is scratch.
   std::span<const CommitPlane> durable_planes() const { return durable_planes_; }
-  // Requires: homed on storage, or durable.
+  // Requires: the block is homed on storage, or the state is durable.
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
   const Extent& record_extent(BlockId block, std::uint32_t copy) const;
   const Extent& gradient_extent(BlockId block) const;
-  // How many blocks may have an extent for gradients that wait on storage.
+  // The number of blocks that may have an extent for gradients that wait on storage.
   std::uint32_t gradient_extent_count() const {
     return static_cast<std::uint32_t>(gradient_extents_.size());
   }
-  // The homes of activations, cut into pieces as large as a staging slot; the last piece of a home
-  // is smaller. The pieces of all homes are numbered in one sequence.
+  // The homes of activations are cut into pieces as large as a staging slot. The last piece of a
+  // home is smaller. The pieces of all homes are numbered in one sequence.
   std::uint32_t activation_piece_count() const {
     return static_cast<std::uint32_t>(activation_pieces_.size());
   }

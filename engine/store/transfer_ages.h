@@ -33,7 +33,7 @@ class TransferAges {
   // a transfer is stuck.
   bool tick(const std::function<void(const Transfer&)>& on_slow);
 
-  // Every transfer in flight with the ticks since add(), the oldest first.
+  // Every transfer in flight, with the ticks since add(). The oldest transfer comes first.
   struct Age {
     const Transfer* transfer = nullptr;
     std::uint32_t ticks = 0;

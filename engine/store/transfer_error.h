@@ -1,4 +1,4 @@
-// The error of a transfer that its queue could not make. Callable from any thread.
+// The error of a transfer that its queue could not complete. Callable from any thread.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace sluice {
 
 struct Transfer;
 
-// `subject` describes the transfer in words: the data, and the place that the data moves to or
+// `subject` describes the transfer in words, by the data and the place that the data moves to or
 // from.
 // Requires: the request has an error.
 Error transfer_error(const Transfer& transfer, const std::string& subject);

@@ -1,10 +1,10 @@
-// Supervises the transfers in flight. A slow transfer is noted, and a transfer that never ends
-// stops the engine (engine/store/transfer_ages.h has the rules). Ages are counted in ticks of the
-// watch's own thread, not by the clock. So time in which the process was stopped, or in which the
-// machine was too busy to run the watch, does not count.
+// The watch supervises the transfers in flight. A slow transfer is noted, and a transfer that never
+// ends stops the engine (engine/store/transfer_ages.h has the rules). Ages are counted in ticks of
+// the watch's own thread, not by the clock. So some time does not count: time in which the process
+// was stopped, or in which the machine was too busy to run the watch.
 //
-// Thread rule: add() and remove() from any thread; a transfer and its request stay in place in
-// between.
+// Thread rule: any thread may call add() and remove(). Between the two calls, a transfer and its
+// request stay in place.
 // Invariants: `on_stuck` is called at most once; each transfer is noted at most once.
 #pragma once
 
@@ -25,15 +25,16 @@ namespace sluice {
 class TransferWatch {
  public:
   struct Hooks {
-    // A function that names a transfer in a message. Called on the watch's thread, while the
-    // transfer is in flight.
+    // A function that names a transfer in a message. The watch's thread calls it while the transfer
+    // is in flight.
     std::function<std::string(const Transfer&)> describe;
-    // Called on the watch's thread when a transfer has not ended in time. The error is kTimeout and
-    // names the transfers in flight.
+    // The watch's thread calls this function when a transfer has not ended in time. The error is
+    // kTimeout and names the transfers in flight.
     std::function<void(const Error& error)> on_stuck;
   };
 
-  // `timeout_s`: 0 = no watching and no thread. A transfer is slow after a quarter of this time.
+  // If `timeout_s` is 0, there is no watching and no thread. A transfer is slow after a quarter of
+  // `timeout_s`.
   TransferWatch(double timeout_s, Hooks hooks);
   ~TransferWatch();
   TransferWatch(const TransferWatch&) = delete;
@@ -42,7 +43,8 @@ class TransferWatch {
   void add(const Transfer& transfer, const IoRequest& request);
   void remove(const Transfer& transfer);
 
-  // True from just before on_stuck. The transfers in flight may then stay in flight forever.
+  // The result is true from just before on_stuck. The transfers in flight may then stay in flight
+  // forever.
   bool is_stuck() const { return is_stuck_.load(std::memory_order_acquire); }
 
   // One line for each transfer that was slow since the last call.

@@ -1,7 +1,7 @@
-// The number of updates that each unit has seen, with an update under way. The number is the
-// version of the unit's blocks (engine/store/block_store.h), and numbers the unit's next update for
-// the optimizer's bias correction. If every step updates every unit, all numbers are equal. Under
-// optimizer.untouched "skip" they are not.
+// The number of updates that each unit has seen, including an update under way. This number is the
+// version of the unit's blocks (engine/store/block_store.h). For the optimizer's bias correction,
+// it is also the number of the unit's next update. If every step updates every unit, all numbers
+// are equal. Under optimizer.untouched "skip", the numbers differ.
 //
 // Thread rule: one thread at a time; in an engine, the scheduler's thread changes them.
 // Invariant: a frozen unit stays at 0.
@@ -20,13 +20,13 @@ namespace sluice {
 
 class UnitVersions {
  public:
-  // Every unit at 0. `layout` must outlive the object.
+  // The constructor sets every unit to 0. `layout` must outlive the object.
   explicit UnitVersions(const Layout& layout)
       : layout_(layout), versions_(layout.units().size(), 0) {}
 
   // The versions at `position`.
-  // Fails with: kInput for a tensor that has seen more updates than there were, and for tensors of
-  // one unit that have seen different numbers of updates; nothing has changed then.
+  // Fails with kInput if a tensor has seen more updates than there were, or if tensors of one unit
+  // have seen different numbers of updates. Nothing has changed then.
   void restore(const StatePosition& position);
   // The unit gets an update.
   void count(UnitId unit) { ++versions_[index_of(unit)]; }

@@ -1,5 +1,6 @@
-// A baseline for the device's copies. A plain loop of cudaMemcpyAsync copies the same bytes, with
-// one stream per direction. Thread rule: one thread at a time.
+// A loop of plain CUDA copies, as the baseline for the device's copies. The loop calls
+// cudaMemcpyAsync for the same bytes, with one stream per direction. Thread rule: one thread at a
+// time.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +10,16 @@
 
 namespace sluice {
 
-// The host memory (page-locked) and the device memory of one direction, `size_bytes` each; null =
-// no copies.
+// The host memory (page-locked) and the device memory of one direction. Each of them has
+// `size_bytes`; null means no copies.
 struct CopyEnds {
   std::byte* host = nullptr;
   std::byte* device = nullptr;
 };
 
-// Copies `up` to the device and `down` to the host at the same time, each in pieces of
-// `piece_bytes`, `rounds` times. Returns the elapsed seconds.
-// Fails with: as SLUICE_CUDA.
+// The function copies `up` to the device and `down` to the host at the same time. It does so
+// `rounds` times, each time in pieces of `piece_bytes`. Returns the elapsed seconds.
+// Fails with the errors of SLUICE_CUDA.
 double plain_copies_s(CudaDevice& device, const CopyEnds& up, const CopyEnds& down,
                       std::uint64_t size_bytes, std::uint64_t piece_bytes, unsigned rounds);
 

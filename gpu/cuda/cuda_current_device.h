@@ -1,5 +1,5 @@
 // Makes a GPU the current GPU of the calling thread. The CUDA runtime uses the current GPU in
-// nearly every call, and makes a context on the current GPU, which takes about half a gigabyte of
+// nearly every call. It makes a context on the current GPU, which takes about half a gigabyte of
 // GPU memory. The runtime makes the context even if stream and event belong to another GPU. So
 // every call of the runtime is made inside the lifetime of a CudaCurrentDevice.
 // The destructor restores the former GPU if the process has used that GPU before. The destructor
@@ -14,9 +14,10 @@ namespace sluice {
 
 class CudaCurrentDevice {
  public:
-  // Fails with: as SLUICE_CUDA.
+  // Fails with the errors of SLUICE_CUDA.
   explicit CudaCurrentDevice(int ordinal);
-  // For code that must not throw. If `status` is given, it receives the cudaError_t.
+  // This constructor is for code that must not throw. If `status` is given, it receives the
+  // cudaError_t.
   CudaCurrentDevice(int ordinal, std::nothrow_t, int* status = nullptr) noexcept;
   CudaCurrentDevice(const CudaCurrentDevice&) = delete;
   CudaCurrentDevice& operator=(const CudaCurrentDevice&) = delete;

@@ -1,6 +1,6 @@
-// Launches kernels. As with copies, a launch that fails is a failure of the device, which
-// synchronize() rethrows. The threads that launch kernels could not handle an error in the middle
-// of their work. Thread rule: as Device.
+// Launches kernels. A launch that fails is a failure of the device, as with copies. synchronize()
+// rethrows it. The threads that launch kernels could not handle an error in the middle of their
+// work. Thread rule: as Device.
 #pragma once
 
 #include <new>
@@ -17,7 +17,8 @@ void enqueue_kernel(CudaDevice& device, const Launch& launch) {
   int status = 0;
   const CudaCurrentDevice current(device.ordinal(), std::nothrow, &status);
   if (status == 0) {
-    // An error of an earlier call on this thread, perhaps the application's, is none of the launch.
+    // An earlier call on this thread, perhaps of the application, may have left an error. That
+    // error does not belong to the launch.
     (void)take_cuda_error();
     launch();
     status = take_cuda_error();

@@ -7,10 +7,10 @@
 
 namespace sluice {
 
-// Sets CUDA_MODULE_LOADING=EAGER, which loads all code at the start, so that no code has to load
-// behind a waiting collective. Sets CUDA_DEVICE_MAX_CONNECTIONS=32, which gives each stream a
-// hardware queue. The engine has more streams than the default of eight queues, and a waiting copy
-// would delay computation in the same queue. Does not change variables that are already set.
+// Sets CUDA_MODULE_LOADING=EAGER, which loads all code at the start. So no code has to load behind
+// a waiting collective. Sets CUDA_DEVICE_MAX_CONNECTIONS=32, which gives each stream a hardware
+// queue. The engine has more streams than the default of eight queues, and a waiting copy would
+// delay computation in the same queue. The function does not change variables that are already set.
 // Requires: no other thread runs yet, and the runtime has not been called.
 void prepare_cuda_environment();
 

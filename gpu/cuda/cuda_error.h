@@ -8,7 +8,7 @@
 
 namespace sluice {
 
-// `status` is a cudaError_t. Clears the thread's last error.
+// `status` is a cudaError_t. The function clears the thread's last error.
 Error cuda_error(int status, const char* expression, const char* file, int line);
 
 // Returns the thread's last error (a cudaError_t), for example after a launch, and clears the
@@ -17,9 +17,11 @@ int take_cuda_error() noexcept;
 
 }  // namespace sluice
 
-// Throws unless `expression`, a call of the CUDA runtime, returns cudaSuccess. Fails with:
-// kOutOfMemory, kUnsupported (no driver, no device, no code for this device), otherwise
-// kInternal.
+// Throws unless `expression`, a call of the CUDA runtime, returns cudaSuccess.
+// Fails with:
+// - kOutOfMemory: the GPU has no room.
+// - kUnsupported: there is no driver, no device, or no code for this device.
+// - kInternal: anything else has failed.
 #define SLUICE_CUDA(expression)                                                               \
   do {                                                                                        \
     if (const int sluice_cuda_status = static_cast<int>(expression); sluice_cuda_status != 0) \

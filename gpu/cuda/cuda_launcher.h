@@ -1,7 +1,7 @@
 // Runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. Only for .cu files, because nvcc
 // includes the declarations of the CUDA runtime. Thread rule: as Device. The device must outlive
 // the launcher. Invariants: a team adds in the same order on every GPU. The lanes of a warp are
-// added by halves, and then the warps in order. Grids stride over 64-bit indices.
+// added by halves. Then the warps are added in order. Grids stride over 64-bit indices.
 #pragma once
 
 #include <algorithm>
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kTeamThreads) teams_kernel(std::uint64_t count
   for (std::uint64_t i = blockIdx.x; i < count; i += gridDim.x) body(team, i);
 }
 
-// Eight threads per leaf. Every thread of a warp takes part in the shuffles.
+// A leaf gets eight threads. Every thread of a warp takes part in the shuffles.
 template <class Body>
 __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t count, Body body) {
   constexpr std::uint64_t kLeaves = kTeamThreads / 8;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t coun
   }
 }
 
-// Launches `kernel` over zero indices. `kernel` is one of the kernels above with a `Body`.
+// Launches `kernel` without any index. `kernel` is one of the kernels above with a `Body`.
 template <class Body>
 void launch_nothing(const void* kernel, void* stream) {
   std::uint64_t count = 0;
@@ -95,8 +95,8 @@ void launch_nothing(const void* kernel, void* stream) {
                                static_cast<cudaStream_t>(stream)));
 }
 
-// Lists kernels for load_kernels(). Every kernel that the program launches anywhere is listed when
-// the program starts.
+// Puts kernels on the list of load_kernels(). When the program starts, every kernel that the
+// program launches anywhere is put on the list.
 template <class Body>
 struct ListedElements {
   static void launch(void* stream) {
@@ -123,8 +123,8 @@ class CudaLauncher {
  public:
   explicit CudaLauncher(CudaDevice& device) : device_(device) {}
 
-  // Enqueues body(i) for every i in [0, count) on `stream`. A launch that fails is a failure of the
-  // device (gpu/cuda/cuda_enqueue.h), here and below.
+  // Enqueues body(i) for every i in [0, count) on `stream`. Here and below, a launch that fails is
+  // a failure of the device (gpu/cuda/cuda_enqueue.h).
   template <class Body>
   void elements(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedElements<Body>::kernel;

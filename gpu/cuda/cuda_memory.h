@@ -20,35 +20,35 @@
 namespace sluice {
 
 // The bytes of GPU memory that no process has taken.
-// Fails with: as SLUICE_CUDA.
+// Fails with the errors of SLUICE_CUDA.
 std::uint64_t cuda_unused_bytes(int ordinal);
 
 class CudaMemory {
  public:
-  // `name`: the device's name, for messages.
-  // Fails with: as SLUICE_CUDA.
+  // `name` is the device's name, for messages.
+  // Fails with the errors of SLUICE_CUDA.
   CudaMemory(int ordinal, std::string name, std::uint64_t capacity_bytes, CudaMemorySource source);
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
   // Requires: all memory has been freed.
   ~CudaMemory();
 
-  // As Device::allocate(). If the GPU has less memory than the budget says, the message has the
-  // GPU's own report.
+  // Does the same as Device::allocate(). If the GPU has less memory than the budget says, the
+  // message includes the GPU's own report.
   std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose);
   // Waits for the device's work and frees the memory. Returns the resulting cudaError_t.
   int free(std::byte* memory) noexcept;
   std::uint64_t capacity_bytes() const;
   std::uint64_t allocated_bytes() const;
   // The most memory that allocate() can still get from cudaMalloc. With another source of memory,
-  // the result is UINT64_MAX, because the source tells no limit.
+  // the result is UINT64_MAX, because such a source tells no limit.
   std::uint64_t unused_bytes() const {
     return source_.allocate ? UINT64_MAX : cuda_unused_bytes(ordinal_);
   }
   // Whether `memory` points into one of the allocations.
   bool contains(const std::byte* memory) const;
 
-  // As Device::register_host_memory().
+  // Does the same as Device::register_host_memory().
   void register_host(std::span<std::byte> memory);
 
  private:

@@ -1,16 +1,16 @@
-// Runs host functions after earlier work on CUDA streams has ended. The streams get no callbacks,
-// because a callback would delay the next copy of its stream until a thread of the runtime has run
-// the callback. Here an event follows the work, and one thread asks for the events. The notifier
-// does not use a stream to wait for events, because such a wait may block other streams in the same
-// hardware queue.
+// Runs host functions after earlier work on CUDA streams has ended. The streams get no callbacks. A
+// callback would delay the next copy of its stream until a thread of the runtime has run it.
+// Instead, an event follows the work, and one thread asks for the events. The notifier does not use
+// a stream to wait for events, because such a wait may block other streams in the same hardware
+// queue.
 //
 // While functions wait, the thread asks at least every 100 us, which costs a few percent of a core.
 // The notifier polls often at first and then less often. So the delay of a function is at most
 // about a quarter of the time that the work took.
 //
-// Thread rule: every function from any thread.
-// Invariant: the functions of one stream run in the order of add(), one at a time, also after a
-// failure of the GPU.
+// Thread rule: any thread may call every function.
+// Invariant: the functions of one stream run in the order of add(), one at a time. This holds after
+// a failure of the GPU, too.
 #pragma once
 
 #include <condition_variable>
@@ -52,7 +52,7 @@ class CudaNotifier {
 
   void run();
   bool has_ended(const Head& head) const;
-  // Runs the function of the stream's first notice.
+  // Runs the function of the oldest notice of the stream.
   void run_first(const Head& head, std::unique_lock<std::mutex>& lock);
   // A recorded event, or null.
   void* record(void* stream);

@@ -1,14 +1,16 @@
-// Waits for work on a GPU before its memory is freed. A wait may fail although the GPU still works,
-// so after a failed wait other waits are tried. If the GPU no longer works, the other waits return
+// Waits for work on a GPU before its memory is freed. A wait may fail although the GPU still works.
+// So after a failed wait, other waits are tried. If the GPU no longer works, the other waits return
 // at once.
 // Thread rule: every function from any thread.
 #pragma once
 
 namespace sluice {
 
-// Both return the first failure, a cudaError_t, or 0. `event` is a cudaEvent_t of the GPU.
+// Both functions return the first failure, a cudaError_t, or 0. `event` is a cudaEvent_t of the
+// GPU.
 int wait_for_cuda_event(int ordinal, void* event) noexcept;
-// Waits for the work that is on `stream`, a cudaStream_t, by recording `event` behind this work.
+// Waits for the work that is on `stream`, a cudaStream_t. The function records `event` behind this
+// work.
 int wait_for_cuda_stream(int ordinal, void* stream, void* event) noexcept;
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The arithmetic of a device, by the device's kind. This function is not in gpu/math, because
-// gpu/math does not know GPUs. Thread rule: as DeviceMath.
+// The choice of a device's arithmetic, by the device's kind. This function is not in gpu/math,
+// because gpu/math does not know GPUs. Thread rule: as DeviceMath.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,11 @@
 namespace sluice {
 
 // `device` must outlive the result of this function and of the next one.
-// Fails with: kUnsupported when this build has no code for the GPU.
+// Fails with kUnsupported if this build has no code for the GPU.
 std::unique_ptr<DeviceMath> make_cuda_math(CudaDevice& device);
 // Makes the DeviceMath that `device` needs. On the host device, one thread computes element by
 // element.
-// Fails with: kInvalidArgument for a device that is neither a GPU nor the host.
+// Fails with kInvalidArgument if the device is neither a GPU nor the host.
 std::unique_ptr<DeviceMath> make_device_math(Device& device);
 
 }  // namespace sluice

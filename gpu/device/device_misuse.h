@@ -1,4 +1,4 @@
-// The errors of calls that Device forbids, in the same words for every device.
+// The errors of calls that Device forbids. Every device reports them in the same words.
 //
 // Thread rule: any thread.
 #pragma once
@@ -9,9 +9,9 @@
 
 namespace sluice {
 
-// Fails with: kInvalidArgument "copy: MESSAGE" unless `is_met`.
+// Fails with kInvalidArgument and "copy: MESSAGE" if `is_met` is false.
 void require_argument(bool is_met, std::string_view call, std::string_view message);
-// Fails with: kInvalidArgument inside of a function given to call_host().
+// Fails with kInvalidArgument inside of a function that was given to call_host().
 void require_outside_host_function(std::string_view device);
 [[noreturn]] void refuse_stream(std::string_view device, StreamId stream);
 [[noreturn]] void refuse_event(std::string_view device, EventId event);

@@ -25,9 +25,10 @@ class HostCallQueue {
 
   // Returns the function's number: 1, 2, ...
   std::uint64_t add(std::function<void()> function);
-  // Called at the end of the work before function `number`. Runs the functions up to function
-  // `number` that have not run, and returns when all of them have run. If `failure` is given and
-  // some of these functions have not run yet, latches `failure` first.
+  // The runtime calls this function at the end of the work before function `number`. The call runs
+  // the functions up to function `number` that have not run, and returns when all of them have run.
+  // If `failure` is given and some of these functions have not run yet, the call first latches
+  // `failure`.
   void run_up_to(std::uint64_t number, const std::exception_ptr& failure = nullptr);
   void run_all();
 

@@ -1,8 +1,8 @@
 // Events of the host device. A Ticket is one record of an event. The ticket is pending after
 // record(), and the stream completes the ticket when the stream reaches the record. An event holds
 // the ticket of its latest record. A wait holds the ticket that was the latest when the wait was
-// enqueued. So a new record disturbs no earlier wait, and two records on two streams may complete
-// in any order.
+// enqueued. So a new record does not disturb an earlier wait, and two records on two streams may
+// complete in any order.
 //
 // Thread rule: every function from any thread.
 // Invariants: a ticket completes once. A ticket is never reused for a second record while anything
@@ -26,7 +26,7 @@ class Ticket {
   // Blocks until complete() has been called.
   void await();
   bool is_complete() const;
-  // The time on the steady clock.
+  // The time of completion on the steady clock.
   // Requires: is_complete().
   std::uint64_t completed_ns() const;
 
@@ -43,7 +43,7 @@ class HostEvent {
  public:
   // Returns the pending ticket of a new record. A stream completes the ticket later.
   std::shared_ptr<Ticket> begin_record();
-  // The ticket of the latest record; null if the event was never recorded.
+  // The ticket of the latest record. The result is null if the event was never recorded.
   std::shared_ptr<Ticket> latest() const;
 
  private:

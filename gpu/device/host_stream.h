@@ -1,9 +1,9 @@
-// A stream of the host device: a worker thread that runs tasks in the order of their arrival. A
-// thread that waits for the stream runs the tasks that the worker has not begun, and a record on an
-// idle stream completes on the thread that enqueues it. This saves time, because waking a sleeping
+// A stream of the host device. A worker thread runs tasks in the order of their arrival. A thread
+// that waits for the stream runs the tasks that the worker has not begun. A record on an idle
+// stream completes on the thread that enqueues it. This saves time, because waking a sleeping
 // thread takes as long as a small collective between ranks.
 //
-// Thread rule: every public function from any thread.
+// Thread rule: any thread may call every public function.
 // Invariants: tasks run one at a time, in order. A task's captures are destroyed before the next
 // task starts. After the first failure on any stream of the device, copies, fills and launched work
 // are skipped. Records, waits and host functions go on, so that every waiter wakes. The queue has
@@ -29,7 +29,7 @@
 
 namespace sluice {
 
-// The first failure of a device's work, kept permanently.
+// The first failure of a device's work, which is kept permanently.
 class FailureLatch {
  public:
   void set(std::exception_ptr failure);
@@ -76,16 +76,16 @@ void run_host_function(const std::function<void()>& function, FailureLatch& fail
 
 class HostStream {
  public:
-  // `copy_bytes_per_second`: 0 = no slowdown. `failure` must outlive the stream.
+  // If `copy_bytes_per_second` is 0, copies are not slowed down. `failure` must outlive the stream.
   HostStream(const std::string& name, std::uint64_t copy_bytes_per_second, FailureLatch& failure);
   HostStream(const HostStream&) = delete;
   HostStream& operator=(const HostStream&) = delete;
-  // Runs the enqueued tasks, then joins the thread.
+  // The destructor runs the enqueued tasks, and then joins the thread.
   ~HostStream();
 
   // Returns at once. `task` runs after all tasks that were enqueued earlier.
   void enqueue(HostTask task);
-  // Blocks until the tasks enqueued before the call have run.
+  // Blocks until all tasks have run that were enqueued before the call.
   void await();
 
  private:
@@ -108,8 +108,8 @@ class HostStream {
   std::fenv_t environment_;  // of the thread that made the stream; the worker has the same
 
   // The time until which the emulated bus or computation is busy. Used by the thread that has set
-  // is_running_. Each task adds its nominal duration, not the time slept, so that the overshoot of
-  // many short sleeps does not add up.
+  // is_running_. Each task adds its nominal duration, and not the time slept, so that the overshoot
+  // of many short sleeps does not add up.
   std::uint64_t free_ns_ = 0;
 
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();

@@ -1,6 +1,6 @@
-// Accounts for the memory of a device: the capacity, and the bytes in use for each purpose. The
-// ledger allocates no memory. Devices ask the ledger before they allocate, so that all devices
-// refuse with the same message. Not thread-safe; the device's lock guards the ledger.
+// The account of a device's memory: the capacity, and the bytes in use for each purpose. The ledger
+// allocates no memory. Devices ask the ledger before they allocate, so that all devices refuse with
+// the same message. The ledger is not thread-safe. The device's lock guards it.
 // Invariant: the sum of the entries never exceeds the capacity.
 #pragma once
 
@@ -18,15 +18,15 @@ class MemoryLedger {
  public:
   explicit MemoryLedger(std::uint64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
 
-  // Fails with: kOutOfMemory when `size_bytes` more bytes do not fit; the message has the request
-  // and all memory that is taken.
+  // Fails with kOutOfMemory if `size_bytes` more bytes do not fit. The message has the request and
+  // all memory that is taken.
   void check_fits(std::uint64_t size_bytes, std::string_view purpose) const;
 
-  // Returns the error of check_fits() for a device with less memory than its capacity says; `why`
-  // is the device's own explanation.
+  // Returns the error of check_fits() for a device that has less memory than its capacity says.
+  // `why` is the device's own explanation.
   Error refusal(std::uint64_t size_bytes, std::string_view purpose, std::string_view why) const;
 
-  // Requires: check_fits() passed; `memory` is not in the ledger.
+  // Requires: check_fits() has passed, and `memory` is not in the ledger.
   void add(const std::byte* memory, std::uint64_t size_bytes, std::string_view purpose);
   // Requires: `memory` is in the ledger.
   void remove(const std::byte* memory);

@@ -3,9 +3,9 @@
 // definitions (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h). Only the sign and
 // the payload of a NaN may differ.
 //
-// Thread rule: as Device. Every call enqueues and returns; memory may be reused by later work on
-// the same stream. Arrays are device memory and do not overlap. All arrays except the scales of
-// codes are aligned to 16 bytes.
+// Thread rule: as Device. Every call enqueues its work and returns. Later work on the same stream
+// may reuse the memory. Arrays are device memory and do not overlap. All arrays except the scales
+// of codes are aligned to 16 bytes.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ namespace sluice {
 using DeviceCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                         AdagradCoefficients, SgdCoefficients>;
 
-// A run of elements that share hyperparameters, updated in place.
+// A run of elements that share hyperparameters and are updated in place.
 struct DeviceUpdate {
-  // kFp32: `parameter` is the master. kBf16: `parameter` and `low` together are the master
-  // (split_master). kFp16: `parameter` is rounded from `master`; the update writes `parameter` and
-  // never reads it.
+  // With kFp32, `parameter` is the master. With kBf16, `parameter` and `low` together are the
+  // master (split_master). With kFp16, `parameter` is rounded from `master`, and the update writes
+  // `parameter` and never reads it.
   DType parameter_type = DType::kFp32;
   DType gradient_type = DType::kFp32;
   void* parameter = nullptr;
@@ -35,21 +35,20 @@ struct DeviceUpdate {
   float* master = nullptr;
   float* exp_avg = nullptr;  // the moments that the optimizer does not keep are null
   float* exp_avg_sq = nullptr;
-  // In place of fp32 moments: 8-bit codes, and a scale for each kMomentGroupElements elements
+  // The 8-bit codes in place of fp32 moments, and a scale for each kMomentGroupElements elements
   // (base/moment_codes.h). Scales have only the alignment of a float.
   std::uint8_t* exp_avg_codes = nullptr;
   float* exp_avg_scales = nullptr;
   std::uint8_t* exp_avg_sq_codes = nullptr;
   float* exp_avg_sq_scales = nullptr;
-  // For bf16 moments: the position of the run, which determines the random bits
-  // (base/moment_rounding.h).
+  // The position of the run determines the random bits of bf16 moments (base/moment_rounding.h).
   std::uint16_t* exp_avg_bf16 = nullptr;
   std::uint16_t* exp_avg_sq_bf16 = nullptr;
   MomentRounding rounding = {};
   const void* gradient = nullptr;
   std::uint64_t element_count = 0;
-  // Set to 1 when a new master, its rounded parameter, or a new moment is not finite; otherwise
-  // unchanged.
+  // The update sets this word to 1 if a new master, its rounded parameter, or a new moment is not
+  // finite. Otherwise the word stays unchanged.
   std::uint32_t* non_finite = nullptr;
 };
 
@@ -73,7 +72,7 @@ class DeviceMath {
   virtual void unscale(DType type, void* values, float factor, std::uint64_t element_count,
                        std::uint32_t* overflow, StreamId stream) = 0;
   // leaves[i] = the sum of the squares of leaf i, added in fp64 in the same tree as on the CPU.
-  // NormAccumulator::add() takes the leaves. A shorter last leaf counts as if padded with zeros.
+  // These sums are for NormAccumulator::add(). A shorter last leaf counts as if padded with zeros.
   virtual void norm_leaves(DType type, const void* gradient, std::uint64_t element_count,
                            double* leaves, StreamId stream) = 0;
   virtual void update(const DeviceCoefficients& coefficients, const DeviceUpdate& arrays,

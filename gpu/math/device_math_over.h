@@ -1,4 +1,4 @@
-// DeviceMath from the kernel bodies of math_bodies.h and a launcher that runs the bodies. The
+// DeviceMath, made from the kernel bodies of math_bodies.h and a launcher that runs the bodies. The
 // launcher is CudaLauncher on a GPU and HostLauncher in tests. Thread rule: as DeviceMath.
 #pragma once
 

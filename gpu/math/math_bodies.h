@@ -107,8 +107,8 @@ struct NormLeavesBody {
   SLUICE_HOST_DEVICE void store(std::uint64_t leaf, double sum) const { leaves[leaf] = sum; }
 };
 
-// One struct for each format of masters. Loads and stores eight masters. A master of magnitude
-// kNonFinite or more is not finite in the parameter's type.
+// One struct for each format of masters. These functions load and store eight masters. A master of
+// magnitude kNonFinite or more is not finite in the parameter's type.
 struct Fp32Masters {
   static constexpr std::uint32_t kNonFinite = kInfinite;
   float* parameter;
@@ -240,7 +240,7 @@ struct UpdateBody {
       p.values[i] = updated.master;
       m.values[i] = updated.exp_avg;
       v.values[i] = updated.exp_avg_sq;
-      // The update of zeros beyond the end is finite. A moment that is not kept is finite, too.
+      // The update of the zeros beyond the end is finite. A moment that is not kept is finite, too.
       is_finite = is_finite && is_finite_below(updated.master, Masters::kNonFinite) &&
                   is_finite_below(updated.exp_avg, kInfinite) &&
                   is_finite_below(updated.exp_avg_sq, kInfinite);
@@ -299,8 +299,8 @@ struct DeviceCodes {
 };
 
 // UpdateBody for moments as 8-bit codes. A team has one group. Every thread updates its packs
-// twice: to find the new scales, and then to encode with them. So nothing needs to be kept in
-// between.
+// twice. The first update finds the new scales, and the second one encodes with them. So nothing
+// needs to be kept in between.
 template <class Masters, class Gradient, class Coefficients>
 struct UpdateCodesBody {
   using R = Rule<Coefficients>;

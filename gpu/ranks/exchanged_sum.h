@@ -1,6 +1,6 @@
-// Adds the elements that ranks have exchanged, on a device and in the order of base/ordered_sum.h.
-// This rank's own elements stay where they are. The other ranks' elements lie side by side in one
-// buffer. The same body runs on the GPU and, in tests, on the host. Pure.
+// This code adds the elements that ranks have exchanged. It runs on a device, in the order of
+// base/ordered_sum.h. This rank's own elements stay where they are. The other ranks' elements lie
+// side by side in one buffer. The same body runs on the GPU and, in tests, on the host. Pure.
 #pragma once
 
 #include <cstdint>
@@ -97,7 +97,7 @@ void launch_sum(const Launcher& launcher, const ExchangedSum& sum, StreamId stre
 }
 
 // `device` must outlive the result.
-// Fails with: kUnsupported in a build without CUDA.
+// Fails with kUnsupported in a build without CUDA.
 SumLauncher make_cuda_sum(CudaDevice& device);
 
 }  // namespace sluice

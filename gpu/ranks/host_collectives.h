@@ -1,9 +1,9 @@
-// The common part of collectives over host memory. Operations become work of the host device's
-// streams. Operations are numbered in the order of the calls. After the first failure, all later
-// operations fail. An implementation defines how one operation runs on a stream's thread; run()
-// blocks until the operation is done.
+// The common part of collectives over host memory. Operations become work on the streams of the
+// host device. Operations are numbered in the order of the calls. After the first failure, all
+// later operations fail. An implementation defines how one operation runs on a stream's thread.
+// run() blocks until the operation is done.
 //
-// Thread rule: as Collectives; run() on threads of the device, one at a time per object.
+// Thread rule: as Collectives. run() is called on threads of the device, one at a time per object.
 #pragma once
 
 #include <functional>
@@ -28,14 +28,14 @@ enum class RankPath {
 
 // How long a rank waits for another rank, and how ranks add elements.
 struct HostCollectivesOptions {
-  // The seconds that an operation waits for another rank; at least 0.1. With a small value, a rank
-  // with a slow drive or computation counts as failed. With a large value, a dead rank is noticed
-  // late.
+  // The number of seconds that an operation waits for another rank; at least 0.1. With a small
+  // value, a rank with a slow drive or computation counts as failed. With a large value, a dead
+  // rank is noticed late.
   double timeout_s = 120;
   SumFunction sum = nullptr;  // required; see cpu_optim/rank_sum.h
   // Called about four times a second while an operation waits for other processes. `waiting` names
-  // the ranks and the operation. A program that was told to end may end in this call. Runs on any
-  // thread.
+  // the ranks and the operation. A program that was told to end may do so in this call. The
+  // function may run on any thread.
   std::function<void(const std::string& waiting)> on_wait = {};
   // For tests. Every rank must have the same path.
   RankPath path = RankPath::kBest;
@@ -74,7 +74,7 @@ class HostCollectives : public Collectives {
   HostCollectives(HostDevice& device, std::shared_ptr<RankFailure> failure, RankGroup group)
       : device_(device), failure_(std::move(failure)), group_(std::move(group)) {}
 
-  // Runs operation number `sequence` of the object; throws if the operation fails.
+  // Runs operation number `sequence` of the object. The function throws if the operation fails.
   virtual void run(const AllGather& gather, std::uint64_t sequence) = 0;
   virtual void run(const ReduceScatter& reduce, std::uint64_t sequence) = 0;
   virtual void run(const AllReduce& reduce, std::uint64_t sequence) = 0;

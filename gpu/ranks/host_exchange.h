@@ -1,20 +1,19 @@
 // One sequence of collectives between ranks of one host, without messages. Data moves in one of two
 // ways. Every rank chooses the same way by the operation's size.
-// Up to 16 KiB for each other rank go through the ranks' slots in shared memory. A rank writes data
-// to its slot, reads the other ranks' slots and goes on. The rank does not wait until all ranks
-// have read its slot.
+// Data of up to 16 KiB for each other rank goes through the ranks' slots in shared memory. A rank
+// writes data to its slot, reads the other ranks' slots and goes on. The rank does not wait until
+// all ranks have read its slot.
 // Larger data stays in the memory of its rank. Each rank publishes the address of its data, and the
-// other ranks copy the data once (process_vm_readv). A copy either goes straight to the target, or
-// is made in pieces that are small enough to stay in the cache until they are added. A rank goes on
-// when all other ranks have read its data.
+// other ranks copy the data once (process_vm_readv). A copy may go straight to the target.
+// Otherwise it is made in pieces that are small enough to stay in the cache until they are added. A
+// rank goes on when all other ranks have read its data.
 //
 // Thread rule: one thread at a time.
 // Invariants: most operations are one step of the sequence. An all_reduce by reading takes two
-// steps, and an all_reduce of integers takes one step for each slot that its words fill. The data
-// of a published step does not change until all ranks have consumed the step; a slot is reused two
-// steps later. A rank that fails retracts its published data before its memory can change. A rank
-// that has read such data checks the signals again, so that half-written data never becomes a
-// result.
+// steps. An all_reduce of integers takes one step for each slot that its words fill. The data of a
+// published step does not change until all ranks have consumed the step. A slot is reused two steps
+// later. A rank that fails retracts its published data before its memory can change. A rank that
+// has read such data checks the signals again, so that half-written data never becomes a result.
 #pragma once
 
 #include <atomic>
@@ -36,7 +35,7 @@ namespace sluice {
 
 class HostExchange {
  public:
-  // The bytes of `staging`, in which a rank reads and adds the other ranks' data.
+  // The number of bytes of `staging`, in which a rank reads and adds the other ranks' data.
   static constexpr std::uint64_t kStagingBytes = 256_KiB;
   // With this many ranks, each rank still has a few cache lines of `staging`.
   static constexpr std::uint32_t kRanksMax = 512;
@@ -49,7 +48,7 @@ class HostExchange {
                std::span<std::byte> staging);
 
   // Each call blocks until the operation is done.
-  // Fails with: kRanks naming the ranks that did not answer within the timeout.
+  // Fails with kRanks, naming the ranks that did not answer within the timeout.
   void run(const AllGather& gather);
   void run(const ReduceScatter& reduce);
   void run(const AllReduce& reduce);

@@ -1,14 +1,14 @@
-// The ranks of this rank's host that need no messages. These ranks share memory, in which they
-// signal their progress and exchange small data. These ranks may also read each other's memory. If
-// the system refuses sharing or reading to one of these ranks, all of them use messages.
+// The ranks of this rank's host that need no messages. These ranks share memory. In it, they signal
+// their progress and exchange small data. These ranks may also read each other's memory. If the
+// system refuses sharing or reading to one of these ranks, all of these ranks use messages.
 //
 // The shared memory is one segment, allocated at the start. The segment has kPlaces places per
 // rank, one place per sequence of operations. The segment takes 2 MiB of addresses per rank. Only
 // the used part of the addresses becomes memory, at most 128 KiB per sequence. Sluice makes the
 // segment (gpu/ranks/shared_segment.h), so no other user can open the segment.
 //
-// Thread rule: the constructor runs on the thread that has opened the port; other functions run on
-// any thread. Only one thread at a time writes to a rank's place.
+// Thread rule: the constructor runs on the thread that has opened the port. Any thread may call the
+// other functions. Only one thread at a time writes to a rank's place.
 #pragma once
 
 #include <atomic>
@@ -31,27 +31,28 @@ class MessagePort;
 // A rank's signals to the other ranks in one sequence of operations. The first step is 1. Each
 // rank's signals fill two cache lines, because processors fetch lines in pairs.
 struct alignas(128) RankSignals {
-  // `published` is the last step whose data is ready; `consumed` is the last step that this rank
-  // has finished reading. `published` and `consumed` are 0 when the rank has failed in an operation
-  // and its data must not be used.
+  // `published` is the last step whose data is ready. `consumed` is the last step that this rank
+  // has finished reading. If the rank has failed in an operation and its data must not be used,
+  // `published` and `consumed` are 0.
   std::atomic<std::uint64_t> published{0};
   std::atomic<std::uint64_t> consumed{0};
-  // The value is not 0 if this rank has failed. Helps other ranks to name the rank that caused a
-  // failure.
+  // The value is not 0 if this rank has failed. The value helps other ranks to name the rank that
+  // caused a failure.
   std::atomic<std::uint64_t> failed{0};
-  // The address of the data of step `published` in the rank's own memory, if the data is not in a
-  // slot.
+  // The address of the data of step `published` in the rank's own memory. It is for data that is
+  // not in a slot.
   std::atomic<std::uint64_t> address{0};
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
 
-// Lets all descendants of this process's parent read the memory of this process. The permission is
-// needed where the system (Yama) lets only a process's ancestors read. The destructor takes the
-// permission back.
+// While this object lives, all descendants of this process's parent may read the memory of this
+// process. The permission is needed where the system (Yama) lets only a process's ancestors read.
+// The destructor takes the permission back.
 class ReadPermit {
  public:
   ReadPermit() = default;
-  // Grants nothing if the parent is the first process, because then every process could read.
+  // The permit grants nothing if the parent is the first process, because then every process could
+  // read.
   static ReadPermit for_siblings();
   ReadPermit(ReadPermit&& other) noexcept : is_given_(std::exchange(other.is_given_, false)) {}
   ReadPermit& operator=(ReadPermit&& other) noexcept {
@@ -70,7 +71,7 @@ class HostNeighbors {
   // The size of one slot. A rank alternates between two slots, because others may read a slot after
   // the rank has gone on.
   static constexpr std::uint64_t kSlotBytes = 64_KiB;
-  // Called with a name for each wait of the constructor, before the wait.
+  // The constructor calls this function with a name before each of its waits.
   using Progress = std::function<void(std::string_view wait)>;
 
   // Makes an object without neighbors.
@@ -84,9 +85,9 @@ class HostNeighbors {
   // Requires: include(rank), place < kPlaces.
   RankSignals& signals(std::uint32_t rank, std::uint32_t place) const;
   std::byte* slot(std::uint32_t rank, std::uint32_t place, std::uint64_t step) const;
-  // Copies from the memory of the rank's process. Returns 0 or an errno. Returns ESRCH if the
-  // rank's process has ended, even if another process has the same number by now. In the case of
-  // ESRCH, `target` has changed.
+  // The call copies from the memory of the rank's process. Returns 0 or an errno. The result is
+  // ESRCH if the rank's process has ended, even if another process has the same number by now. In
+  // the case of ESRCH, `target` has changed.
   int read(std::uint32_t rank, std::uint64_t address, std::byte* target,
            std::uint64_t size_bytes) const;
 

@@ -1,6 +1,6 @@
-// Finds this process's rank in the environment variables that its launcher has set. The launcher is
-// mpirun of Open MPI or of MPICH (hydra), srun of Slurm, or torchrun. The result depends on the
-// argument only.
+// The function finds this process's rank in the environment variables that its launcher has set.
+// The launcher is mpirun of Open MPI or of MPICH (hydra), srun of Slurm, or torchrun. The result
+// depends on the argument only.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,23 @@ struct Launch {
   std::string launcher;  // for messages: "Open MPI"
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
-  // This process's number among the ranks of this host. If the launcher does not tell, local_rank
-  // is 0 and local_rank_count is 1.
+  // This process's number among the ranks of this host. If the launcher gives no such numbers,
+  // local_rank is 0 and local_rank_count is 1.
   std::uint32_t local_rank = 0;
   std::uint32_t local_rank_count = 1;
   bool knows_local_ranks = false;  // the launcher has set both numbers
-  // The address and port at which torchrun's ranks meet; empty and 0 for other launchers.
+  // The address and port at which torchrun's ranks meet. They are empty and 0 for other launchers.
   std::string master_address;
   std::uint16_t master_port = 0;
 };
 
-// A function that returns the value of a variable, or null; std::getenv except in tests.
+// A function that returns the value of a variable, or null. It is std::getenv except in tests.
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
-// Returns nothing if no launcher is found; then there is one rank.
-// Fails with: kConfig for a variable that is not a number or is out of range, a launcher with
-// incomplete variables, and two launchers that contradict each other; the message names both.
+// Returns nothing if no launcher is found. There is one rank then.
+// Fails with kConfig if a variable is not a number or is out of range, or if a launcher's variables
+// are incomplete. It also fails if two launchers contradict each other, and the message then names
+// both.
 std::optional<Launch> find_launch(const EnvironmentLookup& environment);
 
 }  // namespace sluice

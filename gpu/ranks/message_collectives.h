@@ -2,10 +2,10 @@
 // memory (gpu/ranks/host_exchange.h). Ranks of different hosts exchange messages, over MPI
 // (gpu/ranks/mpi_collectives.h) or over sockets (gpu/ranks/socket_collectives.h). Pieces of data go
 // directly from each rank to each other rank. In a reduction, the rank that receives the pieces
-// adds them in rank order. Such a reduction is several times faster than MPI_Reduce_scatter, and
-// the bits do not depend on how data is divided or routed.
+// adds them in rank order. Such a reduction is several times faster than MPI_Reduce_scatter. Its
+// bits do not depend on how data is divided or routed.
 //
-// Thread rule: as Collectives; the thread that owns the collectives also uses the MessageWorld.
+// Thread rule: as Collectives. The thread that owns the collectives also uses the MessageWorld.
 #pragma once
 
 #include <memory>
@@ -21,25 +21,27 @@ class MessageThread;
 class MessageWorld {
  public:
   // Opens `connection`.
-  // Fails with: what the connection's function throws; kRanks when it waits for other ranks longer
-  // than the timeout. In that case the connection is still waiting, so the process has to end.
+  // Fails with the exceptions of the connection's function, and with kRanks if that function waits
+  // for other ranks longer than the timeout. After kRanks, the connection is still waiting, so the
+  // process has to end.
   MessageWorld(const HostCollectivesOptions& options, Connection connection);
-  // Does the work of leave(), but waits no longer than the timeout and does not throw.
+  // Does the work of leave(), but waits no longer than the timeout, and does not throw.
   ~MessageWorld();
 
-  // Ends the connection of this process. Waits for the other ranks if the connection needs that,
-  // unless something has failed. No other call may follow. Fails with: kRanks, as the constructor.
+  // Ends the connection of this process. The call waits for the other ranks if the connection needs
+  // that, unless something has failed. No other call may follow.
+  // Fails with kRanks, as the constructor does.
   void leave();
 
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
   std::string version() const;
-  // The number of other ranks whose memory this rank reads. These are the other ranks of this host;
-  // 0 if the system refuses.
+  // The number of other ranks whose memory this rank reads. These are the other ranks of this host.
+  // The number is 0 if the system refuses.
   std::uint32_t neighbor_count() const;
   // Ends every process of the run. If the launcher ends the other processes when one process ends,
-  // this call ends only this process. Returns if that fails within the timeout, or if leave() was
-  // called before.
+  // this call ends only this process. The call returns if that fails within the timeout, or if
+  // leave() was called before.
   void abort() noexcept;
 
   // Makes the collectives over all ranks. Called once. `device` and this world must outlive the

@@ -1,8 +1,8 @@
-// The connection between processes under the messages of gpu/ranks/message_thread.h: messages from
-// point to point, the list of processes that share a host, and a way to end all processes. There
-// are two such connections: sockets (gpu/ranks/socket_port.h) and MPI. A small separate library
-// (mpi_port_plugin.cc) is linked to MPI and opened at run time, so that a program that contains
-// Sluice starts without MPI.
+// The connection between processes under the messages of gpu/ranks/message_thread.h. It has
+// messages from point to point, the list of processes that share a host, and a way to end all
+// processes. There are two such connections: sockets (gpu/ranks/socket_port.h) and MPI. For MPI, a
+// small separate library (mpi_port_plugin.cc) is linked to MPI and opened at run time. So a program
+// that contains Sluice starts without MPI.
 //
 // Thread rule: one call at a time, from any thread. The thread that opens the port also destroys
 // the port.
@@ -21,8 +21,8 @@ class MessagePort {
   MessagePort() = default;
   MessagePort(const MessagePort&) = delete;
   MessagePort& operator=(const MessagePort&) = delete;
-  // Ends the connection of this process. If ends_with_others(), waits until the other ranks end
-  // their ports, too.
+  // Ends the connection of this process. If ends_with_others(), the destructor waits until the
+  // other ranks end their ports, too.
   virtual ~MessagePort() = default;
   virtual bool ends_with_others() const { return true; }
 
@@ -31,22 +31,22 @@ class MessagePort {
   virtual std::uint32_t rank_count() const = 0;
   virtual int tag_max() const = 0;
 
-  // At most 2^31 - 1 bytes. Returns the number that test() will report; numbers are reused.
-  // Messages between two ranks with one tag arrive in the order in which they were started.
+  // A message has at most 2^31 - 1 bytes. Returns the number that test() will report. Numbers are
+  // reused. Messages between two ranks with one tag arrive in the order in which they were started.
   virtual std::uint32_t start_send(const std::byte* data, std::uint64_t size_bytes,
                                    std::uint32_t peer, int tag) = 0;
   virtual std::uint32_t start_receive(std::byte* data, std::uint64_t size_bytes, std::uint32_t peer,
                                       int tag) = 0;
-  // Appends the numbers of the messages that have ended since the last call. If messages cannot go
-  // on, `failure` receives the reason.
+  // The call appends the numbers of the messages that have ended since the last call. If messages
+  // cannot go on, `failure` receives the reason.
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
 
   // The next three functions wait for other ranks without a deadline. Their callers have a
   // deadline. host_ranks() returns the ranks of this host in order, including this rank. The result
-  // is empty if the connection cannot tell. Every rank calls host_ranks() at the same time, once.
+  // is empty if the connection cannot tell. Every rank calls host_ranks() once, at the same time.
   virtual std::vector<std::uint32_t> host_ranks() = 0;
   // Every rank of the host calls the next two functions at the same time. Requires: host_ranks()
-  // has returned at least two ranks. Sends the first rank's data to all ranks of the host; returns
+  // has returned at least two ranks. Sends the first rank's data to all ranks of the host. Returns
   // whether the data has arrived.
   virtual bool broadcast_on_host(std::span<std::byte> data) = 0;
   // Returns whether `own` is true on all ranks of the host.
@@ -56,9 +56,9 @@ class MessagePort {
   [[noreturn]] virtual void abort() = 0;
 };
 
-// The only symbol of MPI's library. Its name holds the hash of this file, so that a library of
-// another build, with other virtual functions, is refused. Returns null, with the reason in `why`,
-// if MPI does not start.
+// The only symbol of MPI's library. The name holds the hash of this file. So a library of another
+// build, with other virtual functions, is refused. Returns null, with the reason in `why`, if MPI
+// does not start.
 using OpenMpiPort = MessagePort* (*)(std::string& why);
 
 }  // namespace sluice

@@ -38,12 +38,12 @@ struct Message {
   bool is_send = false;
 };
 
-// Messages that one wait() waits for. The batch and the memory of its messages must live until
-// wait() has returned or thrown.
+// A batch of messages. One wait() waits for all of them. The batch and the memory of its messages
+// must live until wait() has returned or thrown.
 struct MessageBatch {
   std::vector<Message> messages;
-  // True if the batch's owner computes between start() and wait() while the class's thread moves
-  // the messages.
+  // The value is true if the batch's owner computes between start() and wait() while the class's
+  // thread moves the messages.
   bool is_large = false;
 
   // Used by the MessageThread.
@@ -75,13 +75,13 @@ class MessageThread {
   ~MessageThread();
 
   // Blocks until the connection is open. Called before any other function.
-  // Fails with: what Connection::open throws; kRanks if other ranks do not come within the timeout.
-  // In this case, the thread may still be inside the connection. This object must stay alive until
-  // has_ended() returns true.
+  // Fails with the exceptions of Connection::open, and with kRanks if other ranks do not come
+  // within the timeout. After kRanks, the thread may still be inside the connection. This object
+  // must stay alive until has_ended() returns true.
   void await_open();
-  // Ends the connection in the regular way, unless something has failed. Returns an empty text when
-  // the thread has ended. After the timeout, returns a sentence about what has not ended. No other
-  // call may follow.
+  // Ends the connection in the regular way, unless something has failed. Returns when the thread
+  // has ended. The result is then an empty text. After the timeout, the result is a sentence about
+  // what has not ended. No other call may follow.
   std::string await_end();
   bool has_ended() const;
 
@@ -95,15 +95,15 @@ class MessageThread {
 
   void start(const std::shared_ptr<MessageBatch>& batch);
   // Blocks until every message has ended.
-  // Fails with: kRanks naming the ranks that did not answer. The timeout counts from the end of the
+  // Fails with kRanks, naming the ranks that did not answer. The timeout counts from the end of the
   // message that ended last.
   void wait(const MessageBatch& batch, const RankWait& how);
 
-  // Tells all other ranks about a failure between ranks of a host, which use no messages. Keeps
-  // only the first failure.
+  // Tells all other ranks about a failure between ranks of a host. Such ranks use no messages among
+  // themselves. Keeps only the first failure.
   void fail(const std::string& failure);
 
-  // Asks the thread to end every process of the run. Waits for the end of the processes, but no
+  // Asks the thread to end every process of the run. Waits until the processes have ended, but no
   // longer than the timeout.
   void abort() noexcept;
 
@@ -154,7 +154,7 @@ class MessageThread {
   std::optional<Error> open_failure_;
   bool is_open_ = false;
   bool has_ended_ = false;  // the thread has finished
-  // The thread's current step inside the port or the system, and when the step began.
+  // The thread's current step inside the port or the system, and the time at which the step began.
   std::string_view wait_ = "the start of a thread";
   TimePoint wait_begin_ = std::chrono::steady_clock::now();
   bool is_moving_ = false;  // a thread may be inside the port, which may touch messages' memory

@@ -3,7 +3,7 @@
 // noticed.
 //
 // Thread rule: one thread at a time enqueues on a communicator. Any thread may call failure() and
-// abort() at the same time. Any thread may use NcclLibrary.
+// abort(), also at the same time as other calls. Any thread may use NcclLibrary.
 // Invariants: after abort() every call throws, and NCCL's work on the device ends.
 #pragma once
 
@@ -28,18 +28,18 @@ using NcclId = std::array<std::byte, 128>;
 // The functions of the NCCL library, which is never closed.
 class NcclLibrary {
  public:
-  // `path` empty = libnccl.so.2, as the loader finds it.
-  // Fails with: kUnsupported naming the library and the functions that the library lacks.
+  // If `path` is empty, the library is libnccl.so.2, as the loader finds it.
+  // Fails with kUnsupported, naming the library and the functions that the library lacks.
   static const NcclLibrary& open(const std::string& path = "");
   ~NcclLibrary();
 
   int version() const { return version_; }  // 22809 for 2.28.9
   std::string version_text() const;
-  // has_registration(): buffers can be registered (NCCL 2.19). has_windows(): buffers can be
-  // registered in windows, into which copy engines gather (NCCL 2.28).
+  // has_registration() says that buffers can be registered (NCCL 2.19). has_windows() says that
+  // buffers can be registered in windows, into which copy engines gather (NCCL 2.28).
   bool has_registration() const;
   bool has_windows() const;
-  // Fails with: kRanks.
+  // Fails with kRanks.
   NcclId make_id() const;
   // Device memory from which windows can be made.
   // Requires: has_windows().
@@ -69,17 +69,18 @@ class NcclCommunicator {
  public:
   struct Options {
     double timeout_s = 120;  // the limit of a call's wait for other ranks
-    // Copy engines do all-gathers if the memory is registered and NCCL's version can use copy
-    // engines.
+    // If this is true, copy engines do all-gathers. This needs registered memory and a version of
+    // NCCL that can use copy engines.
     bool prefers_copy_engines = true;
   };
 
   // Every rank makes a communicator, with the same id. `library` and `device` must outlive the
   // communicator.
-  // Fails with: kRanks.
+  // Fails with kRanks.
   NcclCommunicator(const NcclLibrary& library, const Options& options, CudaDevice& device,
                    const NcclId& id, std::uint32_t rank, std::uint32_t rank_count);
-  // Ends the communicator together with the other ranks, unless the communicator has failed.
+  // The destructor ends the communicator together with the other ranks, unless the communicator has
+  // failed.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -89,7 +90,7 @@ class NcclCommunicator {
   std::unique_ptr<NcclCommunicator> split(std::uint32_t color, std::uint32_t key);
 
   // Each operation is enqueued on `stream`, a cudaStream_t, when the call returns.
-  // Fails with: kRanks.
+  // Fails with kRanks.
   void all_gather(std::byte* target, const std::byte* source, std::uint64_t shard_bytes,
                   void* stream);
   void broadcast(std::byte* data, std::uint64_t size_bytes, std::uint32_t root, void* stream);
@@ -98,7 +99,7 @@ class NcclCommunicator {
   void reduce_scatter(std::byte* target, const std::byte* source, DType type,
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
-  // Reduces words of 64 bits. The order of the ranks does not change the result.
+  // The call reduces words of 64 bits. The order of the ranks does not change the result.
   void all_reduce(std::byte* data, NcclWords operation, std::uint64_t word_count, void* stream);
 
   // Every rank calls register_memory() in the same way. Operations on this memory then need no
@@ -106,7 +107,8 @@ class NcclCommunicator {
   void register_memory(std::span<std::byte> memory);
   void deregister_memory() noexcept;
 
-  // The failure of NCCL's background work; empty if there is none. Empty after abort().
+  // The failure of NCCL's background work. The result is empty if there is none. Empty after
+  // abort().
   std::string failure();
   void abort() noexcept;
 

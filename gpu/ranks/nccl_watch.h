@@ -1,7 +1,7 @@
-// Watches NCCL's operations. An operation may wait for other ranks only for a limited time, counted
-// from the end of earlier work. NCCL's reports from its background work are also watched. The first
-// failure is latched (RankFailure) and becomes a failure of the device. NCCL's work is ended only
-// after that, so that no unfinished operation looks like a result.
+// The watch supervises NCCL's operations. An operation may wait for other ranks only for a limited
+// time, counted from the end of earlier work. NCCL's reports from its background work are also
+// watched. The first failure is latched (RankFailure) and becomes a failure of the device. NCCL's
+// work is ended only after that, so that no unfinished operation looks like a result.
 //
 // Thread rule: every function from any thread.
 #pragma once
@@ -34,7 +34,7 @@ class NcclWatch {
     Event ended;
     NcclCommunicator* communicator = nullptr;
     std::string_view kind;
-    // A copy, because the text may be gone before the watch has seen the end.
+    // This is a copy, because the text may be gone before the watch has seen the end.
     std::array<char, 96> subject{};
     std::size_t subject_bytes = 0;
     std::optional<std::chrono::steady_clock::time_point> begun_at;
@@ -47,11 +47,11 @@ class NcclWatch {
 
   // After this call, fail() also ends the communicator's work.
   void add(NcclCommunicator& communicator);
-  // Waits until the communicator's operations are over, then forgets the communicator.
+  // Waits until the communicator's operations are over, and then forgets the communicator.
   void remove(NcclCommunicator& communicator);
 
-  // begin() is called before the calls that enqueue one operation, and end() is called after these
-  // calls. end() takes the result of begin().
+  // begin() is called before the calls that enqueue one operation. end() is called after these
+  // calls, with the result of begin().
   std::unique_ptr<Operation> begin(StreamId stream);
   void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
            std::string_view kind, std::string_view subject, StreamId stream);

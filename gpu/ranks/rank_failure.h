@@ -1,5 +1,5 @@
 // The first failure of a rank's collectives, shared by all sequences of the rank. The failure is
-// latched and passed to one handler, and every later operation fails with the same error.
+// latched and passed to one handler. Every later operation fails with the same error.
 //
 // Thread rule: every function from any thread.
 #pragma once

@@ -1,5 +1,6 @@
-// One reduction from the view of one rank. Says which elements of the source each rank adds in rank
-// order (base/ordered_sum.h). Does not depend on how the sources of the ranks are brought together.
+// One reduction, seen from one rank. It says which elements of the source each rank adds in rank
+// order (base/ordered_sum.h). It does not depend on how the sources of the ranks are brought
+// together.
 //
 // Thread rule: a value.
 #pragma once
@@ -51,7 +52,7 @@ struct RankReduction {
   std::uint64_t source_bytes(ElementRange elements) const {
     return elements.count() * size_of(source_type);
   }
-  // Where the sum of a piece goes. The piece is in the range of `rank`.
+  // The address to which the sum of a piece goes. The piece is in the range of `rank`.
   std::byte* target_of(ElementRange piece, std::uint32_t rank) const {
     return target + (piece.begin - range(rank).begin) * size_of(target_type);
   }

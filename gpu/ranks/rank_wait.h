@@ -1,5 +1,5 @@
-// How a thread waits for other ranks over any connection: how long the thread polls before
-// sleeping, what the thread reports while waiting, and when the wait fails.
+// How a thread waits for other ranks over any connection. This covers how long the thread polls
+// before it sleeps, what it reports while it waits, and when the wait fails.
 //
 // Thread rule: every function from any thread.
 #pragma once
@@ -14,8 +14,8 @@
 namespace sluice {
 
 // The number of polls without news after which a thread sleeps between polls. The number is so
-// large that a thread does not sleep while a peer only computes sums, and so small that it leaves
-// the core to a peer that computes longer.
+// large that a thread does not sleep while a peer only computes sums. It is so small that the
+// thread leaves the core to a peer that computes longer.
 inline constexpr std::uint32_t kLooksBeforeSleep = 4000;
 inline constexpr std::chrono::microseconds kSleepBetweenLooks{50};
 
@@ -24,7 +24,7 @@ struct RankWait {
   // The operation, and the data that the operation moves.
   std::string_view kind;
   std::string_view subject;
-  // Called about four times a second with a text about the wait. May be null or empty.
+  // Called about four times a second with a text about the wait. The function may be null or empty.
   const std::function<void(const std::string& waiting)>* on_wait = nullptr;
 
   std::chrono::nanoseconds timeout() const;

@@ -13,8 +13,8 @@ namespace sluice {
 
 class SocketWorld : public MessageWorld {
  public:
-  // Connects the rank of `door` to all others. A process can have several worlds.
-  // Fails with: as connect_ranks(), and kRanks as MessageWorld.
+  // The constructor connects the rank of `door` to all others. A process can have several worlds.
+  // Fails with the errors of connect_ranks(), and with kRanks as MessageWorld does.
   SocketWorld(const HostCollectivesOptions& options, const SocketDoor& door,
               std::span<const std::string> endpoints);
 };

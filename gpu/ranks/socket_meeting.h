@@ -1,4 +1,4 @@
-// The meeting of ranks over sockets: every rank connects to the ranks before it, and lets in the
+// The meeting of ranks over sockets. Every rank connects to the ranks before it, and lets in the
 // ranks behind it. Both sides prove that they know each other's secret.
 //
 // Thread rule: one thread.
@@ -12,12 +12,12 @@
 
 namespace sluice {
 
-// Fails with: kInvalidArgument.
+// Fails with kInvalidArgument if a text is not an endpoint.
 std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
                                             std::span<const std::string> texts);
 
 // Returns a connected socket for each other rank, indexed by rank. The entry of this rank is empty.
-// Fails with: kRanks.
+// Fails with kRanks.
 std::vector<UniqueFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
                            double timeout_s);
 

@@ -1,9 +1,10 @@
-// Collectives in two levels: among the ranks of a node, and among the ranks that have the same
-// place in their nodes. The network between nodes then carries each gathered byte once per node
-// instead of once per rank, and its messages are longer by the same factor.
+// Collectives in two levels. One level is among the ranks of a node. The other is among the ranks
+// that have the same place in their nodes. The network between nodes then carries each gathered
+// byte once per node instead of once per rank, and its messages are longer by the same factor.
 //
 // Sums of floating-point values differ from the sums in one level. They run over the ranks of each
-// node in rank order, then over the nodes in order, in fp32, with one rounding at the end.
+// node in rank order, and then over the nodes in order. All additions are in fp32, with one
+// rounding at the end.
 //
 // Thread rule: as Collectives.
 #pragma once
@@ -30,8 +31,9 @@ class TwoLevelCollectives final : public Collectives {
   // Requires: 4 / node_ranks bytes for each element of the longest reduction's source.
   void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
   // Device memory for the shards that this rank brings to its node, with the same lifetime. A
-  // gather does not change this rank's own part of the target, not even for a moment, so others may
-  // read that part meanwhile. Requires: 1 / node_ranks of the bytes of the longest gather's target.
+  // gather does not change this rank's own part of the target, not even for a moment. So other
+  // ranks may read that part meanwhile. Requires: 1 / node_ranks of the bytes of the longest
+  // gather's target.
   void use_for_gathers(std::span<std::byte> memory) { shards_ = memory; }
 
   std::string_view name() const override { return whole_.name(); }
@@ -41,8 +43,8 @@ class TwoLevelCollectives final : public Collectives {
 
   void all_gather(const AllGather& gather, StreamId stream) override;
   void reduce_scatter(const ReduceScatter& reduce, StreamId stream) override;
-  // Uses the memory for sums. Requires: the number of elements is a multiple of the number of
-  // ranks.
+  // The call uses the memory for sums. Requires: the number of elements is a multiple of the number
+  // of ranks.
   void all_reduce(const AllReduce& reduce, StreamId stream) override;
   void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) override;
   void broadcast(const Broadcast& broadcast, StreamId stream) override;

@@ -1,5 +1,5 @@
 // Oracles for the 16-bit conversions that do not use bit patterns. Values are doubles, and rounding
-// uses division and nearbyint. Slow and plain; pure functions.
+// uses division and nearbyint. The functions are slow, plain and pure.
 #pragma once
 
 #include <algorithm>

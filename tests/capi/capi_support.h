@@ -49,8 +49,8 @@ class CApi : public testing::Test {
     ASSERT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK) << sluice_last_error();
   }
 
-  // Makes every use of a step, but does not begin or finish the step. Each gradient is `factor`
-  // times the parameter.
+  // The function makes every use of a step, but does not begin or finish the step. Each gradient is
+  // `factor` times the parameter.
   void walk(float factor = 1) {
     for (const std::uint32_t unit : {0u, 1u}) use(unit, SLUICE_FORWARD, factor);
     for (const std::uint32_t unit : {1u, 0u}) use(unit, SLUICE_BACKWARD, factor);

@@ -1,7 +1,8 @@
 // The duties of every implementation of Collectives, as test cases. A case is a body that each rank
-// runs on its own device. With one factory all ranks are threads of this process, and with another
-// this process is one rank (tests/gpu/ranks/local_collectives_test.cc, mpi_collectives_test.cc).
-// Values follow from rank and index, and the expected results are computed here, in plain loops.
+// runs on its own device. With one factory, all ranks are threads of this process. With another
+// factory, this process is one rank (tests/gpu/ranks/local_collectives_test.cc,
+// mpi_collectives_test.cc). Values follow from rank and index. The expected results are computed
+// here, in plain loops.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@
 
 namespace sluice {
 
-// Includes sizes near the pieces that implementations move.
+// The sizes include some near the pieces that implementations move.
 constexpr std::uint64_t kShardBytes[] = {0, 1, 255, 4096, 16_KiB, 16_KiB + 1, 70'001, 9_MiB + 13};
 constexpr std::uint64_t kShardElementsMax = 600'000;
 constexpr std::uint64_t kShardElements[] = {
@@ -126,8 +127,8 @@ TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
   });
 }
 
-// Sums wrap around, and minima are of unsigned values. Each result goes into the next operation, so
-// an implementation that reads words after they have changed fails.
+// Sums wrap around, and minima are those of unsigned values. Each result goes into the next
+// operation, so an implementation that reads words after they have changed fails.
 TEST_P(CollectivesContract, IntegersAddUpAndTheLeastIsFound) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
@@ -204,7 +205,7 @@ TEST_P(CollectivesContract, BroadcastsInARowKeepTheirData) {
   });
 }
 
-// The call returns while its stream is held. Later work on the stream waits for the operation.
+// The call returns while its stream is held back. Later work on the stream waits for the operation.
 TEST_P(CollectivesContract, OperationsRunInTheOrderOfTheirStream) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
@@ -300,8 +301,8 @@ TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
   });
 }
 
-// The even ranks form one group and the odd ranks another, both in reverse order. So rank 0 of a
-// group is the last rank of the world in the group.
+// The even ranks form one group, and the odd ranks form another group. Both are in reverse order.
+// So rank 0 of a group has the largest number in the world.
 TEST_P(CollectivesContract, GroupsOfRanksAreOnTheirOwn) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> group;

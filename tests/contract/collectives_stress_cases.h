@@ -15,9 +15,8 @@
 
 namespace sluice {
 
-// Runs hundreds of operations of random kinds and sizes on each of three sequences, all at the same
-// time, with delays that differ between ranks. Each operation is prepared and checked on its
-// stream.
+// On each of three sequences, hundreds of operations of random kinds and sizes run at the same
+// time. Their delays differ between ranks. Each operation is prepared and checked on its stream.
 TEST_P(CollectivesContract, ManyOperationsUnderWayKeepTheirData) {
   run([](Collectives& ranks, Device& device) {
     const std::uint32_t n = ranks.rank_count();

@@ -1,5 +1,5 @@
-// The fixture of the device contract (device_contract.h) and its helpers: page-locked host memory,
-// and a gate that holds a stream back. Used by one thread at a time.
+// The fixture of the device contract (device_contract.h) and its helpers. The helpers are
+// page-locked host memory, and a gate that holds a stream back. Used by one thread at a time.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,11 +19,11 @@ namespace sluice {
 
 struct DeviceFactory {
   std::string name;
-  // Returns null when the machine has no such device. The cases are then skipped.
+  // The function returns null if the machine has no such device. The cases are then skipped.
   std::function<std::unique_ptr<Device>(std::uint64_t memory_bytes)> make;
 };
 
-// Page-locked host memory. `device` must outlive it.
+// Page-locked host memory. `device` must outlive the array.
 class HostArray {
  public:
   HostArray(Device& device, std::uint64_t size_bytes)

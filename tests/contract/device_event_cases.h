@@ -52,7 +52,8 @@ TEST_P(DeviceContract, WaitOnAnEventOfTheSameStreamPasses) {
 }
 
 // The second record can complete only after the wait has passed. So the case would hang if a wait
-// used the state of the event when the wait runs, and not the state at the time of the call.
+// used the state of the event at the time when the wait runs. It has to use the state at the time
+// of the call.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");
@@ -71,8 +72,8 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   device().synchronize(event.id());
 }
 
-// The same, but the earlier record has completed and the stream has not reached the wait yet. CUDA
-// runs one callback at a time, so the gates must be reached in the order in which they open.
+// The same case, but the earlier record has completed and the stream has not reached the wait yet.
+// CUDA runs one callback at a time, so the gates must be reached in the order in which they open.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");

@@ -1,5 +1,5 @@
-// The cases of the IoQueue contract about bytes: the place of the moved bytes, and the end of a
-// transfer. Part of io_queue_contract.h.
+// The cases of the IoQueue contract about bytes. They test the place of the moved bytes, and the
+// end of a transfer. This file is a part of io_queue_contract.h.
 #pragma once
 
 #include <sys/mman.h>
@@ -60,8 +60,8 @@ TEST_P(IoQueueContract, RandomDirectTransfersKeepEveryByte) {
   }
 }
 
-// Pieces of every length at every offset. The file is divided into pieces in one way for writing,
-// and in another way for reading.
+// There are pieces of every length at every offset. The file is divided into pieces in one way for
+// writing. For reading, it is divided in another way.
 TEST_P(IoQueueContract, UnalignedTransfersThroughThePageCacheKeepEveryByte) {
   constexpr std::uint64_t kFileBytes = 300'001;
   const UniqueFd file = open_plain(kFileBytes);
@@ -164,9 +164,9 @@ TEST_P(IoQueueContract, FailuresNameTheirErrnoAndLeaveOthersAlone) {
   EXPECT_EQ(counters.write_requests, 0u);
 }
 
-// Only one short write can be forced from a kernel: a write that stops at the limit of the file
-// size. If the limit is at a page's end, the resumed write gets the kernel's errno. Inside a page,
-// the resumed write makes no progress, and the queue gives up.
+// A test can force only one kind of short write from a kernel: a write that stops at the limit of
+// the file size. If the limit is at a page's end, the resumed write gets the kernel's errno. Inside
+// a page, the resumed write makes no progress, and the queue gives up.
 TEST_P(IoQueueContract, ShortWriteIsResumed) {
   struct Case {
     std::uint64_t limit_bytes;
@@ -193,8 +193,8 @@ TEST_P(IoQueueContract, ShortWriteIsResumed) {
   }
 }
 
-// Transfers with lengths beyond 32 bits. /dev/null accepts them without reading the memory, which
-// has no pages.
+// The lengths of these transfers are beyond 32 bits. /dev/null accepts them without reading the
+// memory, which has no pages.
 TEST_P(IoQueueContract, LargeTransfersMoveWholly) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer would look at all 5 GiB";

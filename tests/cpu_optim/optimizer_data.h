@@ -1,7 +1,7 @@
-// Arrays for the optimizer's tests. They hold seeded values: ordinary values, mixed with special
-// values of every kind. Their memory begins at a chosen offset from alignment. Guard elements lie
-// on both sides. Two copies of one object start equal, so every error of a kernel shows as a
-// difference, even outside of the kernel's range. Not thread-safe.
+// Arrays for the optimizer's tests. They hold seeded values. These are ordinary values, mixed with
+// special values of every kind. Their memory begins at a chosen offset from alignment. Guard
+// elements lie on both sides. Two copies of one object start equal, so every error of a kernel
+// shows as a difference, even outside of the kernel's range. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -108,7 +108,8 @@ class OptimizerData {
   float exp_avg(std::uint64_t i) const { return exp_avg_[i + options_.offset_elements]; }
   float exp_avg_sq(std::uint64_t i) const { return exp_avg_sq_[i + options_.offset_elements]; }
 
-  // Describes the first difference; empty when all bits are equal. NaN counts as equal to NaN.
+  // Describes the first difference. The text is empty if all bits are equal. NaN counts as equal to
+  // NaN.
   std::string difference(const OptimizerData& other) const {
     for (std::size_t i = 0; i < exp_avg_.size(); ++i) {
       if (!same(master_at(i), other.master_at(i)))
@@ -172,7 +173,7 @@ class OptimizerData {
   std::vector<std::uint16_t> half_gradient_;
 };
 
-// The gradient of an element in a step. Elements take one of several kinds of sequences in turn.
+// The gradient of an element in a step. The kinds of sequences are given to the elements in turn.
 // Elements of the same kind differ in magnitude and sign.
 inline float adversarial_gradient(std::uint64_t element, std::uint64_t step, std::mt19937& random) {
   const float magnitude = std::ldexp(1.0f, static_cast<int>(element / 8 % 24) * 3 - 50);
@@ -192,7 +193,7 @@ inline float adversarial_gradient(std::uint64_t element, std::uint64_t step, std
 inline constexpr MasterLayout kMasterLayouts[] = {MasterLayout::kFp32, MasterLayout::kSplitBf16,
                                                   MasterLayout::kFp16};
 
-// Ordinary values for an optimizer, with the gradients that go with the layout.
+// Ordinary values for an optimizer, with the gradients that belong to the layout.
 inline OptimizerData::Options options_for(const UpdateCoefficients& coefficients,
                                           MasterLayout layout, std::uint64_t count) {
   return {.master_layout = layout,

@@ -26,7 +26,7 @@ struct Bounded {
 inline constexpr double kUnit = 0x1p-24;        // the relative error of one rounding
 inline constexpr double kUnderflow = 0x1p-150;  // the absolute error of one rounding near zero
 
-// The rounded result of one operation. The factor covers the products of small terms.
+// The rounded result of one operation. The factor allows for the products of small terms.
 inline Bounded rounded(double value, double error) {
   return {value, (error + kUnit * (std::fabs(value) + error) + kUnderflow) * (1 + 0x1p-20)};
 }

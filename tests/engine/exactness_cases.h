@@ -105,8 +105,8 @@ inline const Case kCases[] = {
      }},
 };
 
-// A policy, and a bound on the gradient norm. The bound is 0 (none), or clips never, sometimes or
-// always.
+// A policy, and a bound on the gradient norm. The bound is 0 for none. Otherwise it never clips,
+// sometimes clips, or always clips.
 struct PolicyCase {
   std::string name;
   OverlapPolicy policy = OverlapPolicy::kSerial;

@@ -1,5 +1,5 @@
-// Reads the files of twin.py, which have the configuration and the results of a training run in
-// PyTorch. Plain data.
+// The functions read the files of twin.py. These have the configuration and the results of a
+// training run in PyTorch. Plain data.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -33,7 +33,7 @@ struct GoldenRun {
   std::vector<Tensors> gradients;  // per step, before clipping
   Tensors parameters;              // after the last step
 
-  // tokens[t] and the next token, for one step.
+  // The tokens tokens[t] of one step, and the next token of each.
   struct MicroBatch {
     std::vector<std::uint32_t> tokens, targets;
   };
@@ -102,8 +102,8 @@ inline GoldenRun read_golden_run(const std::string& path) {
 
 // Returns norm(parameters - the twin's parameters) / norm(the twin's whole update). `parameters`
 // and `initial` hold the values after and before the run. Key biases (the middle third of
-// c_attn.bias) are left out. They do not change the softmax, so their gradient is rounding noise,
-// and Adam makes full steps from this noise.
+// c_attn.bias) are left out. They do not change the softmax, so their gradient is rounding noise.
+// Adam makes full steps from this noise.
 inline double relative_update_error(const GoldenRun& run, const GoldenRun::Tensors& parameters,
                                     const GoldenRun::Tensors& initial) {
   double difference = 0;

@@ -1,7 +1,7 @@
 // The boundary activations of a training job. Each use compares every byte of its inputs with the
-// expected value, and passes on bytes that depend on walk, boundary, micro-batch and kind. So each
+// expected value. It passes on bytes that depend on walk, boundary, micro-batch and kind. So each
 // use notices a stale, misplaced, torn or early activation.
-// Thread rule: one thread at a time; the results may be read from any thread.
+// Thread rule: one thread at a time. Any thread may read the results.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ class ActivationRelay {
   // A step or an evaluation begins.
   void begin_walk() { ++walk_number_; }
 
-  // `walk` is a Step or an Inference. Enqueues on `stream` what the use reads and writes.
+  // `walk` is a Step or an Inference. The call enqueues on `stream` what the use reads and writes.
   template <class Walk>
   void run_use(Walk& walk, const Use& use, const Stream& stream) {
     const auto boundaries = static_cast<std::uint32_t>(boundary_bytes_.size());
@@ -50,7 +50,7 @@ class ActivationRelay {
     }
   }
 
-  // The number of wrong activations, and the number of all that were checked.
+  // The number of wrong activations, and the number of activations that were checked.
   std::uint64_t wrong() const { return wrong_.load(); }
   std::uint64_t seen() const { return seen_.load(); }
 

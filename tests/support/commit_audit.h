@@ -1,12 +1,12 @@
 // An IoQueue that wraps a real one and checks the order of a durable store's requests.
 //
-//   - a commit record is written after all data that the record names has been written with the
-//     record's checksums and flushed;
+//   - a commit record is written after all data that the record names. This data has been written
+//     with the record's checksums, and flushed;
 //   - the record's twin is written after the record is flushed;
-//   - data that the last durable record names, or the record under way, is not overwritten.
+//   - data is not overwritten if the last durable record or the record under way names it.
 // The audit knows nothing of the engine except the files and the format of records.
 //
-// Thread rule: as IoQueue; the audit may be read when the queue is idle.
+// Thread rule: as IoQueue. The audit may be read when the queue is idle.
 #pragma once
 
 #include <memory>

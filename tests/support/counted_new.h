@@ -1,5 +1,5 @@
 // Counts the allocations by operator new, in programs that are linked with counted_new.cc. Thread
-// rule: any thread allocates; one thread counts.
+// rule: any thread allocates. One thread counts.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // An IoQueue that wraps a real one and injects faults that are rare on real drives and kernels.
 // Faults of the kernel (errno, short transfers) are injected below the rules of
-// io/transfer_progress.h, which have to handle the faults. Faults of the drive (lost, misplaced and
-// altered writes) are not reported. The same seed and the same order of submission give the same
-// faults.
+// io/transfer_progress.h. These rules have to handle the faults. Faults of the drive (lost,
+// misplaced and altered writes) are not reported. The same seed and the same order of submission
+// give the same faults.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ enum class Fault : std::uint8_t {
   kDelayed,        // the request is held for some milliseconds
   kReordered,      // the requests of the next milliseconds overtake this one
   kHang,           // the request is held until wait_idle() or destruction
-  // Faults of the drive. These faults affect only writes; if the chosen request is a read, they
+  // Faults of the drive. These faults affect only writes. If the chosen request is a read, they
   // affect the next write.
   kBitFlip,      // one bit of the written data is flipped
   kLostWrite,    // nothing is written
@@ -32,8 +32,8 @@ enum class Fault : std::uint8_t {
 struct FaultOptions {
   std::uint64_t seed = 1;
   Fault fault = Fault::kErrno;
-  // The number of the request that meets the fault, counted from 0 over the queue's life. With
-  // `sticky`, later requests meet the fault, too.
+  // The number of the request that meets the fault, counted from 0 over the queue's life. If
+  // `sticky` is true, later requests meet the fault, too.
   std::uint64_t at = UINT64_MAX;
   int error = 0;  // for kErrno
   bool sticky = false;
@@ -44,7 +44,7 @@ struct FaultOptions {
 
 class FaultQueue : public IoQueue {
  public:
-  // The number of requests that have met the fault so far, and the right offset of the last such
+  // The number of requests that have met the fault so far. Also the right offset of the last such
   // request.
   virtual std::uint64_t struck() const = 0;
   virtual std::uint64_t struck_offset_bytes() const = 0;

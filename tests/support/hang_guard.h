@@ -1,5 +1,5 @@
-// Ends the program when a case of a test hangs, with a line about what it was doing. The limit is
-// some minutes, because no case that makes progress takes so long.
+// If a case of a test hangs, the guard ends the program, with a line about what the case was doing.
+// The limit is some minutes, because no case that makes progress takes so long.
 #pragma once
 
 #include <chrono>

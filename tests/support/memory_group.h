@@ -1,5 +1,5 @@
 // A control group with a memory limit, for tests of the behaviour at the limit. A test forks a
-// child that enters the group. This object removes the group after the child has ended.
+// child, and the child enters the group. This object removes the group after the child has ended.
 #pragma once
 
 #include <sys/stat.h>
@@ -36,12 +36,12 @@ class MemoryGroup {
     if (exists()) ::rmdir(folder_.c_str());
   }
 
-  // Whether the group could be made, which needs root and a hierarchy that is not mounted
+  // Whether the group could be made. This needs root, and a hierarchy that is not mounted
   // read-only.
   bool exists() const { return !folder_.empty(); }
 
-  // Runs `body` in a child in the group. Returns the text from `body`, or "status N" if the child
-  // ended first.
+  // Runs `body` in a child that is in the group. Returns the text from `body`, or "status N" if the
+  // child ended first.
   std::string run(const std::function<std::string()>& body) const {
     std::array<int, 2> pipe{};
     if (::pipe(pipe.data()) != 0) return "no pipe";
@@ -64,7 +64,7 @@ class MemoryGroup {
   }
 
  private:
-  // The folders where this process may make groups, each with the file name of the limit.
+  // The folders in which this process may make groups, each with the file name of the limit.
   static std::vector<std::pair<std::string, std::string>> parents() {
     std::vector<std::pair<std::string, std::string>> found;
     std::ifstream file("/proc/self/cgroup");

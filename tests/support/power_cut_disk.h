@@ -1,9 +1,10 @@
 // An IoQueue over files in memory that simulates a drive whose power can be cut. A cut keeps, drops
-// or tears unflushed data, sector by sector, in any combination, by seed. Reads return written data
-// even before a flush, as with a drive's cache.
+// or tears unflushed data, sector by sector. The seed decides which. Reads return written data even
+// before a flush, as from a drive's cache.
 //
-// Requests wait for run_one(), which completes one of them, chosen by seed. For code that waits for
-// its requests, submit() completes requests itself and throws PowerCut at a given point.
+// Requests wait for run_one(), which completes one of them. The seed decides which one. For code
+// that waits for its requests, submit() completes requests itself. It throws PowerCut at a given
+// point.
 //
 // Thread rule: one thread.
 #pragma once
@@ -39,7 +40,7 @@ class PowerCutDisk final : public IoQueue {
   // submit() throws.
   void complete_at_once(std::uint64_t requests);
   void let_requests_wait() { is_at_once_ = false; }
-  // With true, writes report success but change nothing.
+  // If true, writes report success but change nothing.
   void lose_writes(bool loses) { loses_writes_ = loses; }
   // The next request of `kind` fails. A failed write changes nothing.
   void fail_next(IoKind kind, int error) { failing_ = {kind, error}; }
@@ -50,7 +51,7 @@ class PowerCutDisk final : public IoQueue {
 
   // Cuts the power. Waiting requests have no effect or a partial effect, and are forgotten.
   void cut();
-  // Ends the process. Written data stays, and waiting writes may or may not have been done.
+  // Ends the process. Written data stays. Waiting writes may or may not have been done.
   void kill();
 
  private:

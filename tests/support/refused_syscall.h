@@ -1,5 +1,5 @@
-// Runs a piece of a test on a thread for which the kernel refuses one system call, as older
-// kernels, containers and simpler file systems do. This is done by a seccomp filter, which needs no
+// Runs a piece of a test on a thread for which the kernel refuses one system call. Older kernels,
+// containers and simpler file systems do the same. This is done by a seccomp filter, which needs no
 // privilege and ends with its thread.
 #pragma once
 
@@ -39,7 +39,8 @@ inline bool refuse_for_this_thread(const RefusedSyscall& refused) {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// Returns false without running `body` if filters are not allowed. The test should then be skipped.
+// Returns false without running `body`, if filters are not allowed. The test should then be
+// skipped.
 template <class Body>
 [[nodiscard]] bool run_with_refused(const RefusedSyscall& refused, const Body& body) {
   bool filtered = false;

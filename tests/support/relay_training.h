@@ -42,7 +42,7 @@ class Relay {
 
   Engine& engine() { return *engine_; }
   HostDevice& device() { return *device_; }
-  // The number of wrong activations and units, and the number of all that were checked.
+  // The number of wrong activations and units, and the number of those that were checked.
   std::uint64_t wrong() const { return wrong_.load() + activations_->wrong(); }
   std::uint64_t seen() const { return seen_.load() + activations_->seen(); }
 

@@ -1,5 +1,5 @@
 // A number of I/O requests that a test waits for together. The batch records how often each request
-// completed. Thread rule: one thread fills and waits; the callbacks may come from any thread.
+// completed. Thread rule: one thread fills and waits. The callbacks may come from any thread.
 // Invariant: the batch must outlive its requests' completions.
 #pragma once
 
@@ -44,7 +44,7 @@ class RequestBatch {
     request.length_bytes = data.size();
   }
 
-  // Returns when the number of completions has reached `rounds` times the number of requests.
+  // Returns when there have been `rounds` completions for each request, on average.
   void wait(std::size_t rounds = 1) {
     std::unique_lock lock(mutex_);
     completed_.wait(lock, [&] { return completion_count_ >= rounds * pointers_.size(); });

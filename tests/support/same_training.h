@@ -1,6 +1,6 @@
-// Compares a run of the toy training with its oracle. Compares the state at the end, the parameters
-// that every use of every step and evaluation found on the device, and the activations that were
-// loaded. Pure.
+// Compares a run of the toy training with its oracle. It compares the state at the end, and the
+// activations that were loaded. It also compares the parameters that every use of every step and
+// evaluation found on the device. Pure.
 #pragma once
 
 #include <gtest/gtest.h>

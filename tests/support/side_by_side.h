@@ -1,5 +1,5 @@
 // Runs the cases of a randomized test side by side. Such cases wait for random delays most of the
-// time, so several at once take little longer than one. Thread rule: one thread.
+// time. So several of them take little longer together than one alone. Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,9 +13,9 @@
 
 namespace sluice::test {
 
-// Calls `body(seed)` for each of the seeds, on `threads` threads. Begins no case once one has
-// failed. The messages of `body` name the seed. An exception of `body` is a failure whose message
-// names the seed.
+// Calls `body(seed)` for each of the seeds, on `threads` threads. After a failure, no further case
+// begins. The messages of `body` name the seed. If `body` throws, the test fails with a message
+// that names the seed.
 template <class Body>
 void side_by_side(const std::vector<std::uint64_t>& seeds, const Body& body,
                   std::size_t threads = 4) {

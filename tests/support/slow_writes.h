@@ -1,7 +1,7 @@
 // Slows down the writes of a checkpoint beside training, so that the steps of a test overtake the
-// checkpoint. Can also make one of these writes fail.
+// checkpoint. It can also make one of these writes fail.
 //
-// Thread rule: set and reset while no such write is under way.
+// Thread rule: an object is made and destroyed while no such write is under way.
 #pragma once
 
 #include <chrono>
@@ -20,8 +20,8 @@ class SlowWrites {
 
 // The calls of pwrite() by these threads so far.
 int count_writes();
-// Lets one call of these threads fail with `error`: the call with this number, counted from 0 from
-// now on.
+// One call of these threads fails with `error`. It is the call with the number `number`, counted
+// from 0 from now on.
 void fail_write(int number, int error);
 void fail_sync(int number, int error);
 

@@ -46,8 +46,8 @@ inline float initial_value(const std::string& tensor, std::uint64_t index) {
   return uniform(key + index);
 }
 
-// The uses of a step in `order`. In every order, a use has the number of its place in horizontal
-// order.
+// The uses of a step in `order`. In every order, the number of a use is the use's place in
+// horizontal order.
 inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
                             MicroBatchOrder order) {
   const std::size_t forward = model.forward_order.size();

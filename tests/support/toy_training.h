@@ -1,9 +1,10 @@
-// A small training job with a made-up computation, run through the engine and, as the oracle, in
-// plain arrays (toy_oracle.cc). The "gradient" of an element depends on the parameter's bits, the
-// step, the micro-batch and the use. So a stale or misplaced parameter, a lost gradient or a wrong
-// order of additions changes the result. Forward uses, frozen units and inferences have no result.
-// So every use computes a digest of the bytes on the device, on the use's stream, at the beginning
-// and at the end of its lease. tests/support/same_training.h compares both digests.
+// A small training job with a made-up computation. It runs through the engine and, as the oracle,
+// in plain arrays (toy_oracle.cc). The "gradient" of an element depends on the parameter's bits,
+// the step, the micro-batch and the use. So a stale or misplaced parameter, a lost gradient or a
+// wrong order of additions changes the result. Uses in forward, uses of frozen units and inferences
+// have no result. So every use computes a digest of the bytes on the device, on the use's stream,
+// at the beginning and at the end of its lease. tests/support/same_training.h compares both
+// digests.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::ui
 // The bytes of the boundary activations of the model, for an engine that keeps activations.
 std::vector<std::uint64_t> toy_boundary_bytes();
 
-// One use of a unit. `number` is the use's place in the planned step, or any other number that is
-// unique in the step. The "gradients" depend on this number.
+// One use of a unit. `number` is the place of the use in the planned step, or any other number that
+// is unique in the step. The "gradients" depend on this number.
 struct ToyUse {
   UnitId unit{};
   Pass pass = Pass::kForward;
@@ -46,7 +47,7 @@ struct ToyOptions {
   std::vector<std::uint32_t> frozen_units = {};
   ToySize size = ToySize::kUsual;
   // The number of leases held at the same time, if run_toy() makes the engine. Otherwise the model
-  // has this number.
+  // gives this number.
   std::uint32_t leases = 1;
   // Gives the model of run_toy() boundary activations. If config.activations lets the engine keep
   // them, every use saves and loads them.
@@ -66,22 +67,23 @@ struct ToyOptions {
   // announced right before it.
   bool announces_ahead = false;
   // Whether a rank computes in a use of an announced unit. A rank that does not compute announces
-  // nothing, and gives a gradient of zeros. Empty: every rank always does.
+  // nothing, and gives a gradient of zeros. If this is empty, every rank always computes.
   std::function<bool(std::uint32_t rank, const ToyUse& use)> computes = {};
   // Each rank computes different gradients. The oracle computes all ranks. Without `reduces_each`,
   // the oracle adds the micro-batches of each rank before it adds the ranks.
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
   bool reduces_each = true;
-  // For run_toy(): the source of the state, instead of toy_values(). The count of steps continues
-  // from the source's.
+  // The source of the state for run_toy(), instead of toy_values(). The count of steps goes on from
+  // the count of the source.
   StateSource* source = nullptr;
 };
 
 // The model that run_toy() makes.
 ModelSpec toy_model_of(const ToyOptions& options);
 
-// The concatenated state of every tensor: parameter, master, exp_avg, exp_avg_sq.
+// The state of all tensors, one tensor after another. Each has parameter, master, exp_avg and
+// exp_avg_sq.
 using StateBytes = std::vector<std::byte>;
 
 StateBytes read_state(Engine& engine);
@@ -107,22 +109,22 @@ struct ToyResult {
   Traffic predicted;
 };
 
-// Runs the job on `engine`, which is not yet initialized; `device` is the engine's device. With a
+// Runs the job on `engine`, which is not yet initialized. `device` is the engine's device. With a
 // durable store, the job continues from the last commit.
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
                   const ToyOptions& options);
 
-// Makes a new engine on a new host device of memory.device bytes (64 MiB by default), then calls
-// run_toy().
+// Makes a new engine on a new host device of memory.device bytes (64 MiB by default), and then
+// calls run_toy().
 ToyResult run_toy(const Config& config, const ToyOptions& options);
 
-// The same training in plain arrays with the scalar definitions.
+// Does the same training in plain arrays, with the scalar definitions.
 ToyResult toy_oracle(const Config& config, const ToyOptions& options);
 
 // Initial masters, for engines that tests drive themselves.
 InitialValues toy_values();
 
-// Drives one step by hand, without finish(). Every unit is acquired, used for computation and
+// Makes one step by hand, without finish(). Every unit is acquired, used for computation and
 // released.
 void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,
@@ -130,9 +132,9 @@ void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDev
 void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config);
 
-// A config for tests: storage in `path`, 4,096-element blocks, two threads. With "off" in the
-// environment's SLUICE_TEST_UNIFIED, memory.unified is off: tools/test.sh --slow runs the engine's
-// tests both ways.
+// A config for tests, with storage in `path`, blocks of 4,096 elements, and two threads. If
+// SLUICE_TEST_UNIFIED in the environment is "off", memory.unified is off. tools/test.sh --slow runs
+// the engine's tests both ways.
 Config toy_config(const std::string& path);
 
 }  // namespace sluice::test

@@ -1,5 +1,5 @@
-// A ring that reads from a pipe. A read stays in the kernel until the test writes, and ends short
-// if the test writes too few bytes.
+// A ring that reads from a pipe. A read stays in the kernel until the test writes. It ends short if
+// the test writes too few bytes.
 #pragma once
 
 #include <fcntl.h>
@@ -15,7 +15,7 @@
 
 namespace sluice::test {
 
-// Skips the test where the kernel has no io_uring.
+// The test is skipped if the kernel has no io_uring.
 class UringPipe : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -1,6 +1,6 @@
 // Compares the speed of Adam with the speed of the memory. The update and four yardsticks take
-// turns in one process, so that a disturbance affects all of them equally. Not thread-safe: one
-// measurement at a time.
+// turns in one process, so that a disturbance affects all of them equally. Thread rule: the
+// functions are not thread-safe, so make one measurement at a time.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ struct CopyBenchOptions {
   std::uint64_t unit_bytes = 0;
   unsigned rounds = 0;
 };
-// Copies this many bytes up and down by a plain loop, and returns the seconds.
+// Copies this many bytes up and down in a plain loop, and returns the seconds.
 struct PlainCopy {
   std::byte* host_up = nullptr;  // null = no copy in this direction
   std::byte* device_up = nullptr;
@@ -82,14 +82,14 @@ struct TrainingBench {
   std::uint64_t nvme_bytes = 0;
   std::uint64_t activation_bytes = 0;
 };
-// Fails with: kOutOfMemory, kNoSpace and others, when the machine is too small for `config`.
-// `rates` has the rates of storage, copies and the optimizer. The rate of computation is measured.
+// Fails with kOutOfMemory, kNoSpace and others, if the machine is too small for `config`. `rates`
+// has the rates of storage, copies and the optimizer. The rate of computation is measured.
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
-// Measures how fast the drive under `path` reads, writes, and does both, and sets its rates in
-// `rates`. The test file has no name.
-// Fails with: kNoSpace, kInput, kIo.
+// Measures how fast the drive under `path` reads, writes, and does both. The results become the
+// drive's rates in `rates`. The test file has no name.
+// Fails with kNoSpace, kInput or kIo.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 
 // Writes random tokens below `vocabulary` (uint16) to `path`.

@@ -1,8 +1,8 @@
-// Measures the drives behind storage paths under the engine's conditions: scratch files without a
-// name, O_DIRECT, an arena on huge pages, one queue. Every page carries its place and version, and
-// every read checks them, because a rate with wrong bytes is worth nothing.
+// This class measures the drives behind storage paths under the engine's conditions: scratch files
+// without a name, O_DIRECT, an arena on huge pages, and one queue. Every page carries its place and
+// version, and every read checks them. A rate with wrong bytes is worth nothing.
 //
-// Thread rule: one thread uses an IoBench; completions come from the queue's threads.
+// Thread rule: one thread uses an IoBench. Completions come from the queue's threads.
 #pragma once
 
 #include <condition_variable>
@@ -33,7 +33,7 @@ struct IoCase {
   IoPattern pattern = IoPattern::kRead;
   std::uint64_t request_bytes = 0;  // a multiple of 4096
   std::uint32_t depth = 0;          // requests in flight
-  // The path to measure alone. No value means all paths at the same time.
+  // If given, this path is measured alone. Otherwise all paths are measured at the same time.
   std::optional<std::uint32_t> drive = std::nullopt;
 };
 
@@ -58,14 +58,14 @@ class IoBench {
   // Creates the files and writes every byte once, because the first write into fresh space costs
   // more. `open_queue` gets the buffers and files of all requests, and must return a queue with a
   // depth of at least depth_max.
-  // Fails with: kNoSpace, kInput, kIo (storage paths), kOutOfMemory.
+  // Fails with kNoSpace, kInput, kIo (storage paths) or kOutOfMemory.
   IoBench(const IoBenchOptions& options, const OpenQueue& open_queue);
   ~IoBench();
   IoBench(const IoBench&) = delete;
   IoBench& operator=(const IoBench&) = delete;
 
   // Makes one pass over the case's files.
-  // Fails with: kIo, kDamaged (a page that does not begin with the stamp that was written).
+  // Fails with kIo, and with kDamaged if a page does not begin with the stamp that was written.
   IoMeasurement measure(const IoCase& io_case);
 
   std::string_view queue_name() const { return queue_->name(); }

@@ -1,9 +1,9 @@
-// Runs the engine in every cell of the table of `sluice plan --matrix`: every ZeRO stage, every way
-// to offload the state. The ranks, the memory and the collectives are real. Computation, Adam, the
-// bus and the drive are held to given rates, so that the plan's times can be compared with the
-// measured ones.
+// The bench runs the engine in every cell of the table of `sluice plan --matrix`: every ZeRO stage,
+// and every way to offload the state. The ranks, the memory and the collectives are real.
+// Computation, Adam, the bus and the drive are held to given rates, so that the plan's times can be
+// compared with the measured ones.
 //
-// Thread rule: one thread of each rank, all ranks with the same calls.
+// Thread rule: one thread of each rank. All ranks make the same calls.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ struct MeasuredRow {
 
 class MatrixBench {
  public:
-  // `world` must outlive it.
-  // Fails with: as Engine, kRanks.
+  // `world` must outlive the bench.
+  // Fails with the errors of Engine, and with kRanks.
   MatrixBench(const MatrixBenchModel& bench, RankWorld& world);
   ~MatrixBench();
   MatrixBench(const MatrixBench&) = delete;
@@ -43,8 +43,8 @@ class MatrixBench {
   const PlanRequest& request() const { return request_; }
   // The table as planned, at the rates of the runs.
   std::vector<MatrixRow> planned() const { return plan_matrix(request_); }
-  // Runs `warm` steps, and then `steps` steps that count, in a separate engine.
-  // Requires: `row` has no obstacle. Fails with: as Engine.
+  // Runs `warm` steps, and then `steps` steps that count. A separate engine runs them.
+  // Requires: `row` has no obstacle. Fails with the errors of Engine.
   MeasuredRow measure(const MatrixRow& row, unsigned warm, unsigned steps);
 
  private:

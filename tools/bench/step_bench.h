@@ -1,7 +1,7 @@
-// Runs the engine under emulated computation. The model has equal units, the host device's compute
-// stream is busy for given times, and storage lies behind a throttled queue. Everything else is
-// real. So the limits of a step are known exactly, independent of the machine's drive and
-// processor, and the step's time can be compared with the limits.
+// The bench runs the engine under emulated computation. The model has equal units, the host
+// device's compute stream is busy for given times, and storage lies behind a throttled queue.
+// Everything else is real. So the limits of a step are known exactly, and do not depend on the
+// machine's drive and processor. The step's time can be compared with these limits.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -22,7 +22,8 @@
 
 namespace sluice {
 
-// A model of equal units, each of one tensor, with at least so many parameters in all.
+// A model of equal units, each of one tensor. All units together have at least `parameters`
+// parameters.
 ModelSpec equal_units(std::uint64_t parameters, std::uint32_t units);
 
 struct StepBenchModel {
@@ -38,7 +39,7 @@ struct StepBenchModel {
   bool window_holds_all = false;   // true: all units fit the window
   // The number of steps per commit of a durable store; 0 = the state lies in scratch files. Each
   // flush of a commit occupies the throttled drive for flush_s. The names of a store and of a
-  // folder of checkpoints contain `number`, so that several engines find room in `path`.
+  // folder of checkpoints contain `number`. So several engines can use the same `path`.
   std::uint32_t number = 0;
   std::uint32_t commit_every = 0;
   double flush_s = 5e-3;
@@ -46,8 +47,8 @@ struct StepBenchModel {
   // The number of steps from one checkpoint beside training to the next; 0 = none. Checkpoints go
   // past the throttled drive.
   std::uint32_t save_every = 0;
-  // How many experts follow each unit, and how many of them a step uses: announced units of the
-  // same size, chosen anew in every step and left alone in the others.
+  // The number of experts that follow each unit, and the number of them that a step uses. Experts
+  // are announced units of the same size. Every step chooses other ones, and leaves the rest alone.
   std::uint32_t experts = 0;
   std::uint32_t active_experts = 0;
 
@@ -55,7 +56,7 @@ struct StepBenchModel {
   std::uint32_t used_units() const { return units * (1 + active_experts); }
 };
 
-// The rates of Adam and of gradient norms, in parameters a second.
+// The rates of Adam and of gradient norms, in parameters per second.
 struct CpuRates {
   double adam = 0;
   double norm = 0;
@@ -81,14 +82,14 @@ struct SaveCosts {
 class StepBench {
  public:
   // `rates` has the throttled rates of storage and copies, and the emulated times of the units.
-  // Fails with: as Engine.
+  // Fails with the errors of Engine.
   StepBench(const StepBenchModel& model, OverlapPolicy policy, const Rates& rates);
   ~StepBench();
 
-  // Runs `warm` steps, then `measured` steps, and one more step, which ends the last measured step.
-  // Then waits until the engine has drained. Returns the measured steps. With checkpoints, the
-  // first measured step begins a checkpoint, and the last measured step ends when a checkpoint
-  // ends.
+  // Runs `warm` steps, then `measured` steps, and then one more step, which ends the last measured
+  // step. The call then waits until the engine has drained. Returns the measured steps. With
+  // checkpoints, the first measured step begins a checkpoint, and the last measured step ends when
+  // a checkpoint ends.
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
@@ -130,7 +131,7 @@ class StepBench {
 // storage. This traffic is 14 bytes read and 12 bytes written per parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
-// Measures Adam and norms over split bf16 state on `threads` threads, with no other work.
+// Measures Adam and norms over split bf16 state on `threads` threads, while nothing else runs.
 CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads);
 
 }  // namespace sluice

@@ -1,8 +1,8 @@
-// Measures steps of every overlap policy under the regimes in which the policies differ. A regime
-// is limited by computation, by the drive, by Adam (at a fixed rate or at full speed), or equally
-// by computation and the drive. In the regime of experts, steps use a part of the units, and say
-// which ones on the way. The policies take turns, with a few steps each, so that a shared
-// machine's disturbances affect all of them.
+// The bench measures steps of every overlap policy under the regimes in which the policies differ.
+// The limit of a regime is computation, the drive, or Adam at a fixed rate or at full speed. In one
+// regime, computation and the drive are equal limits. In the regime of experts, a step uses some of
+// the units, and announces them while it runs. The policies take turns, with a few steps each, so
+// that a shared machine's disturbances affect all of them.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -31,7 +31,8 @@ struct StepRegimeOptions {
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;
   std::uint32_t save_every = 0;
-  // Measures each policy without commits and checkpoints, too. The two take turns.
+  // If true, each policy is also measured without commits and checkpoints. The measurements with
+  // and without them take turns.
   bool has_bare = false;
 };
 
@@ -72,12 +73,13 @@ struct RegimeResult {
   StepCost least{};
   Summary adam{};  // parameters a second, measured between the runs
   Summary bare{};  // bytes a second of the bare drive, reading and writing
-  // No value after an interrupt, because the policies have then made different numbers of steps.
+  // There is no value after an interrupt, because the policies have then made different numbers of
+  // steps.
   std::optional<bool> states_equal = std::nullopt;
 };
 
-// The cost of commits and checkpoints: compares steps with them and the same steps without them,
-// pair by pair.
+// The cost of commits and checkpoints. Steps with them are compared with the same steps without
+// them, pair by pair.
 struct CostResult {
   OverlapPolicy policy{};
   std::size_t pairs = 0;
@@ -87,12 +89,13 @@ struct CostResult {
 };
 std::vector<CostResult> costs_of(const RegimeResult& regime);
 
-// The names of all regimes: compute-bound, drive-bound, adam-bound, adam-unpaced, balanced,
+// The names of all regimes: compute-bound, drive-bound, adam-bound, adam-unpaced, balanced and
 // experts.
 const std::vector<std::string>& step_regimes();
 
-// Requires: `regime` is one of step_regimes(). Fails with: as Engine. Ends early, with the steps so
-// far, if interrupted() (tools/cli/interrupt.h) returns true.
+// Requires: `regime` is one of step_regimes().
+// Fails with the errors of Engine. If interrupted() (tools/cli/interrupt.h) returns true, the call
+// ends early, with the steps so far.
 RegimeResult measure_regime(const StepRegimeOptions& options, const std::string& regime);
 
 }  // namespace sluice

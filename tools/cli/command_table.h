@@ -1,5 +1,5 @@
-// Makes the manual page and the completion for shells, from the same table of commands and options
-// as --help. Pure.
+// Makes the manual page, and the completion for shells. Both come from the same table of commands
+// and options as --help. Pure.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -13,7 +13,7 @@ namespace sluice {
 // All commands with their options, in roff with the macros of man(7).
 std::string man_page(const CLI::App& app);
 
-// Scripts for shells that complete commands, their options, and otherwise file names. The
+// Scripts with which a shell completes commands, their options, and otherwise file names. The
 // completions for zsh and fish also show a description of each word.
 std::string bash_completion(const CLI::App& app);
 std::string zsh_completion(const CLI::App& app);

@@ -1,5 +1,5 @@
-// The file that a path leads to. Links are followed, even to a file that does not exist yet. So two
-// paths to the same file are noticed before either path is opened. Thread rule: any thread.
+// The file to which a path leads. Links are followed, even to a file that does not exist yet. So
+// two paths to the same file are noticed before either path is opened. Thread rule: any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -15,11 +15,11 @@ struct FilePlace {
   std::string path;    // the path as given by the user
   std::string folder;  // of the target; absolute, without links; empty = no such folder
   std::string target;  // the path at the end of all links; the file need not exist
-  // Set if the path names a descriptor of this process, such as 1 for /dev/stdout.
+  // This is set if the path names a descriptor of this process, such as 1 for /dev/stdout.
   std::optional<int> descriptor;
   int error = 0;  // errno if the path cannot be followed
   FileKind kind = FileKind::kMissing;
-  // The following fields are only set for a file that exists.
+  // The following fields are set only for a file that exists.
   mode_t mode = 0;
   uid_t owner = 0;
   gid_t group = 0;
@@ -30,8 +30,8 @@ struct FilePlace {
 
 FilePlace place_of(const std::string& path);
 
-// Whether both are the same regular file, or the same name of a missing file. Devices and pipes are
-// never the same.
+// Whether both are the same regular file, or the same name of a file that does not exist. Devices
+// and pipes are never the same.
 bool is_same_file(const FilePlace& a, const FilePlace& b);
 
 // The regular file that is open as `descriptor`, such as standard output. Returns kOther if no

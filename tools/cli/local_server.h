@@ -1,10 +1,10 @@
-// A web server for one user of this machine. It listens on 127.0.0.1 and answers GET requests whose
-// address ends with `?token=` and its token, which no other user knows.
+// A web server for one user of this machine. It listens on 127.0.0.1 and answers GET requests.
+// Their address must end with `?token=` and the server's token, which no other user knows.
 //
 // Thread rule: one thread.
-// Invariants: a client that is slow or silent delays no other. It is dropped after a few seconds,
-// whether or not it sends a byte now and then. If there are too many clients, a new client replaces
-// the oldest one that is not receiving an answer.
+// Invariants: a slow or silent client does not delay other clients. Such a client is dropped after
+// a few seconds, even if it sends a byte now and then. If there are too many clients, a new client
+// replaces the oldest one that is not receiving an answer.
 #pragma once
 
 #include <chrono>
@@ -26,19 +26,20 @@ struct WebAnswer {
 
 class LocalServer {
  public:
-  // Returns nothing for a path that does not exist.
+  // The function returns nothing for a path that does not exist.
   using Respond = std::function<std::optional<WebAnswer>(std::string_view path)>;
 
   static constexpr std::size_t kClientsMax = 32;
 
-  // Port 0 stands for any free port. Draws the token. A client has `client_time` for its request,
-  // and as long again for the answer.
-  // Fails with: kConfig, naming the port, if it is in use or may not be taken.
+  // Port 0 stands for any free port. The constructor draws the token. A client has `client_time` to
+  // send its request, and the same time to receive the answer.
+  // Fails with kConfig, naming the port, if the port is in use or may not be taken.
   explicit LocalServer(std::uint16_t port, std::chrono::milliseconds client_time = kClientTime);
 
   // The address of the first page, with the token.
   std::string address() const;
-  // Waits up to `timeout_ms` for clients, or until a signal, and answers those that have asked.
+  // Waits for clients, for at most `timeout_ms` or until a signal comes. Then answers those that
+  // have asked.
   void serve(int timeout_ms, const Respond& respond);
 
  private:
@@ -52,7 +53,7 @@ class LocalServer {
     bool is_answered = false;  // what it still sends is read and thrown away
   };
 
-  // The oldest client that is not receiving an answer, or the end.
+  // The oldest client that is not receiving an answer. If there is none, the end.
   std::vector<Client>::iterator oldest_without_answer();
   void admit();
   // Whether the client is done.

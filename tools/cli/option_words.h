@@ -1,5 +1,5 @@
-// Errors of the library name the keys of a config. Where a command sets such a key by a
-// command-line option, the message should name the option.
+// Errors of the library name keys of the config. If a command sets such a key by a command-line
+// option, the message should name the option instead.
 //
 // Thread rule: any thread.
 #pragma once
@@ -18,10 +18,11 @@ struct OptionWord {
   bool is_given = true;     // false: the value comes from the config, and its key stays
 };
 
-// Returns `error` with each key, in quotes or not, replaced by the key's option.
+// Returns `error`, with the key's option in place of each key, in quotes or not.
 Error in_words_of(std::initializer_list<OptionWord> words, const Error& error);
 
-// Runs `work` and returns its result. Fails with: as `work`, but the message names options.
+// Runs `work` and returns its result.
+// Fails with the errors of `work`, but the messages name options.
 template <class Work>
 auto with_words(std::initializer_list<OptionWord> words, const Work& work) {
   try {

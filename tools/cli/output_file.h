@@ -1,5 +1,5 @@
-// All files that the command writes are written by this class. Before anything is opened, an output
-// is compared with every input and every other output, and its folder is tried. The output is then
+// This class writes all files that the command writes. Before anything is opened, an output is
+// compared with every input and every other output. Its folder is tried, too. The output is then
 // created under a temporary name, and a rename gives it the final name:
 //
 //   begin() .. write() .. commit()              once, whole: models, JSON, pages
@@ -10,7 +10,7 @@
 // Until accept() or commit(), an older file of that name stays as it was. An output that is
 // destroyed before either call leaves nothing. A symbolic link is followed, and its target is
 // replaced. A path that is not a regular file (/dev/null, a pipe, /dev/stdout) is opened directly,
-// and several outputs may write to it. The path "-" is standard output; text for people then goes
+// and several outputs may write to it. The path "-" is standard output. Text for people then goes
 // to standard error.
 //
 // Thread rule: one thread per set.
@@ -40,8 +40,8 @@ enum class OutputMode {
 
 class OutputFile {
  public:
-  // `option` is the output's name in messages, such as "--json". An empty `path` means that no
-  // output is wanted. The functions below then do nothing.
+  // `option` is the name that messages give to the output, such as "--json". An empty `path` means
+  // that no output is wanted. The functions below then do nothing.
   OutputFile(std::string option, const std::string& path, OutputMode mode = OutputMode::kOrdinary);
 
   bool is_wanted() const { return !place_.path.empty(); }
@@ -51,20 +51,20 @@ class OutputFile {
   const std::string& path() const { return place_.path; }
   const FilePlace& place() const { return place_; }
 
-  // Refuses an output that cannot be written, if this is known before the first write. Leaves
-  // nothing behind.
-  // Fails with: kInput, with path, reason and remedy; kNoSpace, kUnsupported.
+  // The call refuses an output that cannot be written, if this is known before the first write.
+  // Leaves nothing behind.
+  // Fails with kInput, with path, reason and remedy, and with kNoSpace or kUnsupported.
   void check();
 
-  // Opens the output. write() does this, too. Fails with: as check().
+  // Opens the output. write() does this, too. Fails with the errors of check().
   void begin();
-  // The open descriptor, which this object still owns. Requires: the output is begun.
+  // The open descriptor. This object still owns it. Requires: the output is begun.
   int descriptor() const;
 
-  // Fails with: kNoSpace, kIo. After a failure the file is truncated to
-  // its length before the call.
+  // Fails with kNoSpace or kIo. After a failure the file is truncated to its length before the
+  // call.
   void write(std::string_view bytes);
-  // The same, through a buffer that commit() empties.
+  // Does the same, through a buffer that commit() empties.
   template <class... Arguments>
   void print(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
     fmt::format_to(std::back_inserter(buffer_), format, std::forward<Arguments>(arguments)...);
@@ -72,15 +72,15 @@ class OutputFile {
   }
 
   // Gives the output its final name. If the rename fails, a line on standard error reports the
-  // failure, and commit() tries again. It is too late to refuse, because other outputs have already
-  // been accepted.
+  // failure, and commit() tries again. The function is too late to refuse, because other outputs
+  // have already been accepted.
   // Requires: the output is begun.
   void accept() noexcept;
   // Makes the output durable under its final name, and closes it. If all data is written but the
   // rename fails, the temporary file stays, and the message names this file.
-  // Fails with: kNoSpace, kIo.
+  // Fails with kNoSpace or kIo.
   void commit();
-  // Closes the output. An output that does not have its final name yet is removed.
+  // Closes the output. If the output does not have its final name yet, it is removed.
   void discard() noexcept;
 
   // The error for an errno of this output. `what` names the operation that failed.
@@ -116,20 +116,21 @@ class OutputFile {
 // All outputs of a command, and the inputs that they must not touch.
 class OutputFiles {
  public:
-  // `what` is the input's name in messages, such as "the text" or "--init". Empty paths are
-  // ignored. A folder stands for the files in it. The output of option `successor` may replace this
-  // input, because the input has been read by then.
+  // `what` is the name that messages give to the input, such as "the text" or "--init". Empty paths
+  // are ignored. A folder stands for the files in it. The output of option `successor` may replace
+  // this input, because the input has been read by then.
   void add_input(std::string what, const std::string& path, std::string_view successor = {});
   OutputFile& add(std::string option, const std::string& path,
                   OutputMode mode = OutputMode::kOrdinary);
-  // Adds another process's output, which is compared and not written.
+  // The call adds the output of another process. That output is compared, but not written.
   void reserve(std::string option, const std::string& path);
 
   // Compares all files, then checks each output. Prints a line for each temporary file that a
-  // killed process left. Fails with: kInput where two of them are the same file; as
-  // OutputFile::check().
+  // killed process left.
+  // Fails with kInput if two of them are the same file, and with the errors of OutputFile::check().
   void check();
-  // Compares all files again, for inputs that were added since. Fails with: kInput as check().
+  // Compares all files again, for inputs that were added since.
+  // Fails with kInput in the cases of check().
   void compare() const;
 
  private:
@@ -144,11 +145,12 @@ class OutputFiles {
   std::vector<std::unique_ptr<OutputFile>> outputs_;
 };
 
-// Writes `text` as the whole output and commits it. For commands that write a file in one piece.
+// Writes `text` as the whole output and commits it. This is for commands that write a file in one
+// piece.
 void write_whole(OutputFile& output, std::string_view text);
 
-// Attempts each output independently, because a disk that is too full for one output may still hold
-// the next.
+// Attempts each output independently. A disk that is too full for one output may still hold the
+// next one.
 class FirstFailure {
  public:
   template <class Write>

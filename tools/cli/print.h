@@ -12,22 +12,23 @@
 
 namespace sluice {
 
-// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed. Otherwise the next opened
-// file would get such a descriptor, and printed text would go into that file. For the start of
-// main().
+// The function opens /dev/null for each of the descriptors 0, 1 and 2 that is closed. Otherwise the
+// next opened file would get such a descriptor, and printed text would go into that file. It is
+// called at the start of main().
 void keep_standard_descriptors() noexcept;
 
-// From this call on, all text that is said goes to standard error, because standard output gets an
-// output's data.
+// From this call on, all text that say() prints goes to standard error, because standard output
+// gets an output's data.
 void leave_standard_output_to_data() noexcept;
 
-// The descriptor that say() writes to: standard output, but standard error after
+// The descriptor to which say() writes. This is standard output, or standard error after
 // leave_standard_output_to_data(). For coloured().
 int said_descriptor() noexcept;
 
 void say_text(std::string_view text) noexcept;
 void warn_text(std::string_view text) noexcept;
-// As say_text. If the text goes to a terminal, breaks the lines to fit.
+// The function prints as say_text() does. If the text goes to a terminal, its lines are broken to
+// fit.
 void say_fitted(std::string_view text);
 
 template <class... Arguments>
@@ -35,7 +36,7 @@ void say(fmt::format_string<Arguments...> format, Arguments&&... arguments) noex
   try {
     say_fitted(fmt::format(format, std::forward<Arguments>(arguments)...));
   } catch (...) {
-    // There is no memory left. The text is lost, and the run goes on.
+    // No memory is left. The text is lost, and the run goes on.
   }
 }
 

@@ -4,8 +4,8 @@
 // later process can tell a leftover from a file that is being written. Process numbers could not
 // tell, because in containers the numbers repeat.
 //
-// Thread rule: one thread per object. remove_temporary_files() is callable from any thread and from
-// signal handlers.
+// Thread rule: one thread per object. Any thread and any signal handler may call
+// remove_temporary_files().
 #pragma once
 
 #include <sys/types.h>
@@ -20,8 +20,8 @@ namespace sluice {
 class TemporaryFile {
  public:
   TemporaryFile() = default;
-  // `target` is an absolute path without links and need not exist. `mode` is as for open(2).
-  // Fails with: std::system_error, with the errno of open(2).
+  // `target` is an absolute path without links. The file need not exist. `mode` is as for open(2).
+  // Fails with std::system_error, with the errno of open(2).
   TemporaryFile(const std::string& target, mode_t mode);
   TemporaryFile(TemporaryFile&& other) noexcept;
   TemporaryFile& operator=(TemporaryFile&& other) noexcept;
@@ -29,7 +29,7 @@ class TemporaryFile {
 
   int descriptor() const { return descriptor_.get(); }
   const std::string& name() const { return name_; }  // empty once the file has the target's name
-  // Renames the file to the target's name and so replaces the target. Returns 0 or an errno; after
+  // Renames the file to the target's name. This replaces the target. Returns 0 or an errno. After
   // an error, the temporary name stays.
   int replace_target();
   // Leaves the file under its temporary name permanently.
@@ -44,11 +44,11 @@ class TemporaryFile {
   UniqueFd descriptor_;
 };
 
-// The temporary files for `target` that dead processes have left. Leaves out files that are being
-// written, and files on a file system without locks.
+// The temporary files for `target` that dead processes have left. The list leaves out files that
+// are being written, and files on a file system without locks.
 std::vector<std::string> leftovers_of(const std::string& target);
 
-// Removes the names of all temporary files of this process. Safe in a signal handler.
+// Removes the names of all temporary files of this process. The call is safe in a signal handler.
 void remove_temporary_files() noexcept;
 
 }  // namespace sluice

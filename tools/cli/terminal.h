@@ -1,7 +1,7 @@
-// Output for terminals: the width, colours where they are wanted, lines that fit, and the progress
-// of long work. Files and pipes get unchanged lines without colours or progress.
+// Output for terminals: the width, colours if they are wanted, lines that fit, and the progress of
+// long work. Files and pipes get unchanged lines without colours or progress.
 //
-// Thread rule: functions from any thread. One thread uses a Progress.
+// Thread rule: any thread may call the functions. One thread uses a Progress.
 #pragma once
 
 #include <chrono>
@@ -15,21 +15,22 @@
 namespace sluice {
 
 bool is_terminal(int descriptor);
-// The width of the terminal behind `descriptor`; 80 if the width is unknown.
+// The width of the terminal behind `descriptor`. If it is unknown, the result is 80.
 std::size_t terminal_columns(int descriptor);
 
 enum class Colour { kGood, kWarning, kBad };
-// `text` in colour, where `descriptor` is a terminal, NO_COLOR is not set (https://no-color.org)
-// and TERM is not "dumb".
+// The function returns `text` in colour if three things hold: `descriptor` is a terminal, NO_COLOR
+// is not set (https://no-color.org), and TERM is not "dumb".
 std::string coloured(int descriptor, Colour colour, std::string_view text);
 
 // Returns `text` with each line that is longer than `columns` broken between words. In a table, the
-// rest of a broken line is placed under the last column, which begins after two spaces. So tables
-// stay tables.
+// last column begins after two spaces. The rest of a broken line is placed under this column. So
+// tables stay tables.
 std::string fitted(std::string_view text, std::size_t columns);
 
-// Shows on standard error which work is going on and for how long, after the first second. Shows
-// nothing if standard error is no terminal. The destructor removes the line.
+// While some work takes longer than a second, a line on standard error says which work is going on,
+// and for how long. There is no such line if standard error is no terminal. The destructor removes
+// the line.
 class Progress {
  public:
   explicit Progress(std::string what, bool is_quiet = false);

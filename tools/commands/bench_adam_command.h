@@ -1,5 +1,5 @@
-// `sluice bench adam` measures the speed of the CPU update, and compares it with the limit of this
-// machine's memory, measured in the same run.
+// `sluice bench adam` measures the speed of the CPU update. It compares this speed with the limit
+// of the machine's memory, which is measured in the same run.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,10 @@ struct BenchAdamOptions {
 };
 
 // Returns the exit code (tools/cli/exit_codes.h).
-// Fails with: kOutOfMemory when the arrays do not fit the machine's memory; kConfig on a wrong
-// SLUICE_SIMD, and for 8-bit moments in unaligned arrays; kInput when the JSON file cannot be
-// written.
+// Fails with:
+// - kOutOfMemory: the arrays do not fit into the machine's memory.
+// - kConfig: SLUICE_SIMD is wrong, or 8-bit moments should lie in unaligned arrays.
+// - kInput: the JSON file cannot be written.
 int run_bench_adam(const BenchAdamOptions& options);
 
 }  // namespace sluice

@@ -17,9 +17,9 @@ struct BenchGpuOptions {
   std::string plot_file;
 };
 
-// Prints a table. A measurement that needs a larger machine is named and left out. Returns the exit
-// code.
-// Fails with: kConfig (an option), kUnsupported (no GPU), kInput.
+// The function prints a table. A measurement that needs a larger machine is named and left out.
+// Returns the exit code.
+// Fails with kConfig (an option), kUnsupported (no GPU) or kInput.
 int run_bench_gpu(const BenchGpuOptions& options);
 
 }  // namespace sluice

@@ -20,9 +20,9 @@ struct BenchIoOptions {
   std::string plot_file;
 };
 
-// Prints a table and writes the calibration. With several paths, the rates are those of all drives
-// at the same time, and also of each drive alone. Returns the exit code.
-// Fails with: kConfig (an option), kNoSpace, kInput, kIo, kDamaged, kUnsupported.
+// The function prints a table and writes the calibration. With several paths, the rates are those
+// of all drives at the same time, and also of each drive alone. Returns the exit code.
+// Fails with kConfig (an option), kNoSpace, kInput, kIo, kDamaged or kUnsupported.
 int run_bench_io(const BenchIoOptions& options);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
 // `sluice bench matrix` measures the table of `sluice plan --matrix` on a small model, with the
-// ranks that mpirun starts, and prints what was planned beside it.
+// ranks that mpirun starts. It prints the planned values beside the measured ones.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct BenchMatrixOptions {
   std::string json_file;
 };
 
-// Prints the table on rank 0. Returns the exit code.
-// Fails with: kConfig (an option), kRanks, as Engine, kInput (the JSON file).
+// Rank 0 prints the table. Returns the exit code.
+// Fails with kConfig (an option), kRanks or kInput (the JSON file), and with the errors of Engine.
 int run_bench_matrix(const BenchMatrixOptions& options);
 
 }  // namespace sluice

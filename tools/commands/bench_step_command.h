@@ -30,8 +30,8 @@ struct BenchStepOptions {
   std::string plot_file;
 };
 
-// Prints a table for each regime. Returns the exit code.
-// Fails with: kConfig (an option), as Engine, kInput (the JSON file).
+// The function prints a table for each regime. Returns the exit code.
+// Fails with kConfig (an option) or kInput (the JSON file), and with the errors of Engine.
 int run_bench_step(const BenchStepOptions& options);
 
 }  // namespace sluice

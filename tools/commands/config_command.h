@@ -32,8 +32,8 @@ struct ConfigDiffOptions {
   DeepspeedValues values;
 };
 
-// Each returns the exit code (tools/cli/exit_codes.h).
-// Fails with: kInput, kConfig.
+// Each of these functions returns the exit code (tools/cli/exit_codes.h).
+// Fails with kInput or kConfig.
 int run_config_import(const ConfigImportOptions& options);
 int run_config_check(const ConfigShowOptions& options);
 int run_config_show(const ConfigShowOptions& options);

@@ -34,8 +34,8 @@ struct ConfigCommands {
 // Parsing fills in `commands`, which must live until `app` has parsed.
 void add_config(CLI::App& app, ConfigCommands& commands);
 
-// Adds --batch, --lr and similar options. Leaves out --steps, which some commands define
-// themselves.
+// Adds --batch, --lr and similar options. The function leaves out --steps, which some commands
+// define themselves.
 void add_deepspeed_values(CLI::App* command, DeepspeedValues& values);
 
 }  // namespace sluice

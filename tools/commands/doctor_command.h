@@ -1,5 +1,5 @@
-// `sluice doctor` checks the features of this machine. Each finding is fine, slower than possible,
-// or an obstacle, and has the line that repairs it.
+// `sluice doctor` checks the features of this machine. A finding is fine, slower than possible, or
+// an obstacle. It comes with the line that repairs it.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct Finding {
 // Runs all checks, and leaves nothing behind.
 std::vector<Finding> examine(const DoctorOptions& options);
 
-// Prints a line for each finding and its remedy. Returns kExitResource when one of the checks
-// failed. Fails with: as OutputFile::check().
+// Prints a line for each finding and its remedy. Returns kExitResource if one of the checks failed.
+// Fails with the errors of OutputFile::check().
 int run_doctor(const DoctorOptions& options);
 
 }  // namespace sluice

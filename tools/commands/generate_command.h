@@ -1,5 +1,5 @@
-// `sluice generate` continues a prompt with a saved model. Parameters are read from the file unit
-// by unit, so memory holds only one unit.
+// `sluice generate` continues a prompt with a saved model. The command reads parameters from the
+// file unit by unit, so memory holds only one unit.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,10 @@ struct GenerateOptions {
 };
 
 // Prints the prompt and its continuation token by token. Returns the exit code.
-// Fails with: kInput (model file, also with weights that are not finite; an empty prompt; a
-// temperature below 0; a vocabulary that is not bytes).
+// Fails with kInput in these cases:
+// - The model file cannot be used, or has weights that are not finite.
+// - The prompt is empty, or the temperature is below 0.
+// - The vocabulary is not bytes.
 int run_generate(const GenerateOptions& options);
 
 }  // namespace sluice

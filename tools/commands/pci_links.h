@@ -1,6 +1,6 @@
-// The PCIe links of GPUs and drives, and the NUMA nodes that they hang on, as the kernel reports
-// them. A device that uses fewer lanes than it could, or hangs on another socket than the GPU,
-// slows down a run without any error.
+// The PCIe links of GPUs and drives, and the NUMA nodes to which they are attached, as the kernel
+// reports them. A device may use fewer lanes than it could, or may be attached to another socket
+// than the GPU. This slows down a run without any error.
 //
 // Thread rule: any thread.
 #pragma once
@@ -22,11 +22,12 @@ struct PciLink {
   unsigned lanes_max = 0;        // of the device
 };
 
-// Returns NVIDIA's GPUs and the PCI devices of the drives behind `folders`, each once. `sysfs` is
-// the root of the kernel's tree, "/sys".
+// Returns NVIDIA's GPUs, and the PCI devices of the drives behind `folders`. Each device is listed
+// once. `sysfs` is the root of the kernel's tree, "/sys".
 std::vector<PciLink> pci_links(const std::vector<std::string>& folders, const std::string& sysfs);
 
-// Returns the NUMA nodes whose processors this process may use, ascending; empty = not reported.
+// Returns the NUMA nodes whose processors this process may use, in ascending order. The result is
+// empty if the kernel does not report them.
 std::vector<int> usable_nodes(const std::string& sysfs);
 
 }  // namespace sluice

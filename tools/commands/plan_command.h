@@ -1,4 +1,4 @@
-// `sluice plan` says before a run starts what the run will need and cost.
+// `sluice plan` says what a run will need and cost, before the run starts.
 #pragma once
 
 #include <optional>
@@ -17,12 +17,12 @@ struct PlanOptions {
   std::uint32_t ranks = 1;
   bool stages = false;  // also print the memory of a rank under each ZeRO stage
   bool matrix = false;  // and memory and time by stage and offload
-  // Replaces the config's model: a config.json, or a folder with one; empty = none.
+  // This replaces the config's model by a config.json, or by a folder that has one; empty = none.
   std::string model;
   std::optional<std::uint64_t> sequence;  // with `model`: tokens of a sequence
   // The name of the GPU to plan for; empty = as in the config.
   std::string gpu;
-  // Replaces memory.host; empty = as in the config. With `nodes`, of a host.
+  // This replaces memory.host; empty = as in the config. With `nodes`, it is the memory of a host.
   std::string host_memory;
   std::string drive;                 // a name, or "name:count"; empty = none
   std::string drive_space;           // of all drives together; empty = of `drive`, or unlimited
@@ -32,16 +32,17 @@ struct PlanOptions {
   std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
   PlanRateOptions rates;
   bool as_deepspeed = false;  // also print what DeepSpeed's estimators say
-  // The hosts that the ranks are on. Memory, drives and rates are then those of a host, and its
-  // ranks share them; otherwise they are those of a rank.
+  // The number of hosts that the ranks are on. If it is given, memory, drives and rates are those
+  // of a host, and its ranks share them. Otherwise they are those of a rank.
   std::optional<std::uint32_t> nodes;
   std::string json_file;
   std::string plot_file;
   std::string tensors_file;
 };
 
-// Prints the plan. Returns kExitResource when the config's own placement does not fit its budgets.
-// Fails with: kConfig, kInput.
+// The function prints the plan. Returns kExitResource if the config's own placement does not fit
+// its budgets.
+// Fails with kConfig or kInput.
 int run_plan(const PlanOptions& options);
 
 }  // namespace sluice

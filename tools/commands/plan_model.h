@@ -1,5 +1,5 @@
-// The model and the GPU for `sluice plan`. The model is the config's GPT, or has --parameters in
-// --layers equal units, or comes from a config.json (--model).
+// The model and the GPU for `sluice plan`. The model has one of three sources: the config's GPT, a
+// number of --parameters in --layers equal units, or a config.json (--model).
 //
 // Thread rule: any thread.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// The share of a data sheet's rate that matrix products reach, as plans assume.
+// The share of a data sheet's rate that plans assume for matrix products.
 inline constexpr double kReachedShare = 0.4;
 // The part of a GPU's memory that the driver and the libraries keep.
 inline constexpr std::uint64_t kGpuContextBytes = std::uint64_t{1} << 30;
@@ -35,7 +35,7 @@ struct PlanModel {
 // The units and tensors of `model` as JSON, for --tensors.
 std::string tensors_json(const PlanModel& model);
 
-// Fails with: kInput, kConfig.
+// Fails with kInput or kConfig.
 PlanModel plan_model(const TrainConfig& config, const PlanOptions& options, bool is_on_host);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// `sluice plan --plot` draws the time of a step, and the time that each resource works in it, over
-// budgets of host memory.
+// `sluice plan --plot` draws the time of a step over budgets of host memory. It also draws the time
+// that each resource works in the step.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,8 @@
 
 namespace sluice {
 
-// The picture as SVG. Nothing if the config, or its drives, fit under no budget of host memory.
+// The picture as SVG. The result is empty if the config, or its drives, fit under no budget of host
+// memory.
 std::optional<std::string> plan_plot(const PlanSubject& subject);
 
 }  // namespace sluice

@@ -20,8 +20,8 @@ struct PlanFindings {
   std::vector<MatrixRow> matrix;      // with --matrix
 };
 
-// Says whether the config fits, how long a step takes, what limits the step, and which smallest
-// change would help.
+// The verdict says whether the config fits, how long a step takes, what limits the step, and which
+// smallest change would help.
 std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSubject& subject);
 
 // `all` begins with the config's own placement.

@@ -21,7 +21,7 @@ struct PlanSubject {
   HostMemory host;
   std::uint64_t activation_bytes = 0;  // that the application keeps
   PlanRates rates;
-  // With --nodes: the ranks of one host, which share its memory and drives; otherwise 1.
+  // With --nodes, the ranks of one host, which share its memory and drives. Otherwise 1.
   std::uint32_t sharing_ranks = 1;
   std::optional<std::uint64_t> drive_bytes;  // space on storage for this rank
   std::optional<double> rated_bytes;         // that the drives take in their life, for this rank
@@ -29,7 +29,7 @@ struct PlanSubject {
   std::string obstacle_here;  // why train would refuse here what the budgets allow
   double parameters = 0;      // of the whole model
   double active_parameters = 0;
-  // Operations of a step's products on this rank: forward and backward, without recomputation.
+  // The operations of a step's products on this rank, forward and backward, without recomputation.
   double model_flops = 0;
   std::optional<double> peak_flops;  // of the GPU that --gpu names
   std::string tensors;               // JSON, if --tensors asks for it

@@ -13,7 +13,7 @@ struct StateOptions {
   std::string config_file;
   std::vector<std::string> assignments;
   std::string json_file;
-  // For `export`: where to write checkpoints; for `import`: a checkpoint or a folder of
+  // For `export`, the folder for checkpoints. For `import`, a checkpoint or a folder of
   // checkpoints.
   std::string folder;
   std::string shard_size = "5GB";  // for `export`
@@ -23,8 +23,8 @@ struct StateOptions {
 };
 
 void add_state(CLI::App& app, StateOptions& options);
-// `state` is the parsed subcommand. `verify` fails if there is damage.
-// Fails with: kInput, kConfig, kDamaged, and the errors of export_state() and import_state().
+// `state` is the parsed subcommand. The subcommand `verify` fails if there is damage.
+// Fails with kInput, kConfig or kDamaged, and with the errors of export_state() and import_state().
 int run_state(const CLI::App& state, const StateOptions& options);
 
 }  // namespace sluice

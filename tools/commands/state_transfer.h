@@ -12,16 +12,17 @@
 
 namespace sluice {
 
-// Fails with: kInput, kConfig.
+// Fails with kInput or kConfig.
 ConfigDocument read_state_config(const StateOptions& options);
-// Fails with: kInput where the config names no store.
+// Fails with kInput if the config names no store.
 void require_store_name(const Config::Storage& storage, const StateOptions& options);
 
-// The --json file. The output is compared with everything that the command reads, and is tried,
-// before the command does anything.
+// The --json file. Before the command does anything, the output is compared with everything that
+// the command reads, and is tried.
 class StateJson {
  public:
-  // `checkpoint` is a folder that the command reads, or "". Fails with: as OutputFiles::check().
+  // `checkpoint` is a folder that the command reads, or "".
+  // Fails with the errors of OutputFiles::check().
   StateJson(const StateOptions& options, const Config::Storage& storage,
             const std::string& checkpoint = "");
   // Does nothing if the user asked for no file.
@@ -32,8 +33,8 @@ class StateJson {
   OutputFile& output_;
 };
 
-// Both return an exit code. Fail with: kInput, kDamaged, kNoSpace, kUnsupported and others; no
-// incomplete result is left.
+// Both functions return an exit code. Both fail with kInput, kDamaged, kNoSpace, kUnsupported and
+// others. No incomplete result is left then.
 int export_state(const StateOptions& options);
 int import_state(const StateOptions& options);
 

@@ -16,8 +16,8 @@ struct StorageDrive {
   std::string write_cache;  // "write back", "write through"; empty = not reported
 };
 
-// Returns the drives of the file system of `folder`. RAID and similar arrays have several drives;
-// tmpfs and network mounts have none. `sysfs` is the root of the kernel's tree, "/sys".
+// Returns the drives of the file system of `folder`. RAID and similar arrays have several drives.
+// Tmpfs and network mounts have none. `sysfs` is the root of the kernel's tree, "/sys".
 std::vector<StorageDrive> storage_drives(const std::string& folder, const std::string& sysfs);
 
 }  // namespace sluice

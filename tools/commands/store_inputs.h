@@ -1,4 +1,4 @@
-// The files of durable stores, which no output of a command may replace.
+// The files of durable stores. No output of a command may replace them.
 //
 // Thread rule: one thread.
 #pragma once

@@ -12,7 +12,7 @@ struct TokenizeOptions {
 };
 
 // Returns the exit code.
-// Fails with: as Tokenizer and write_token_file().
+// Fails with the errors of Tokenizer and write_token_file().
 int run_tokenize(const TokenizeOptions& options);
 
 }  // namespace sluice

@@ -13,8 +13,9 @@ struct TopOptions {
   std::uint16_t port = 0;  // of the page; 0 = any free one
 };
 
-// Shows all runs of this user. On a terminal, refreshes the view every second until Ctrl-C.
-// Fails with: kConfig without XDG_RUNTIME_DIR, or when `port` cannot be taken.
+// Shows all runs of this user. On a terminal, the command refreshes the view every second until
+// Ctrl-C.
+// Fails with kConfig if XDG_RUNTIME_DIR is not set, or if `port` cannot be taken.
 int run_top(const TopOptions& options);
 
 }  // namespace sluice

@@ -6,8 +6,8 @@
 
 namespace sluice {
 
-// Serves the page on this machine until Ctrl-C. `folder` has the status pages.
-// Fails with: as LocalServer.
+// The function serves the page on this machine until Ctrl-C. `folder` has the status pages.
+// Fails with the errors of LocalServer.
 void show_on_web(const std::string& folder, std::uint16_t port);
 
 }  // namespace sluice

@@ -22,7 +22,7 @@ struct TraceHtmlOptions {
   std::string calibration;
 };
 
-// Writes each output that has a name.
+// The command writes each output that has a name.
 struct TraceExportOptions {
   std::string steps;  // FIRST-LAST; empty = all
   std::vector<std::string> files;
@@ -48,8 +48,9 @@ struct TraceWhatIfOptions {
   std::string json_file;
 };
 
-// Each function returns the exit code (tools/cli/exit_codes.h). Fails with: kInput for a file that
-// cannot be read or written, or is no trace; kConfig for an option.
+// Each function returns the exit code (tools/cli/exit_codes.h).
+// Fails with kInput if a file cannot be read or written, or is no trace, and with kConfig if an
+// option is wrong.
 int run_trace_summary(const TraceSummaryOptions& options);
 int run_trace_html(const TraceHtmlOptions& options);
 int run_trace_export(const TraceExportOptions& options);

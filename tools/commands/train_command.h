@@ -1,4 +1,4 @@
-// `sluice train` trains a GPT on a text. The config chooses where the state lies.
+// `sluice train` trains a GPT on a text. The config says where the state lies.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct TrainOptions {
 };
 
 // Returns the exit code (tools/cli/exit_codes.h).
-// Fails with: the error of a bad config, text, model file, path or budget. Such an error comes
+// Fails with the error of a bad config, text, model file, path or budget. Such an error comes
 // before the first step and leaves nothing behind.
 int run_train(const TrainOptions& options);
 

@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-// Adds the subcommand. `options` must outlive `app`.
+// The function adds the subcommand. `options` must outlive `app`.
 void add_train(CLI::App& app, TrainOptions& options);
 
 }  // namespace sluice

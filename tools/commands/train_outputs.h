@@ -15,13 +15,14 @@
 namespace sluice {
 
 struct TrainOutputs {
-  // Compares all files and checks each output. Fails with: as OutputFiles::check().
-  // At this time `config.data_file` is still the text, because turning the text into tokens can
-  // take minutes and leaves a file.
+  // The constructor compares all files and checks each output.
+  // Fails with the errors of OutputFiles::check().
+  // At this time, `config.data_file` is still the text. Turning the text into tokens can take
+  // minutes and leaves a file.
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
 
-  // Compares all files with the tokens that were made of the text, if any were.
-  // Fails with: kInput as OutputFiles::check().
+  // The call compares all files with the tokens that were made of the text, if any were.
+  // Fails with kInput in the cases of OutputFiles::check().
   void compare_with_tokens(const TrainConfig& config);
 
   OutputFiles files;

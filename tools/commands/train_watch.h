@@ -38,29 +38,32 @@ struct WatchedRun {
 
 class TrainWatch {
  public:
-  // `events` is the event file of rank 0, begun by begin(). It and `options` must outlive the
-  // watch.
-  // Fails with: kInput for a prompt without tokens; kUnsupported for samples of a run that computes
-  // on a GPU; kConfig for samples without a tokenizer where
-  // the vocabulary is not bytes.
+  // `events` is the event file of rank 0. begin() begins this file. `events` and `options` must
+  // outlive the watch.
+  // Fails with:
+  // - kInput: a prompt has no tokens.
+  // - kUnsupported: samples are wanted from a run that computes on a GPU.
+  // - kConfig: samples are wanted without a tokenizer, and the vocabulary is not bytes.
   TrainWatch(const WatchOptions& options, const WatchedRun& run, OutputFile& events);
 
-  // Writes the event file's first record. Fails with: as OutputFile.
+  // Writes the event file's first record.
+  // Fails with the errors of OutputFile.
   void begin();
   void accept() noexcept { events_.accept(); }
 
-  // Called before the record of a step is written; validates if a validation is due.
+  // The caller calls this function before the record of a step is written. It validates if a
+  // validation is due.
   void step_ended(StepRecord& record);
-  // Called when the step has been printed. Prints the validation loss, draws and prints a sample if
-  // one is due, and writes the step's events.
+  // The caller calls this function when the step has been printed. The call prints the validation
+  // loss, draws and prints a sample if one is due, and writes the step's events.
   void tell(const StepRecord& record);
 
   // The mean cross-entropy on the validation part after `steps` steps.
   double validation_loss(std::uint64_t steps);
   const std::vector<TokenBatch>& validation_batches();
 
-  // Adds the validation loss at the end of the run to the events. Fails with: the first failure of
-  // the event file.
+  // Adds the validation loss at the end of the run to the events.
+  // Fails with the first failure of the event file.
   void finish(std::uint64_t steps, std::optional<double> validation_loss);
 
  private:

@@ -1,5 +1,5 @@
-// `sluice tune` searches for settings under which a config runs quicker on this machine. It uses
-// the model of the step first, and then runs of a few steps.
+// `sluice tune` searches for settings under which a config runs quicker on this machine. The
+// command first uses the model of the step, and then runs of a few steps.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct TuneOptions {
   std::string json_file;
 };
 
-// Fails with: kConfig, kInput, kOutOfMemory if no settings fit, kUnsupported for several ranks.
-// Nothing is written in these cases.
+// Fails with kConfig or kInput, with kOutOfMemory if no settings fit, and with kUnsupported for
+// several ranks. Nothing is written in these cases.
 int run_tune(const TuneOptions& options);
 
 }  // namespace sluice

@@ -1,4 +1,5 @@
-// The output of `sluice tune`: the verdict, a table of the given config and the finalists, JSON.
+// The output of `sluice tune`: the verdict, a table of the given config and the finalists, and
+// JSON.
 //
 // Thread rule: one thread.
 #pragma once
@@ -29,7 +30,7 @@ struct TuneOutcome {
   }
 };
 
-// "memory.host=auto optimizer.lanes=(chosen by Sluice)".
+// A text such as "memory.host=auto optimizer.lanes=(chosen by Sluice)".
 std::string settings_text(const TuneSettings& settings);
 
 // The first line, which the other lines explain.

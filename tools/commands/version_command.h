@@ -5,7 +5,7 @@
 
 namespace sluice {
 
-// Returns the one line of `sluice --version`.
+// Returns the single line that `sluice --version` prints.
 std::string version_line();
 
 int run_version(bool as_json);

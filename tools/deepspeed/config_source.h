@@ -22,9 +22,9 @@ struct ConfigSource {
 };
 
 // `argument` is a path, or DeepSpeed's base64. `assignments` are KEY=VALUE. The assignments are
-// applied last, and their values also replace an "auto". `values.ranks` is the launcher's number of
+// applied last. Their values also replace an "auto". `values.ranks` is the launcher's number of
 // ranks if there are several.
-// Fails with: kInput, kConfig. For a DeepSpeed file, one message lists everything that is refused.
+// Fails with kInput or kConfig. For a DeepSpeed file, one message lists everything that is refused.
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);
 

@@ -1,4 +1,4 @@
-// Turns a DeepSpeed file into a config of Sluice, and reports the treatment of every key. A key is
+// Turns a DeepSpeed file into a config of Sluice, and reports what happened to every key. A key is
 // refused if it would change the trained numbers, or needs a feature that Sluice lacks. The message
 // has the key's name and place, and says what to write instead. A key that DeepSpeed refuses is
 // refused, too. Common mistakes with only one possible meaning are understood and reported.
@@ -56,15 +56,15 @@ struct ImportedConfig {
 // Text that is not Hjson is no DeepSpeed file.
 bool is_deepspeed_file(std::string_view text);
 
-// `name` is the name of the text in messages. Fails with: kConfig for text that is not Hjson. All
-// other errors are listed in the report.
+// `name` is the name of the text in messages.
+// Fails with kConfig if the text is not Hjson. All other errors are listed in the report.
 ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
                                 const DeepspeedValues& values);
 
 // One message about all keys that are refused.
 std::string refusals(const ImportReport& report, const std::string& name);
-// A line such as "ds.json is a DeepSpeed file: 12 keys mapped, 5 not needed, 1 understood, none
-// refused".
+// The result is a line such as "ds.json is a DeepSpeed file: 12 keys mapped, 5 not needed, 1
+// understood, none refused".
 std::string summary_of(const ImportReport& report, const std::string& name);
 
 // The whole report, with a line for each key.
@@ -74,7 +74,7 @@ std::string report_json(const ImportedConfig& imported, const std::string& name)
 
 // Returns the text of the config file `argument`. If `argument` is base64, as DeepSpeed accepts it,
 // returns the decoded text.
-// Fails with: kInput when `argument` is neither.
+// Fails with kInput if `argument` is neither.
 std::string config_text(const std::string& argument);
 
 }  // namespace sluice

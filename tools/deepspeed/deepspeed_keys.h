@@ -18,7 +18,7 @@ enum class DeepspeedClass : std::uint8_t {
   kMap,     // the key's value goes into keys of Sluice
   kDerive,  // Sluice derives the value itself
   kNote,    // the key has no effect on training
-  // An error for the values in `refuse`, which change the numbers or need what Sluice lacks.
+  // An error for the values in `refuse`. They change the numbers, or need what Sluice lacks.
   kRefuse,
   kError,    // no key of DeepSpeed; DeepSpeed refuses or misreads it
   kForeign,  // no key of DeepSpeed; DeepSpeed ignores it
@@ -31,7 +31,7 @@ struct DeepspeedKey {
   std::string type;     // section, bool, int, number, string, enum, path, pair, object, any
   bool strict = false;  // for a section: DeepSpeed refuses unknown keys in it
   nlohmann::ordered_json fallback;  // DeepSpeed's default; null = none
-  // The option that replaces "auto"; empty = the default replaces it.
+  // The option that replaces "auto". If it is empty, the default replaces "auto".
   std::string option;
   std::string refuse;  // the values that are refused
   std::optional<double> least, most;
@@ -43,7 +43,7 @@ struct DeepspeedKey {
 
 const std::vector<DeepspeedKey>& deepspeed_keys();
 
-// Returns null when there is no such key.
+// Returns null if there is no such key.
 const DeepspeedKey* find_deepspeed_key(std::string_view key);
 
 std::string_view name_of(DeepspeedClass key_class);

@@ -35,7 +35,7 @@ class ImportPass {
   // Returns the number at `key`. Returns nothing if there is no number or the number has been
   // refused.
   std::optional<double> number(const std::string& key) const;
-  // Does the work of number(), but also returns a refused number.
+  // Does the same as number(), but also returns a refused number.
   std::optional<double> written_number(const std::string& key) const;
   std::optional<std::uint64_t> integer(const std::string& key) const;
   std::optional<bool> boolean(const std::string& key) const;
@@ -43,7 +43,7 @@ class ImportPass {
   // Returns DeepSpeed's default of `key`, from the table.
   double default_number(const std::string& key) const;
 
-  // Sets `new_key` to `value`, on behalf of the file's `key` or its default.
+  // Sets `new_key` to `value`, which comes from the file's `key` or from the default of `key`.
   void map(const std::string& key, const std::string& new_key, const OrderedJson& value,
            const std::string& text = "");
   void not_needed(const std::string& key, const std::string& text);
@@ -51,8 +51,8 @@ class ImportPass {
   void refuse(const std::string& key, const std::string& text);
   void ask_for(const std::string& option);
 
-  // Adds the file's entries, outer sections before inner ones. The table's row decides about each
-  // entry.
+  // The call adds the file's entries, outer sections before inner ones. The table's row decides
+  // about each entry.
   void add_members(const OrderedJson& object, const std::string& path, const std::string& written,
                    bool is_strict);
   void set_entry(const std::string& key, const OrderedJson& value);

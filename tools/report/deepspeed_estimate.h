@@ -1,7 +1,8 @@
-// The memory that DeepSpeed's own estimators state for a model, so that a plan can stand beside
-// them: estimate_zero2_model_states_mem_needs() in deepspeed/runtime/zero/stage_1_and_2.py, and
-// estimate_zero3_model_states_mem_needs() in deepspeed/runtime/zero/stage3.py. The numbers are
-// theirs to the byte. They count parameters, gradients and optimizer state, and no activations.
+// The memory that DeepSpeed's own estimators state for a model. A plan can show its numbers beside
+// them. The estimators are estimate_zero2_model_states_mem_needs() in
+// deepspeed/runtime/zero/stage_1_and_2.py, and estimate_zero3_model_states_mem_needs() in
+// deepspeed/runtime/zero/stage3.py. The numbers equal the estimators' numbers to the byte. They
+// count parameters, gradients and optimizer state, and no activations.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -23,25 +24,25 @@ struct DeepspeedEstimate {
   std::uint64_t cpu_bytes = 0;  // of a node
   std::uint64_t gpu_bytes = 0;  // of a GPU
 
-  // "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1".
+  // A text such as "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1".
   std::string options() const;
 };
 
 struct DeepspeedSubject {
   std::uint64_t parameters = 0;
-  // The number of parameters of the module that itself has the most.
+  // The number of parameters of the module that itself has the most parameters.
   std::uint64_t largest_module = 0;
   std::uint32_t gpus_per_node = 1;
   std::uint32_t nodes = 1;
 };
 
-// Modules are the tensors' names without their last word.
+// A module's name is the name of its tensors without the last word.
 DeepspeedSubject deepspeed_subject(const ModelSpec& model, std::uint32_t gpus, std::uint32_t nodes);
 
 // All rows of both estimators, in their order.
 std::vector<DeepspeedEstimate> deepspeed_estimates(const DeepspeedSubject& subject);
 
-// Their tables as text.
+// The tables of the estimators as text.
 std::string deepspeed_table(const DeepspeedSubject& subject);
 
 }  // namespace sluice

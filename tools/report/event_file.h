@@ -1,7 +1,7 @@
-// Event files as TensorBoard reads them: records, each with its length and masked CRC32C sums, of
-// `Event` messages in protobuf's encoding (tensorflow/core/lib/io/record_writer.h,
-// util/event.proto, framework/summary.proto). Only the fields that scalars and texts need are
-// written.
+// Event files as TensorBoard reads them. They consist of records, each with its length and masked
+// CRC32C sums. A record is an `Event` message in protobuf's encoding
+// (tensorflow/core/lib/io/record_writer.h, util/event.proto, framework/summary.proto). Only the
+// fields that scalars and texts need are written.
 //
 // Thread rule: any thread. Pure, except event_file_name().
 #pragma once
@@ -27,8 +27,8 @@ std::string event_of_scalars(double wall_time_s, std::uint64_t step,
 std::string event_of_text(double wall_time_s, std::uint64_t step, std::string_view tag,
                           std::string_view text);
 
-// A name that TensorBoard takes for an event file, and that no other process uses:
-// "events.out.tfevents.SECONDS.HOST.PID".
+// A name such as "events.out.tfevents.SECONDS.HOST.PID". TensorBoard takes it for an event file,
+// and no other process uses it.
 std::string event_file_name(double wall_time_s);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // GPUs and drives by name, for plans of a machine that is not at hand. The figures are those of the
-// makers' data sheets. Drives for desktop computers keep such a write rate only until their cache
-// is full, so prefer a measured rate (`sluice bench io`). Pure.
+// makers' data sheets. Prefer a measured rate (`sluice bench io`), because drives for desktop
+// computers keep such a write rate only until their cache is full. Pure.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace sluice {
 
-// `flops` is the rate of dense matrix products in bf16 with fp32 sums (v100: in fp16), per second.
+// `flops` is the rate per second of dense matrix products in bf16 with fp32 sums. For v100, it is
+// in fp16.
 struct GpuPreset {
   const char* name;
   std::uint64_t memory_bytes;
@@ -30,13 +31,13 @@ struct DriveSet {
   std::uint32_t count = 1;
 };
 
-// Fails with: kConfig for an unknown name, listing the known names.
+// Fails with kConfig if the name is unknown. The message lists the known names.
 const GpuPreset& gpu_preset(const std::string& name);
 // `text` is a name, or a name and a number of drives, such as "990pro:4".
-// Fails with: as above, and kConfig for a number that is not between 1 and 1024.
+// Fails with kConfig if the name is unknown, or the number is not between 1 and 1024.
 DriveSet drive_set(const std::string& text);
 
-// The names, for a help text.
+// The names, as text for a help message.
 std::string gpu_names();
 std::string drive_names();
 

@@ -1,5 +1,5 @@
-// Memory and time of a rank for every ZeRO stage and every way to offload the state: the table of
-// `sluice plan --matrix`, which `sluice bench matrix` measures. Pure; any thread.
+// The memory and time of a rank for every ZeRO stage and every way to offload the state. This is
+// the table of `sluice plan --matrix`, which `sluice bench matrix` measures. Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct MatrixRow {
   RankTraffic rank_traffic;
 };
 
-// One row for each stage and each way to offload. One rank has no stages, so its rows are those of
-// stage 0.
+// The table has one row for each stage and each way to offload. One rank has no stages, so its rows
+// are those of stage 0.
 std::vector<MatrixRow> plan_matrix(const PlanRequest& request);
 
 // The config of `row`, for an engine.

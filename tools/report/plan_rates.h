@@ -1,6 +1,9 @@
-// The rates that a plan uses. Figures of `sluice bench gpu` take precedence over assumed rates and
-// a GPU's data sheet, a drive's data sheet over the bench's drive, calibration files of `sluice
-// bench io` and `sluice bench adam` over all of these, and rates stated by options over everything.
+// The rates that a plan uses.
+// Each source takes precedence over the sources before it:
+// - Assumed rates, and a GPU's data sheet.
+// - Figures of `sluice bench gpu`, and for the drive a drive's data sheet.
+// - Calibration files of `sluice bench io` and `sluice bench adam`.
+// - Rates stated by options.
 // Each rate is listed with its source.
 #pragma once
 
@@ -17,7 +20,7 @@ struct PlanRateOptions {
   std::string io_file;    // empty = none
   std::string adam_file;  // empty = none
   std::string gpu_file;   // of `sluice bench gpu`; empty = none
-  // The texts of the options: sizes a second, or numbers such as "2e9".
+  // The texts of the options. Each is a size per second, or a number such as "2e9".
   std::string read, write, copy;  // empty = not stated
   std::string link;               // a rank's link to the others; empty = it takes no time
   std::string drives;             // for drive_set(); empty = none
@@ -28,7 +31,7 @@ struct PlanRateOptions {
   std::optional<double> sheet_flops;  // the part of a data sheet's rate that is assumed
   std::optional<double> flush_ms;     // for which a flush occupies the drives
   bool is_on_host = false;  // the host computes, where one thread makes the updates of the device
-  // The ranks that share the rates of storage and of the CPU.
+  // The number of ranks that share the rates of storage and of the CPU.
   std::uint32_t sharing_ranks = 1;
 };
 
@@ -38,13 +41,14 @@ struct PlanRates {
   std::vector<std::string> sources;  // one line for each rate
 };
 
-// Sets the storage rates in `rates`. `read` and `write` are bytes a second. `interference` is the
-// time of reading and writing at the same time, divided by the time of doing both in turn. The
-// value is 1 on a half-duplex drive, and 0.5 on a drive that does both at full rate.
+// The function sets the storage rates in `rates`. `read` and `write` are in bytes per second.
+// `interference` is the time of reading and writing at the same time, divided by the time of doing
+// both in turn. The value is 1 on a half-duplex drive, and 0.5 on a drive that does both at full
+// rate.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
-// Fails with: kConfig (an option, or a GPU's figures where the host computes), kInput (a file that
-// cannot be read, or does not have the figures of its benchmark).
+// Fails with kConfig for a wrong option, or for a GPU's figures if the host computes. Fails with
+// kInput if a file cannot be read, or does not have the figures of its benchmark.
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format);
 
 }  // namespace sluice

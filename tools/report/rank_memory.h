@@ -1,5 +1,5 @@
-// The memory that the ranks of a run take, for the report of `sluice train`: pools, homes, and the
-// peak use in each phase of the steps.
+// The memory that the ranks of a run take, for the report of `sluice train`. It consists of pools,
+// homes, and the peak use in each phase of the steps.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// Memory of one rank, in bytes.
+// The memory of one rank, in bytes.
 struct RankMemory {
   std::uint64_t device_pool = 0;
   std::uint64_t host_pool = 0;

@@ -20,13 +20,14 @@ struct SavedTensor {
   std::uint64_t element_count() const;
 };
 
-// Fills `values` with elements [first_element, first_element + values.size()) of tensor `index`.
+// The function fills `values` with elements [first_element, first_element + values.size()) of
+// tensor `index`.
 using TensorSource =
     std::function<void(std::size_t index, std::uint64_t first_element, std::span<float> values)>;
 
-// Writes `tensors` in order, with values from `source` piece by piece, and commits the file.
-// `metadata` goes into the header. Fails with: as OutputFile; after a failure, the target is
-// unchanged.
+// Writes `tensors` in order, and commits the file. The values come from `source` piece by piece.
+// `metadata` goes into the header.
+// Fails with the errors of OutputFile. After a failure, the target is unchanged.
 void write_safetensors(OutputFile& file, std::span<const SavedTensor> tensors,
                        const std::map<std::string, std::string>& metadata,
                        const TensorSource& source);

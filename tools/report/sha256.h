@@ -29,8 +29,8 @@ class Sha256 {
   std::unique_ptr<evp_md_ctx_st, FreeContext> context_;
 };
 
-// For SaveOptions::sha256.
-// Fails with: kIo, kDamaged naming the file and the range that cannot be read.
+// The function is for SaveOptions::sha256.
+// Fails with kIo or kDamaged, naming the file and the range that cannot be read.
 std::string file_sha256(const FileRange& range);
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
 // The fingerprint of a training state is a SHA-256 hash. The hash covers the step (u64,
-// little-endian), and then each tensor in model order, without padding: compute parameters, fp32
-// master, exp_avg, exp_avg_sq. Equal states have equal hashes wherever they live.
+// little-endian), and then each tensor in model order, without padding. A tensor has compute
+// parameters, fp32 master, exp_avg and exp_avg_sq. Equal states have equal hashes wherever they
+// live.
 #pragma once
 
 #include <string>

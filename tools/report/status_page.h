@@ -1,11 +1,11 @@
 // The status page of a running process is one page of memory in $XDG_RUNTIME_DIR/sluice/PID with
 // mode 0600. The process writes this page after every step, and `sluice top` reads it. The format
 // is private to one version of Sluice. Reading needs no lock. A sequence counter is odd during a
-// write, and a checksum detects a damaged page. The writer holds a lock (flock) on the file until
-// the process ends. So a reader recognises the page of a killed process, even from another process
-// namespace, and even after the process number is in use again.
+// write. A checksum detects a damaged page. The writer holds a lock (flock) on the file until the
+// process ends. So a reader recognises the page of a killed process. This works even from another
+// process namespace, and even after the process number is in use again.
 //
-// Thread rule: one thread writes; read_status_pages() from any.
+// Thread rule: one thread writes. Any thread may call read_status_pages().
 #pragma once
 
 #include <array>
@@ -80,17 +80,18 @@ struct RunStatus {
   // The rate of all ranks together.
   double flops_per_s() const { return flops_per_token * tokens_per_s(); }
   double mfu() const { return peak_flops > 0 ? flops_per_s() / peak_flops : 0; }
-  // The reason that computation waited for most in the last step; kNone if it never waited.
+  // The reason for which computation waited longest in the last step. It is kNone if computation
+  // never waited.
   TraceReason longest_wait() const;
 };
 static_assert(std::is_trivially_copyable_v<RunStatus> && sizeof(RunStatus) < 3072);
 
 class StatusPage {
  public:
-  // Makes the page, and also the folder if it is missing. A page that a dead process with the same
-  // process number has left is removed. With an empty `folder` there is no page, and the calls
-  // below do nothing.
-  // Fails with: kIo, naming the file. No page remains after a failure.
+  // The constructor makes the page, and also the folder if it is missing. If a dead process with
+  // the same process number has left a page, that page is removed. With an empty `folder` there is
+  // no page, and the calls below do nothing.
+  // Fails with kIo, naming the file. No page remains after a failure.
   explicit StatusPage(const std::string& folder);
   // Removes the page.
   ~StatusPage();
@@ -108,7 +109,7 @@ class StatusPage {
   std::int64_t started_unix_ns_ = 0;
 };
 
-// Returns $XDG_RUNTIME_DIR/sluice; empty if the variable is not set.
+// Returns $XDG_RUNTIME_DIR/sluice. The result is empty if the variable is not set.
 std::string status_folder();
 
 struct FoundPage {
@@ -119,7 +120,7 @@ struct FoundPage {
 };
 
 // All pages in `folder`, sorted by process number. A page of a dead process is removed after one
-// read. A file that is no page, or belongs to another user or another version, stays untouched.
+// read. A file stays untouched if it is no page, or belongs to another user or another version.
 std::vector<FoundPage> read_status_pages(const std::string& folder);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The output of `sluice top` about status pages (status_page.h): a view for people, JSON, and text
-// for Prometheus. Pure, any thread.
+// The output of `sluice top` about status pages (status_page.h). There is a view for people, JSON,
+// and text for Prometheus. Thread rule: pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace sluice {
 
 // `now_unix_ns` is the current time, from which ages are computed.
 std::string status_view(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
-// {"runs": [...], "ended": [...], "problems": [...]} (docs/cli.md).
+// The text is {"runs": [...], "ended": [...], "problems": [...]} (docs/cli.md).
 std::string status_json(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
 // The text format 0.0.4. Processes that are gone are left out.
 std::string status_prometheus(std::span<const FoundPage> pages, std::int64_t now_unix_ns);

@@ -40,7 +40,7 @@ struct StepRecord {
 
   double tokens_per_s() const { return static_cast<double>(tokens) / time_s; }
   double flops_per_s() const { return flops / time_s; }
-  // Model FLOP utilization: the part of the peak rate that the step reached.
+  // The model FLOP utilization, which is the part of the peak rate that the step reached.
   std::optional<double> mfu() const {
     return peak_flops > 0 ? std::optional(flops_per_s() / peak_flops) : std::nullopt;
   }
@@ -49,27 +49,30 @@ struct StepRecord {
 // Returns null for NaN, which JSON does not have. The gradient norm of a skipped step is such a
 // number.
 nlohmann::ordered_json json_number(double value);
-// Also null where there is no value.
+// The result is also null if there is no value.
 nlohmann::ordered_json json_number(const std::optional<double>& value);
-// The figures of a step in `--json`, without the limits, which are known only at the end of the
-// run.
+// The figures of a step in `--json`. The limits are not included, because they are known only at
+// the end of the run.
 nlohmann::ordered_json json_of(const StepRecord& step);
 
 class StepLog {
  public:
-  // The log has every `every`-th step and the last step. The files must outlive the log.
+  // The log has the last step, and every step whose number is a multiple of `every`. The files must
+  // outlive the log.
   StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every);
 
   bool is_due(const StepRecord& step) const { return step.step % every_ == 0; }
   // Opens the files and writes the header of the CSV file. A run that resumes after `steps_before`
-  // steps keeps the files' rows of these steps. Fails with: as OutputFile.
+  // steps keeps the files' rows of these steps.
+  // Fails with the errors of OutputFile.
   void begin(std::uint64_t steps_before);
   // Gives both files their final names.
   void accept() noexcept;
   // If a write fails, one line on standard error says so, and the file gets no more rows. Training
   // goes on.
   void add(const StepRecord& step);
-  // Adds the last step. Fails with: the first failure of each file.
+  // Adds the last step.
+  // Fails with the first failure of each file.
   void finish_csv();
   void finish_json_lines();
 

@@ -1,4 +1,4 @@
-// Figures as SVG files: bars and lines, with a legend, values as text, and a description for
+// Figures as SVG files. They have bars and lines, a legend, values as text, and a description for
 // screen readers. The same figures give the same file, byte for byte. Pure; any thread.
 #pragma once
 
@@ -14,7 +14,7 @@ struct ChartBar {
   double high = 0;
 };
 
-// Rows of bars; each row has one bar for each series, side by side.
+// Rows of bars. Each row has one bar for each series, side by side.
 struct BarChart {
   struct Row {
     std::string label = {};
@@ -26,7 +26,8 @@ struct BarChart {
   std::vector<Row> rows = {};
 };
 
-// Lines over one axis that grows by factors. Each point's text is shown where the pointer is.
+// Lines over one axis. The values on the axis grow by factors. Each point's text is shown where the
+// pointer is.
 struct LineChart {
   struct Line {
     std::string name = {};
@@ -47,9 +48,9 @@ struct LineChart {
   std::vector<Mark> marks = {};
 };
 
-// Requires: as many bars in each row as there are series, and at least one row.
+// Requires: each row has as many bars as there are series, and there is at least one row.
 std::string svg_of(const BarChart& chart);
-// Requires: as many values in each line as there are places, and at least one place.
+// Requires: each line has as many values as there are places, and there is at least one place.
 std::string svg_of(const LineChart& chart);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// A set of intervals of time. For any stretch of time, tells how long at least one interval lasted,
-// and how many intervals overlapped on average.
+// A set of intervals of time. For any stretch of time, the set tells how long at least one interval
+// lasted, and how many intervals overlapped on average.
 //
-// Thread rule: first add(), then seal(), from one thread; then queries from any thread.
+// Thread rule: one thread calls add(), and then seal(). After that, any thread may ask.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace sluice {
 
 class IntervalSet {
  public:
-  // kDepth allows calls of depth() and takes 32 bytes for each interval. Without kDepth, intervals
-  // that are added in order of time take next to no memory.
+  // A set for kDepth allows calls of depth(), and takes 32 bytes for each interval. A set for kBusy
+  // takes next to no memory if intervals are added in order of time.
   enum class For : std::uint8_t { kBusy, kDepth };
   explicit IntervalSet(For use = For::kBusy) : use_(use) {}
 
@@ -25,7 +25,7 @@ class IntervalSet {
   // The part of [begin, end) that lies in at least one interval.
   std::uint64_t busy_ns(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   std::uint64_t busy_ns() const { return busy_ns(0, UINT64_MAX); }
-  // This part as a share of [begin, end); 0 if [begin, end) is empty.
+  // This part as a share of [begin, end). It is 0 if [begin, end) is empty.
   double share(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   // The average number of simultaneous intervals over [begin, end).
   // Requires: kDepth.

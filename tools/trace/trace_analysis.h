@@ -1,8 +1,8 @@
-// The meaning of a trace's records: each step's time by part and by cause, the cause of every wait,
-// and the use of each drive, link and processor.
+// The meaning of a trace's records. It has each step's time by part and by cause, the cause of
+// every wait, and the use of each drive, link and processor.
 //
 // Thread rule: pure; the trace must outlive the analysis.
-// Invariants: the parts of a step sum to its time; every wait has one cause.
+// Invariants: the parts of a step sum to its time, and every wait has one cause.
 #pragma once
 
 #include <array>
@@ -72,7 +72,7 @@ struct StepShare {
   std::int64_t hidden_ns() const;
 };
 
-// Percentiles of durations, by nearest rank.
+// Percentiles of durations. The rank nearest to the percentage counts.
 struct Percentiles {
   std::uint64_t p50_ns = 0;
   std::uint64_t p99_ns = 0;
@@ -80,7 +80,8 @@ struct Percentiles {
 };
 Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns);
 
-// A flow: one direction of one drive, the copies in one direction, or the collectives of one sort.
+// A flow of bytes. This is one direction of one drive, the copies in one direction, or the
+// collectives of one sort.
 struct FlowKey {
   TraceKind kind = TraceKind::kRead;
   std::uint32_t drive = 0;  // for collectives, their TraceRecord::detail

@@ -1,5 +1,5 @@
-// Compares two traces. Computes how much longer the steps of the second trace are, by part and by
-// unit, with 95 % confidence intervals of the differences (Welch's t).
+// Compares two traces. The result says how much longer the steps of the second trace are, by part
+// and by unit. It has 95 % confidence intervals of the differences (Welch's t).
 //
 // Thread rule: pure.
 #pragma once
@@ -33,8 +33,9 @@ struct TraceDiff {
   bool is_regression(double percent) const;
 };
 
-// If a trace has other steps, its first step is left out, because that step touches memory for the
-// first time. Fails with: kInput when one of the traces has no step.
+// If a trace has several steps, its first step is left out, because that step touches memory for
+// the first time.
+// Fails with kInput if one of the traces has no step.
 TraceDiff diff_of(const TraceAnalysis& before, const TraceAnalysis& after);
 
 std::string text_of(const TraceDiff& diff);

@@ -1,5 +1,5 @@
-// A trace's description of the engine that wrote it: units, budgets, placement. Plain data from the
-// section "engine"; empty for a trace without this section.
+// A trace's description of the engine that wrote it: units, budgets, placement. The data is plain,
+// and comes from the section "engine". It is empty for a trace without this section.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Writes traces for other programs: Chrome's JSON (which Perfetto opens), and the records as CSV
-// and JSON.
+// Writes traces for other programs. The formats are Chrome's JSON (which Perfetto opens), CSV and
+// JSON.
 #pragma once
 
 #include <vector>
@@ -10,14 +10,15 @@
 namespace sluice {
 
 // Each rank becomes a process of the trace. Steps, computation, waits and updates become slices of
-// threads. Transfers overlap, so they become async events. Flow arrows lead from a block's read to
-// the computation that uses the block. Counters show each drive's depth and rate.
+// threads. Transfers overlap, so they become async events. Flow arrows lead from the read of a
+// block to the computation that uses the block. Counters show each drive's depth and rate.
 void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
-// One row per record, with names instead of numbers.
+// The file has one row per record, with names instead of numbers.
 void write_csv(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
-// {"ranks": [{"rank", "steps", "stalls", "records", "engine"}]}; times in nanoseconds.
+// The file is {"ranks": [{"rank", "steps", "stalls", "records", "engine"}]}, with times in
+// nanoseconds.
 void write_json(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice

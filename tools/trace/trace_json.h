@@ -1,5 +1,5 @@
-// The answers of `sluice trace` as JSON: the same figures as in the text for people, but unrounded.
-// Times are in seconds. Figures that are not known are null.
+// The answers of `sluice trace` as JSON. They have the same figures as the text for people, but
+// unrounded. Times are in seconds. Figures that are not known are null.
 //
 // Thread rule: pure.
 #pragma once
@@ -15,7 +15,7 @@
 namespace sluice {
 
 std::string summary_json(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options);
-// `percent`: as TraceDiff::is_regression().
+// `percent` has the meaning that it has in TraceDiff::is_regression().
 std::string diff_json(const TraceDiff& diff, double percent);
 std::string whatif_json(const WhatIf& what_if);
 

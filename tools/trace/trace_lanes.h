@@ -39,8 +39,8 @@ std::vector<LaneSpan> spans_of(const TraceAnalysis& analysis, TraceKind kind,
 // end of the first.
 void join_spans(std::vector<LaneSpan>& spans, std::uint64_t apart_us);
 
-// Packs each span into four varints, and the whole into Base64. The varints are the begin (counted
-// from the span before), the length, the subject, and unit + 1 (0 = none).
+// The function packs each span into four varints, and the whole into Base64. The varints are the
+// begin (counted from the previous span), the length, the subject, and unit + 1 (0 = none).
 std::string pack_spans(const std::vector<LaneSpan>& spans);
 
 }  // namespace sluice

@@ -2,7 +2,7 @@
 // (trace_begin()). Here they end with the trace.
 //
 // Thread rule: pure.
-// Invariant: a trace that was closed properly has no open spans, and no span is in the trace twice.
+// Invariant: a trace that was closed properly has no open spans. No span is in the trace twice.
 #pragma once
 
 #include <vector>

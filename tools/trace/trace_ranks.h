@@ -1,4 +1,4 @@
-// Finds the rank that the others wait for, which is the last rank to enter a collective.
+// Finds the rank that the other ranks wait for, which is the last one to enter a collective.
 //
 // Thread rule: pure.
 #pragma once
@@ -21,8 +21,8 @@ struct RankLags {
   std::vector<RankLag> ranks;     // in the order of the analyses
 };
 
-// Counts the collectives of traced steps, but not of evaluations. Ranks without a trace are
-// ignored.
+// Only the collectives of traced steps count, and not those of evaluations. Ranks without a trace
+// are ignored.
 RankLags rank_lags(const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// The rates of the machine that a trace was taken on, computed from the trace's records.
+// The rates of the machine on which a trace was taken. They are computed from the trace's records.
 //
 // Thread rule: pure.
 #pragma once

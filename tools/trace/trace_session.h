@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// The rank that the trace is from, and the number of ranks.
+// The rank of the trace, and the number of ranks.
 struct TraceRank {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
@@ -26,16 +26,16 @@ struct TraceEnd {
 
 class TraceSession {
  public:
-  // If `output` is not wanted, there is no trace. `output` must outlive the session, and gets its
+  // If `output` is not wanted, there is no trace. `output` must outlive the session. It gets its
   // final name by accept() or at the end of the trace. `ring_bytes` is the size of each thread's
   // ring.
-  // Fails with: as OutputFile::begin().
+  // Fails with the errors of OutputFile::begin().
   TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();
   TraceSession(const TraceSession&) = delete;
   TraceSession& operator=(const TraceSession&) = delete;
 
-  // Ends the trace. The written part then has its final name.
+  // Ends the trace. The part that has been written then has its final name.
   TraceEnd finish();
 
  private:

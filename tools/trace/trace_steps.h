@@ -3,7 +3,8 @@
 //
 // "The step" is a mean, not a median. The parts of a step add up to the mean, and the mean times
 // the number of steps is the time of the run. The rates behind T_min, T_bound and every prediction
-// are means as well. A limit from mean rates may seem to be beaten by a median.
+// are means as well. Limits from mean rates have to be compared with means, because a median may
+// seem to beat such a limit.
 //
 // Thread rule: pure.
 #pragma once
@@ -15,8 +16,8 @@
 
 namespace sluice {
 
-// All steps that ended. If there are other steps, the first one is left out, because it touches
-// memory for the first time and finds no data there.
+// All steps that ended. If there are other steps, the first step is left out. It touches memory for
+// the first time and finds no data there.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 struct StepMeans {
@@ -32,14 +33,15 @@ struct StepMeans {
   double most_s = 0;
 
   double share_of_step(double part_s) const { return total_s <= 0 ? 0 : part_s / total_s; }
-  // Returns 1 when nothing was at work.
+  // Returns 1 if nothing was at work.
   double hidden_share() const { return background_s <= 0 ? 1 : hidden_s / background_s; }
 };
 
 // Returns zeros if `steps` is empty.
 StepMeans means_of(const std::vector<StepShare>& steps);
 
-// The means in one line, which names the limit and the most that improvements elsewhere can save.
+// The means in one line. The line names the limit, and the most that improvements elsewhere can
+// save.
 std::string verdict_of(const TraceAnalysis& rank);
 
 }  // namespace sluice

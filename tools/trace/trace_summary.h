@@ -1,5 +1,5 @@
-// The summary of traces on a terminal: a verdict, the parts of a step's time, the drives' rates,
-// and the longest waits with their remedies. At most 40 lines.
+// The summary of traces on a terminal. It has a verdict, the parts of a step's time, the drives'
+// rates, and the longest waits with their remedies. The summary has at most 40 lines.
 #pragma once
 
 #include <optional>
@@ -26,16 +26,16 @@ struct SummaryOptions {
 struct StorageBytes {
   double read_per_step = 0;
   double written_per_step = 0;
-  // The bytes that the placement needs: every parameter on storage is read in forward and backward,
-  // every record is read once, and all of it is written once. 0 = unknown.
+  // The bytes that the placement needs. Every parameter on storage is read in forward and in
+  // backward. Every record is read once, and everything is written once. 0 = unknown.
   double ideal_read = 0;
   double ideal_written = 0;
   double written_per_day = 0;
 };
 
-// Takes the steps whose update ended while the trace ran. The last step is not one of these. Leaves
-// out the first step, too, which finds nothing in memory. Returns nothing for a trace of less than
-// three steps.
+// The function takes the steps whose update ended while the trace ran. This leaves out the last
+// step. It also leaves out the first step, which finds nothing in memory. Returns nothing for a
+// trace of less than three steps.
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine);
 
 // Requires: `ranks` is not empty.
@@ -54,8 +54,8 @@ struct StallGroup {
   std::uint32_t block = kTraceNone;  // the block of this unit's longest wait
 };
 
-// The exposed waits of the steady steps (tools/trace/trace_steps.h), longest first. Leaves out
-// waits without a cause, and waits that did not delay computation or the end of a step.
+// The exposed waits of the steady steps (tools/trace/trace_steps.h), longest first. Two kinds are
+// left out: waits without a cause, and waits that did not delay computation or the end of a step.
 std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis);
 
 // A remedy for the waits of `group`, with numbers.

@@ -2,8 +2,8 @@
 // trace, and the engine is planned again from the trace's description. Then the bound's simulation
 // (engine/bound/bound_simulation.h) runs the step. If the recorded step took longer than its own
 // simulation, the difference is added to every prediction. If the recorded step took less time, the
-// prediction is scaled. Both cases are shown as the model's error, and a model with too large an
-// error predicts nothing.
+// prediction is scaled. Both cases are shown as the model's error. A model with too large an error
+// predicts nothing.
 //
 // Thread rule: pure.
 #pragma once
@@ -16,8 +16,8 @@
 
 namespace sluice {
 
-// The largest allowed error of the model for the recorded step. With a larger error, the model is
-// no evidence about other settings.
+// The largest allowed error of the model for the recorded step. If the error is larger, the model
+// is no evidence about other settings.
 inline constexpr double kWhatIfErrorMax = 0.25;
 
 struct WhatIf {
@@ -33,8 +33,7 @@ struct WhatIf {
   double error() const { return replayed.step_s / measured_s - 1; }
 };
 
-// `settings` are KEY=VALUE, where VALUE is a factor ("2x"), a number or a size, depending on the
-// key.
+// `settings` are KEY=VALUE. Depending on the key, VALUE is a factor ("2x"), a number or a size.
 //   nvme, nvme.read, nvme.write, copy, adam, compute   speed: a factor
 //   nvme.latency                                       a factor
 //   drives                                             the number of drives in place of one
@@ -42,9 +41,11 @@ struct WhatIf {
 //   lanes                                              blocks in the optimizer pass
 //   memory.host, memory.device                         sizes; the placement is planned again
 //   policy                                             as optimizer.overlap, but not "auto"
-// Fails with: kConfig for a setting; kInput when the trace has less than three steps or does not
-// describe its engine, or when the model misses the recorded step by more than kWhatIfErrorMax;
-// kOutOfMemory when a budget is too small.
+// Fails with:
+// - kConfig: a setting is wrong.
+// - kInput: the trace has less than three steps, or does not describe its engine.
+// - kInput: the model misses the recorded step by more than kWhatIfErrorMax.
+// - kOutOfMemory: a budget is too small.
 WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& settings);
 
 std::string text_of(const WhatIf& what_if);

@@ -3,7 +3,7 @@
 // tune`. The file names the hardware and the day, so a calibration of another machine or of long
 // ago is noticed.
 //
-// Thread rule: one thread measures; a finished calibration may be read by any thread.
+// Thread rule: one thread measures. Any thread may read a finished calibration.
 #pragma once
 
 #include <cstdint>
@@ -29,14 +29,15 @@ struct MachineCalibration {
   std::int64_t made_s = 0;             // the time of the measurement, in seconds since 1970
   double took_s = 0;                   // how long it took
   std::vector<DriveRate> drives = {};  // of all paths together
-  // The rate of the optimizer's pattern on each path by itself; empty for a single path.
+  // The rate of the optimizer's pattern on each path by itself. The list is empty for a single
+  // path.
   std::vector<double> path_rates = {};
   double adam_parameters_per_second = 0;
 
-  // Sets the storage rates for requests of `request_bytes`, with `depth` requests in flight. Rates
-  // between the measured sizes and depths are interpolated over the logarithms; beyond them, the
-  // nearest rate counts. The latency is that of a small read alone, less the part that other
-  // requests in flight hide.
+  // Sets the storage rates for requests of `request_bytes`. `depth` requests are in flight. Rates
+  // between the measured sizes and depths are interpolated over the logarithms. Beyond the measured
+  // ones, the nearest rate counts. The latency is that of a small read alone, minus the part that
+  // other requests in flight hide.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 
@@ -51,24 +52,25 @@ struct CalibrationRequest {
 double age_days(const MachineCalibration& calibration);
 
 // Describes the processor, cores, memory and drives of this machine for `request`.
-// Fails with: kInput for a path that cannot be reached.
+// Fails with kInput if a path cannot be reached.
 std::string hardware_of(const CalibrationRequest& request);
 
 // `progress` receives a text about each measurement.
-// Fails with: kNoSpace, kInput, kIo, kDamaged, kOutOfMemory.
+// Fails with kNoSpace, kInput, kIo, kDamaged or kOutOfMemory.
 MachineCalibration calibrate(const CalibrationRequest& request,
                              const std::function<void(const std::string&)>& progress);
 
-// The file in which calibrations of this hardware are kept, in XDG_CACHE_HOME or ~/.cache; empty if
-// there is neither.
+// The file in which calibrations of this hardware are kept, in XDG_CACHE_HOME or ~/.cache. The path
+// is empty if neither folder is known.
 std::string calibration_file(const std::string& hardware);
 
-// Returns the calibration in `path`. Empty if the file does not exist, cannot be read, is not a
-// calibration, or is from other hardware. If the file exists, `why` then gives the reason.
+// Returns the calibration in `path`. The result is empty if the file does not exist, cannot be
+// read, is not a calibration, or is from other hardware. If the file exists, `why` then gives the
+// reason.
 std::optional<MachineCalibration> load_calibration(const std::string& path,
                                                    const std::string& hardware, std::string& why);
-// Writes the file by a rename, and makes its folder. Returns the reason if this has failed,
-// otherwise "".
+// The function writes the file by a rename, and makes its folder. Returns the reason of a failure.
+// The text is empty if there was none.
 std::string save_calibration(const std::string& path, const MachineCalibration& calibration);
 
 }  // namespace sluice

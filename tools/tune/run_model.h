@@ -1,7 +1,8 @@
-// The model of a training run under changed settings: the same plan that the engine would make, and
-// the simulation of its step at measured rates. Says what a step would take, for tune_search().
+// The model of a training run under changed settings. It makes the same plan as the engine, and
+// simulates the plan's step at measured rates. For tune_search(), it says how long a step would
+// take.
 //
-// Thread rule: learn() before anything else; the const functions from any thread.
+// Thread rule: learn() comes before anything else. Any thread may call the const functions.
 #pragma once
 
 #include <string>
@@ -20,21 +21,21 @@ namespace sluice {
 
 class RunModel {
  public:
-  // Takes the values that `given` sets. The free memory of the host is looked up once, so that all
-  // predictions see the same machine.
-  // Fails with: kConfig for a config that `sluice train` would refuse.
+  // The constructor takes the values that `given` sets. The free memory of the host is looked up
+  // once, so that all predictions see the same machine.
+  // Fails with kConfig if `sluice train` would refuse the config.
   RunModel(const ConfigDocument& given, MachineCalibration machine);
 
-  // Takes the times of computation and the rates that a run of `config` has measured.
+  // Takes over the times of computation and the rates that a run of `config` has measured.
   void learn(const Trial& trial, const TrainConfig& config);
-  // Assumes that computation reaches `flops` a second, for predictions without a run.
+  // From now on, computation is assumed to reach `flops` per second, for predictions without a run.
   void assume(double flops) { flops_ = flops; }
 
   const TrainConfig& given() const { return given_; }
   bool is_on_host() const { return is_on_host_; }
-  // Fails with: kConfig for settings that do not fit together.
+  // Fails with kConfig if the settings do not fit together.
   TrainConfig config_with(const TuneSettings& settings) const;
-  // The text of a config file: the given values with `settings` in their place.
+  // The text of a config file. It has the given values, with `settings` in their place.
   std::string text_with(const TuneSettings& settings) const;
 
   TunePrediction predict(const TuneSettings& settings) const;

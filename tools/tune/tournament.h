@@ -27,23 +27,26 @@ struct TournamentPlan {
   std::size_t candidates = 0;
 };
 
-// Plans as much as fits into `seconds`, if a step takes `step_s` and a run begins after `begin_s`.
-// `steps` is the number of steps that the user has chosen, which is kept; 0 = the user has chosen
-// none. At least one round of one step for one candidate.
+// The function plans as much as fits into `seconds`. It assumes that a step takes `step_s` and a
+// run begins after `begin_s`. `steps` is the number of steps that the user has chosen, and the plan
+// keeps it. 0 means that the user has chosen none. The plan has at least one round of one step for
+// one candidate.
 TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, unsigned steps,
                                std::size_t candidates);
 
-// Runs contender `index` and returns the median of the times of its steps. An Error ends its part.
+// Runs contender `index` and returns the median of the times of its steps. An Error ends the
+// contender's part in the tournament.
 using RunContender = std::function<double(std::size_t index, unsigned round)>;
 
 // Contender 0 is the given config. Every round begins with another contender.
-// Fails with: as `run`, if the given config fails while `given_must_run`.
+// Fails with the errors of `run`, if the given config fails and `given_must_run` is true.
 std::vector<Contender> run_tournament(std::size_t contenders, unsigned rounds, bool given_must_run,
                                       const RunContender& run);
 
-// The index of the winner. A candidate beats the given config if it is quicker in every round, and
-// by more than a hundredth in the median (three hundredths after a single round).
-// Requires: a contender that has not failed.
+// The index of the winner. A candidate beats the given config if it is quicker in every round and
+// also in the median. In the median, the difference must be more than a hundredth, or three
+// hundredths after a single round.
+// Requires: at least one contender has not failed.
 std::size_t winner_of(const std::vector<Contender>& contenders);
 
 // The given config's time divided by that of contender `index`, as the median over the rounds.

@@ -1,6 +1,6 @@
-// Runs a config for a few steps and measures them: the engine, the trainer and the data of
-// `sluice train`, without outputs, evaluation or checkpoints. A durable store is left alone: the
-// trial keeps its state in scratch files, which vanish.
+// Runs a config for a few steps and measures them. The engine, the trainer and the data are those
+// of `sluice train`. There are no outputs, evaluations or checkpoints. A durable store is left
+// alone. The trial keeps its state in scratch files, which vanish.
 //
 // Thread rule: one trial at a time.
 #pragma once
@@ -23,8 +23,9 @@ struct Trial {
   double median_s() const;
 };
 
-// Runs one step that is not measured, and `steps` that are. `progress` is called before each step.
-// Fails with: as a training run.
+// The function runs one step that is not measured, and then `steps` steps that are measured.
+// `progress` is called before each step.
+// Fails with the errors of a training run.
 Trial run_trial(TrainConfig config, unsigned steps,
                 const std::function<void(unsigned step)>& progress);
 

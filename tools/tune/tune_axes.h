@@ -1,6 +1,6 @@
-// The keys that `sluice tune` may change, and the values that it tries. None of them changes what a
-// step learns. Homes, budgets, blocks, lanes and policies change no bit of the result. Another
-// division of the batch has the same sequences in a step, with other rounding.
+// The keys that `sluice tune` may change, and the values that it tries. None of these keys changes
+// what a step learns. Homes, budgets, blocks, lanes and policies change no bit of the result.
+// Another division of the batch has the same sequences in a step, but rounds differently.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -17,7 +17,7 @@ namespace sluice {
 
 // `given` is the config of `document`. `kept` lists keys, or sections such as "memory", that do not
 // change. No choice has a setting that the config has already.
-// Fails with: kConfig for an entry of `kept` that is neither a key nor a section.
+// Fails with kConfig if an entry of `kept` is neither a key nor a section.
 std::vector<TuneAxis> tune_axes(const ConfigDocument& document, const TrainConfig& given,
                                 const MachineCalibration& machine,
                                 const std::vector<std::string>& kept);

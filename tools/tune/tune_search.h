@@ -1,7 +1,7 @@
 // The search for quick settings, by a model of the step. Each axis is a group of keys that change
 // together. The search goes along one axis at a time until no axis helps. The search starts several
-// times, because some changes only help together, such as room in memory and a home in memory. Pure
-// except for the calls of `predict`, which come from several threads.
+// times, because some changes help only together. Room in memory and a home in memory are such
+// changes. Pure except for the calls of `predict`, which come from several threads.
 #pragma once
 
 #include <cstddef>
@@ -12,26 +12,26 @@
 
 namespace sluice {
 
-// By key: the value as JSON, or "null" for a key that the config leaves to Sluice.
+// For each key, the value as JSON. The value is "null" for a key that the config leaves to Sluice.
 using TuneSettings = std::map<std::string, std::string>;
 
 struct TuneAxis {
   std::string name;
-  // The first choice is empty and stands for the given config. The second choice, if any, is the
-  // one that Sluice would make by itself.
+  // The first choice is empty and stands for the given config. The second choice, if there is one,
+  // is the choice that Sluice would make by itself.
   std::vector<TuneSettings> choices;
-  // True for an axis whose choices a model can hardly tell apart. Candidates that differ only in
-  // such axes do not compete against each other in a trial.
+  // The value is true for an axis whose choices a model can hardly tell apart. Candidates that
+  // differ only in such axes do not compete against each other in a trial.
   bool is_fine = false;
-  // True for an axis whose choices have costs that a model does not know. The second candidate in a
-  // trial makes another choice there than the first.
+  // The value is true for an axis whose choices have costs that a model does not know. On such an
+  // axis, the second candidate of a trial makes another choice than the first candidate.
   bool is_unsure = false;
 };
 
 struct TunePrediction {
   double step_s = 0;
   // The sum of `step_s` and a small part of the work that a step hides. So among settings with
-  // equal steps, those with less work rank higher.
+  // equally long steps, those with less work rank higher.
   double rank_s = 0;
   std::string obstacle = {};  // why a run is impossible; `step_s` is unset then
   std::string binds = {};     // the scarcest resource
@@ -50,9 +50,9 @@ using TunePredictor = std::function<TunePrediction(const TuneSettings& settings)
 struct TuneResult {
   TuneCandidate given;
   // The candidates that the model predicts to be quicker than the given config, with the quickest
-  // candidate first. Each has as few settings as possible, and differs from the others in an axis
-  // that is not fine. If the given config is impossible, the list has the quickest of all possible
-  // configs.
+  // candidate first. Each candidate has as few settings as possible. It differs from the others in
+  // an axis that is not fine. If the given config is impossible, the list has the quickest of all
+  // possible configs.
   std::vector<TuneCandidate> best;
   std::size_t predictions = 0;  // the number of candidates that the model has looked at
 };

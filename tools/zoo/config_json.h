@@ -1,7 +1,7 @@
-// The config.json of a model, with messages that name the file and the key; and the builder of a
+// The config.json of a model, with messages that name the file and the key. Also the builder of a
 // model's units.
 //
-// Thread rule: a file is constant after construction; one thread uses a builder.
+// Thread rule: a file is constant after construction. One thread uses a builder.
 #pragma once
 
 #include <cstdint>
@@ -15,28 +15,28 @@
 
 namespace sluice {
 
-// More layers than any model has.
+// A number of layers that no model exceeds.
 inline constexpr std::uint64_t kLayersMax = 100'000;
 
 class ConfigJson {
  public:
   // `argument` is a config.json or a folder with one.
-  // Fails with: kInput for a file that cannot be read or is no JSON object, or is nested too
-  // deep.
+  // Fails with kInput if the file cannot be read, is no JSON object, or is nested too deep.
   explicit ConfigJson(const std::string& argument);
-  // `values` are those of a config.json that messages call `name`.
+  // `values` are those of a config.json. Messages call the file `name`.
   ConfigJson(std::string name, nlohmann::json values)
       : path_(std::move(name)), values_(std::move(values)) {}
 
   [[noreturn]] void fail(const std::string& why) const;
 
   const std::string& path() const { return path_; }
-  // The value of "model_type". Fails with: kConfig if it is missing.
+  // The value of "model_type".
+  // Fails with kConfig if the value is missing.
   std::string architecture() const;
   bool has(const char* key) const { return values_.contains(key) && !values_[key].is_null(); }
   const nlohmann::json& operator[](const char* key) const { return values_[key]; }
 
-  // Fails with: kConfig for a value of another type, or out of range.
+  // Fails with kConfig if the value has another type, or is out of range.
   std::uint64_t count(const char* key) const;
   std::uint64_t count_or(const char* key, std::uint64_t fallback) const;
   // Does the work of count_or(), but also accepts 0.
@@ -45,7 +45,7 @@ class ConfigJson {
   std::string text_or(const char* key, const std::string& fallback) const;
   // A number of layers, at most kLayersMax.
   std::uint64_t layers(const char* key) const;
-  // Whether `key`, a list of numbers, has `value`. A missing list has none.
+  // Whether `key`, a list of numbers, has `value`. A missing list has no values.
   bool lists(const char* key, std::uint64_t value) const;
   // Returns this file together with the keys that only the object `key` has. Without such an
   // object, the result is this file.
@@ -68,15 +68,15 @@ class UnitBuilder {
     unit_.name = std::move(name);
   }
 
-  // Fails with, also below: kConfig for a tensor of more than kElementsMax elements.
+  // Here and below, fails with kConfig if a tensor has more than kElementsMax elements.
   void add(const std::string& name, std::vector<std::uint64_t> shape);
-  // Adds the matrix of a product, in either order of its two extents, and a bias of `bias` values;
-  // 0 = none.
+  // Adds the matrix of a product, and a bias of `bias` values; 0 = none. The two extents of the
+  // matrix may come in either order.
   void add_matrix(const std::string& name, std::uint64_t rows, std::uint64_t columns,
                   std::uint64_t bias = 0);
   // Adds a norm with a weight, and with a bias.
   void add_norm(const std::string& name, std::uint64_t width);
-  // Adds the matrices of all experts, of which a token uses `used`.
+  // Adds the matrices of all experts. A token uses `used` of these experts.
   void add_experts(const std::string& name, std::vector<std::uint64_t> shape, std::uint64_t used);
 
   // The elements of experts that a token does not use.

@@ -1,5 +1,5 @@
 // The readers of model_zoo.h, by family. Each function sets everything except `architecture` and,
-// for a tied head, the orders of units. Fails with: kConfig.
+// for a tied head, the orders of units. They fail with kConfig.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -12,14 +12,15 @@
 
 namespace sluice {
 
-// Empty for a type that does not belong to these families.
+// The result is empty for a type that does not belong to these families.
 std::optional<ZooModel> read_decoder(const ConfigJson& file, const std::string& type);
 std::optional<ZooModel> read_other_transformer(const ConfigJson& file, const std::string& type);
 
-// From the headers of safetensors files. `config` may be null; it is read for the context and the
-// number of experts that a token uses.
-// Fails with: kInput for files that cannot be read, and for extents that no tensor has; kConfig for
-// tensors without a common structure, and for quantized ones.
+// The function reads the headers of safetensors files. `config` may be null. It is read for the
+// context, and for the number of experts that a token uses.
+// Fails with:
+// - kInput: a file cannot be read, or has extents that no tensor has.
+// - kConfig: the tensors have no common structure, or are quantized.
 ZooModel read_tensor_files(const std::string& path, const ConfigJson* config);
 
 // Adds a unit whose tensors are factors of products.

@@ -37,8 +37,8 @@ SLUICE_HOST_DEVICE inline float float_from_bf16(std::uint16_t value) {
   return float_from_bits(static_cast<std::uint32_t>(value) << 16);
 }
 
-// Round to nearest, ties to even; overflow becomes infinity; NaN stays NaN (quiet, payload
-// truncated).
+// Rounding is to nearest, with ties to even. Overflow becomes infinity. NaN stays NaN: it becomes
+// quiet, and its payload is truncated.
 SLUICE_HOST_DEVICE inline std::uint16_t bf16_from_float(float value) {
   const std::uint32_t bits = bits_from_float(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
@@ -51,13 +51,13 @@ SLUICE_HOST_DEVICE inline float float_from_fp16(std::uint16_t value) {
   const std::uint32_t mantissa = value & 0x3ffu;
   if (exponent == 0x1fu) return float_from_bits(sign | 0x7f800000u | (mantissa << 13));
   if (exponent != 0) return float_from_bits(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-  // Subnormal: mantissa * 2^-24, exact in fp32.
+  // A subnormal is mantissa * 2^-24, which fp32 holds exactly.
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   return float_from_bits(sign | bits_from_float(magnitude));
 }
 
-// Round to nearest, ties to even; overflow becomes infinity; NaN stays NaN (quiet, payload
-// truncated).
+// Rounding is to nearest, with ties to even. Overflow becomes infinity. NaN stays NaN: it becomes
+// quiet, and its payload is truncated.
 SLUICE_HOST_DEVICE inline std::uint16_t fp16_from_float(float value) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint16_t sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
@@ -69,7 +69,8 @@ SLUICE_HOST_DEVICE inline std::uint16_t fp16_from_float(float value) {
     const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
   }
-  // Subnormal: the fp32 addition of 0.5 rounds at 2^-24, with ties to even.
+  // A subnormal gets the right bits from an fp32 addition of 0.5, which rounds at 2^-24 with ties
+  // to even.
   const std::uint32_t shifted = bits_from_float(float_from_bits(magnitude) + 0.5f);
   return static_cast<std::uint16_t>(sign | (shifted - 0x3f000000u));
 }

@@ -1,5 +1,6 @@
-// Element types as C++ types, for typed access to parameters and gradients: float is fp32; Bf16 and
-// Fp16 hold the bits of one element. Convert with the functions of sluice/dtype.h.
+// A C++ type for each element type, for typed access to parameters and gradients. The type float is
+// fp32. Bf16 and Fp16 hold the bits of one element. The functions of sluice/dtype.h convert
+// elements.
 #pragma once
 
 #include <cstdint>

@@ -40,8 +40,8 @@ SLUICE_EXPORT std::string format_bytes(std::uint64_t bytes);
 // Parses "4096", "64KiB", "1.5GiB", "2TB", "24G" or "10 mib", in any case. K, M, G and T, alone or
 // with iB, stand for powers of 1024. KB, MB, GB and TB stand for powers of 1000. A number without a
 // unit is in bytes.
-// Fails with: kConfig when the text is not a size, is negative, is not a whole number of bytes, or
-// is beyond 2^63.
+// Fails with kConfig if the text is not a size, is negative, is not a whole number of bytes, or is
+// beyond 2^63.
 SLUICE_EXPORT std::uint64_t parse_size(std::string_view text);
 
 }  // namespace sluice

@@ -26,8 +26,8 @@ struct FileRange {
 struct SaveOptions {
   // The data that this rank needs to continue, as UTF-8, such as its position in the training data.
   std::string application = {};
-  // How many checkpoints stay in the folder, including the new one; 0 = all. Older checkpoints take
-  // space, but a run can fall back to them.
+  // The number of checkpoints that stay in the folder, including the new one; 0 = all. Older
+  // checkpoints take space, but a run can fall back to them.
   std::uint32_t keep = 0;
   // The largest size of a file. A file is larger only if it holds a single tensor that is larger.
   std::uint64_t file_bytes_max = 5'000'000'000;
@@ -37,9 +37,9 @@ struct SaveOptions {
   // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
   // Computes the SHA-256 of a range, as 64 hexadecimal digits, for the manifest. Every rank gives
-  // this function. The call that gives the checkpoint its name first reads the rank's share of the
-  // files again, perhaps on another thread. After begin_save(), this call is begin_step() or
-  // finish_save().
+  // this function. A later call gives the checkpoint its name. That call first reads the rank's
+  // share of the files again, perhaps on another thread. After begin_save(), the later call is
+  // begin_step() or finish_save().
   std::function<std::string(const FileRange& range)> sha256 = {};
 };
 
@@ -48,10 +48,10 @@ struct SavedCheckpoint {
   std::uint64_t step = 0;
   std::uint64_t size_bytes = 0;
   std::int64_t duration_ns = 0;  // from the call until the checkpoint had its name
-  // The part of duration_ns that the engine's calls for this checkpoint took on this rank.
+  // The part of duration_ns that this rank spent in the engine's calls for this checkpoint.
   std::int64_t blocked_ns = 0;
-  // The time in which updates waited until the checkpoint had their blocks. Computation goes on
-  // meanwhile, until it needs an updated block.
+  // The time for which updates waited until the checkpoint had copied their blocks. Computation
+  // goes on meanwhile, until it needs an updated block.
   std::int64_t update_wait_ns = 0;
 };
 
@@ -75,9 +75,10 @@ struct OpenCheckpoint {
 };
 
 // Opens a saved checkpoint. `folder` is the folder of one checkpoint, such as "latest" below the
-// root of all checkpoints. Checks the manifest, and every file's length and header. A range is
-// compared with its checksum later, when the range is read.
-// Fails with: kInput and kDamaged, naming file, field, the expected and the found value.
+// root of all checkpoints. The function checks the manifest, and the length and the header of every
+// file. A range is compared with its checksum later, when the range is read.
+// Fails with kInput or kDamaged. The message names the file, the field, and the expected and the
+// found value.
 SLUICE_EXPORT OpenCheckpoint open_checkpoint(
     const std::string& folder, CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
 

@@ -34,10 +34,12 @@ SLUICE_EXPORT std::string_view name_of(Verify verify);
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 SLUICE_EXPORT std::string_view name_of(NonFinitePolicy policy);
 
-// The treatment of units that no rank has used in backward in a step. kUpdate: their gradient is
-// zero, and the update decays moments and weights. kSkip: nothing of them changes, moves, or counts
-// as an update, as for a parameter without gradient in torch's optimizers. kLazy: as kUpdate, bit
-// for bit, but a unit whose state is on storage makes up for its missed updates later, all at once.
+// The treatment of units that no rank has used in backward during the step.
+// - kUpdate: their gradient is zero, and the update decays moments and weights.
+// - kSkip: nothing of them changes, moves, or counts as an update, as for a parameter without
+//   gradient in torch's optimizers.
+// - kLazy: the bits are those of kUpdate, but a unit whose state is on storage makes up for its
+//   missed updates later, all at once.
 enum class UntouchedPolicy : std::uint8_t { kUpdate, kSkip, kLazy };
 SLUICE_EXPORT std::string_view name_of(UntouchedPolicy policy);
 
@@ -56,9 +58,10 @@ enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
 
 SLUICE_EXPORT std::string_view name_of(MicroBatchOrder order);
 
-// Where the values that forward leaves for backward are kept. With kKeep the application keeps all
-// of them. Otherwise the engine keeps the values that pass from one use of a unit to the next
-// (engine/plan/activation_plan.h), and the application computes the rest again in backward.
+// The home of the values that forward computes and backward needs. With kKeep, the application
+// keeps all of these values. Otherwise the engine keeps the values that one use of a unit passes to
+// the next use (engine/plan/activation_plan.h). The application computes the other values again in
+// backward.
 enum class ActivationHome : std::uint8_t {
   kKeep,       // by the application, all of it
   kRecompute,  // by the engine, in device memory
@@ -76,12 +79,12 @@ struct LossScaleOptions {
   // The scale of every step; 0 = a dynamic scale, as set below. 1 = no scaling.
   double static_scale = 1;
   std::uint32_t initial_scale_power = 16;  // starts at two to the power of this; 0..32
-  // Steps without overflow before the scale doubles. A small window loses more steps to overflows.
-  // A large window stays longer at a low scale, which loses small gradients.
+  // The number of steps without overflow after which the scale doubles. A small window loses more
+  // steps to overflows. A large window stays longer at a low scale, which loses small gradients.
   std::uint32_t window = 1000;
-  // Overflows before the scale is halved, including the last one. At least 1.
+  // The number of overflows after which the scale is halved. At least 1.
   std::uint32_t hysteresis = 2;
-  // With true, every step without an overflow resets the count of overflows. Otherwise only a
+  // If true, every step without an overflow resets the count of overflows. If false, only a
   // doubling of the scale resets the count.
   bool consecutive_hysteresis = false;
   // The scale never goes below this minimum, and an overflow at the minimum ends the run. 0 = no
@@ -102,7 +105,7 @@ SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
-// Whether leases and updates use state where it is, in host memory or on the device, without
+// Whether leases and updates use the state in place, in host memory or on the device, without
 // copies. This needs a single rank, and a device that has no memory of its own, such as the host
 // device.
 enum class UnifiedMemory : std::uint8_t {
@@ -133,8 +136,9 @@ struct Config {
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     UntouchedPolicy untouched = UntouchedPolicy::kUpdate;
-    // The most updates that a unit misses under kLazy, until it makes up for them without being
-    // used; >= 1. A larger number saves bytes, and needs more memory and arithmetic at once.
+    // The largest number of updates that a unit may miss under kLazy; at least 1. After that many,
+    // the unit makes up for the missed updates even if no step uses it. A larger number saves
+    // bytes, and needs more memory and arithmetic at once.
     std::uint32_t lazy_max = 1000;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
     std::optional<std::uint32_t>
@@ -159,8 +163,8 @@ struct Config {
     std::optional<std::uint64_t> device_bytes = {};
     std::optional<std::uint64_t> host_bytes = {};
     RoomCheck check = RoomCheck::kError;
-    // How many blocks Engine::begin_save() has in memory at once, 16 at most; 0 = begin_save() is
-    // refused.
+    // The number of blocks that Engine::begin_save() holds in memory at once, at most 16. With 0,
+    // begin_save() is refused.
     std::uint32_t save_buffers = 0;
     UnifiedMemory unified = UnifiedMemory::kAuto;
   } memory;
@@ -188,9 +192,9 @@ struct Config {
     IoBackend backend = IoBackend::kAuto;
     std::uint32_t queue_depth = 32;
     Verify verify = Verify::kFull;
-    // With a name, the state outlives the process in files of that name on every path; commits keep
-    // these files consistent (docs/durable.md). Without a name, the state lies in scratch files
-    // that vanish.
+    // If there is a name, the state outlives the process. The state then lies in files of that name
+    // on every path, and commits keep these files consistent (docs/durable.md). If there is no
+    // name, the state lies in scratch files that vanish with the process.
     struct State {
       std::string name = {};
       std::uint32_t commit_every = 1;  // updates
@@ -200,23 +204,23 @@ struct Config {
 
   // The part of the state that ranks share (docs/design/ranks.md); ignored for a single rank.
   struct Sharding {
-    // The ZeRO stage. Ranks share nothing (0), optimizer state (1), also gradients (2), or also
-    // parameters (3).
+    // The ZeRO stage. At stage 0, ranks share nothing. At stage 1, they share the optimizer state;
+    // at stage 2, also the gradients; at stage 3, also the parameters.
     std::uint32_t stage = 3;
     // The number of consecutive ranks that share a copy of the state; other ranks have copies of
     // their own. 0 = all ranks. A divisor of the number of ranks.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
-    // At stage 3, units whose parameters take at most this many bytes stay whole on every rank's
-    // device, as at stage 2, if memory.device has room beside the window. A larger value saves
-    // gathers, but takes more device memory. Below the default size, a gather's time is latency and
-    // does not depend on its length. 0 = none.
+    // At stage 3, a unit whose parameters take at most this many bytes stays whole on every rank's
+    // device, as at stage 2. This needs room in memory.device beside the window. A larger value
+    // saves gathers, but takes more device memory. Below the default size, a gather's time is
+    // latency and does not depend on its length. 0 = none.
     std::uint64_t keep_gathered_bytes = 256 << 10;
-    // For the code that makes the collectives:
+    // The members below are for the code that makes the collectives.
     RankReduction reduction = RankReduction::kExact;
-    // For kNodes: the number of consecutive ranks that form a node; a divisor of the number of
-    // ranks. 0 = the ranks of a host; RankWorld::shared() sets this number. With split_ranks(), the
-    // application sets the number of the part's ranks on a host.
+    // The number of consecutive ranks that form a node under kNodes. It must divide the number of
+    // ranks. 0 stands for the ranks of a host, and RankWorld::shared() then sets this number. With
+    // split_ranks(), the application sets the number of the part's ranks on a host.
     std::uint32_t node_ranks = 0;
     double timeout_s = 120;  // how long a rank waits for another
   } sharding;
@@ -228,7 +232,7 @@ struct Config {
 SLUICE_EXPORT Config engine_config(const ConfigDocument& document);
 
 // Checks values that code may have set wrongly; a config read from a file passes.
-// Fails with: kConfig naming the member.
+// Fails with kConfig, naming the member.
 SLUICE_EXPORT void validate(const Config& config);
 
 }  // namespace sluice

@@ -18,14 +18,15 @@ namespace sluice {
 class SLUICE_EXPORT ConfigDocument {
  public:
   // `name` stands for the text in messages.
-  // Fails with: kConfig and "NAME:LINE:COLUMN: ..." for JSON that does not parse, an unknown key
-  // (with the nearest known one), a value of the wrong type or out of range.
+  // Fails with kConfig and "NAME:LINE:COLUMN: ..." if the JSON does not parse, a key is unknown, or
+  // a value has the wrong type or is out of range. For an unknown key, the message names the
+  // nearest known key.
   ConfigDocument(std::string_view text, std::string name);
-  // Fails with: kInput when the file cannot be read; otherwise as above.
+  // Fails with kInput if the file cannot be read, and otherwise as the constructor does.
   static ConfigDocument from_file(const std::string& path);
 
   // The text of a file, as from_file() reads it.
-  // Fails with: kInput.
+  // Fails with kInput if the file cannot be read.
   static std::string text_of_file(const std::string& path);
 
   ConfigDocument(ConfigDocument&&) noexcept;
@@ -33,7 +34,7 @@ class SLUICE_EXPORT ConfigDocument {
   ~ConfigDocument();
 
   // Applies "a.b=VALUE" from a command line. A VALUE that is not JSON is taken as a string.
-  // Fails with: kConfig as the constructor, naming the assignment.
+  // Fails with kConfig in the same cases as the constructor. The message names the assignment.
   void set(std::string_view assignment);
 
   // The value of a key such as "optimizer.beta1", or its default in the schema.
@@ -44,12 +45,12 @@ class SLUICE_EXPORT ConfigDocument {
   std::string string(std::string_view key) const;
   std::vector<std::string> strings(std::string_view key) const;
   std::vector<double> numbers(std::string_view key) const;
-  // Number of entries of a list; keys inside entry i of "a.b" are "a.b.i.KEY".
+  // The number of entries of a list. The keys of entry i of "a.b" are "a.b.i.KEY".
   std::size_t entry_count(std::string_view key) const;
-  // Empty if neither the file nor the schema gives a value.
+  // The result is empty if neither the file nor the schema gives a value.
   std::optional<double> find_number(std::string_view key) const;
   std::optional<std::uint64_t> find_integer(std::string_view key) const;
-  // Empty where the value has another type.
+  // The result is empty if the value has another type.
   std::optional<std::string> find_string(std::string_view key) const;
   // A size, or empty for "auto".
   std::optional<std::uint64_t> size_bytes(std::string_view key) const;

@@ -70,50 +70,58 @@ struct DetachedReport {
 
 class SLUICE_EXPORT DetachedOptimizer {
  public:
-  // Uses optimizer.type, placement.optimizer, memory.host, storage and run.threads of `config`.
-  // Small tensors stay in host memory under placement "nvme", too. The state begins with zero
-  // moments.
-  // Fails with: kConfig (placement "device"), kOutOfMemory (memory.host, naming the smallest that
-  // works), kInvalidArgument (tensors), kInput, kNoSpace, kUnsupported.
+  // The optimizer takes optimizer.type, placement.optimizer, memory.host, storage and run.threads
+  // from `config`. Small tensors stay in host memory, even under placement "nvme". The state begins
+  // with zero moments.
+  // Fails with:
+  // - kConfig: the placement is "device".
+  // - kOutOfMemory: memory.host is too small. The message names the smallest value that works.
+  // - kInvalidArgument: the list of tensors is not valid.
+  // - kInput, kNoSpace or kUnsupported: the files of the state cannot be made.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors);
-  // Stops the updates under way. Parameters that no wait() has covered may then be partly updated.
+  // The destructor stops the updates that are under way. A parameter may then be partly updated,
+  // unless a wait() for its tensor has returned.
   ~DetachedOptimizer();
   DetachedOptimizer(const DetachedOptimizer&) = delete;
   DetachedOptimizer& operator=(const DetachedOptimizer&) = delete;
 
   // Starts `updates` in their order, after the updates that are already under way.
-  // Fails with: kInvalidArgument naming tensor and value, before anything is changed; the first
-  // failure, if there was one.
+  // Fails with:
+  // - kInvalidArgument: an update is not valid. The message names tensor and value, and nothing has
+  //   changed.
+  // - The first failure, if there was one.
   void begin(std::span<const DetachedUpdate> updates);
-  // Returns when every update of `tensor` that has begun has written the parameter. Parameter and
-  // gradient belong to the application again.
-  // Fails with: kInvalidArgument; the first failure.
+  // The call returns when the parameter of `tensor` has the result of every update that has begun.
+  // The parameter and the gradient then belong to the application again.
+  // Fails with:
+  // - kInvalidArgument: there is no such tensor.
+  // - The first failure, if there was one.
   void wait(std::uint32_t tensor);
-  // The same for all tensors.
+  // Does the same as wait(), for all tensors.
   void wait_parameters();
-  // The same as wait_parameters(), but also waits until all state is at home.
+  // Does the same as wait_parameters(), and also waits until all state is at home.
   void wait_all();
-  // How many tensors have an update that has not written the parameter yet.
+  // The number of tensors whose parameter still lacks the result of an update that has begun.
   std::uint32_t pending_tensors();
 
-  // Copies elements [first_element, ...) of a tensor's state, as fp32. `kParameter` and `kMaster`
-  // exist only for 16-bit parameters, and are zero before the first update. `kParameter` gives the
-  // 16 bits that were last made from the master. Moments that the optimizer does not keep are zero.
-  // The call waits for updates of the tensor that have begun.
-  // Fails with: kInvalidArgument for a tensor, a kind or a range that does not exist; kIo and
-  // others.
+  // The call copies elements [first_element, ...) of a tensor's state, as fp32. `kParameter` and
+  // `kMaster` exist only for 16-bit parameters, and are zero before the first update. `kParameter`
+  // gives the 16 bits that were last made from the master. Moments that the optimizer does not keep
+  // are zero. The call waits for updates of the tensor that have begun.
+  // Fails with kInvalidArgument if the tensor, the kind or the range does not exist. Other
+  // failures, such as kIo, come from the transfers.
   void read(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> target);
-  // Sets elements of a tensor's state. Setting a master also sets the parameter's 16 bits. At the
-  // next update, the application's parameter has to hold the same 16 bits. Otherwise the value of
-  // the application's parameter becomes the master.
-  // Fails with: as read(); kInvalidArgument for a moment that the optimizer does not keep, and for
-  // kParameter.
+  // The call sets elements of a tensor's state. Setting a master also sets the parameter's 16 bits.
+  // At the next update, the application's parameter has to hold the same 16 bits. Otherwise the
+  // value of the application's parameter becomes the master.
+  // Fails as read() does, and with kInvalidArgument for kParameter and for a moment that the
+  // optimizer does not keep.
   void write(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
              std::span<const float> source);
 
   DetachedReport report();
-  // Lines for the user about choices that this machine forced.
+  // Lines of text for the user. They name choices that this machine forced.
   const std::vector<std::string>& notes() const;
 
  private:

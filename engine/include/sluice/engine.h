@@ -26,14 +26,15 @@
 // engine permanently, and every later call names the last complete step. Storage files have no name
 // and vanish with the process, unless Config::Storage::State names a durable store. After kTimeout
 // the destructor still waits for the drive, because the drive may write to the engine's memory
-// until the transfer has ended. A program that must not wait leaves by _exit().
-// Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument, the
-// object and the numbers, and changes nothing. Examples are an id that does not exist, a range
-// beyond a tensor's end, and a stream of another device. Further examples are a call during another
-// thread's call, and a call on a lease, step or engine that is over. Failures outside of Sluice
-// throw Error too, each with its own code. Leases and steps may be destroyed in any order, even
-// after their engine. Device and collectives must outlive the engine, which Sluice cannot check.
-// SLUICE_CHECK aborts only where Sluice contradicts itself; please report such a defect.
+// until the transfer has ended. A program that must not wait has to end with _exit().
+// Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument. The
+// message names the object and the numbers, and nothing has changed. Examples are an id that does
+// not exist, a range beyond a tensor's end, and a stream of another device. Further examples are a
+// call during another thread's call, and a call on a lease, step or engine that is over. Failures
+// outside of Sluice throw Error too, each with its own code. Leases and steps may be destroyed in
+// any order, even after their engine. Device and collectives must outlive the engine, which Sluice
+// cannot check. SLUICE_CHECK aborts only where Sluice contradicts itself; please report such a
+// defect.
 #pragma once
 
 #include <functional>
@@ -65,8 +66,8 @@ struct SaveProgress;
 struct SavedCheckpoint;
 
 struct OpenOptions {
-  // Continues even if numbers of the config, such as optimizer.beta2, differ from the numbers of
-  // the last commit. The store keeps a list of such changes.
+  // If true, open_or_create() continues even if numbers of the config, such as optimizer.beta2,
+  // differ from those of the last commit. The store keeps a list of such changes.
   bool accepts_changes = false;
   // The application's data for the first commit of a new store, as in FinishOptions::application.
   std::string application = {};
@@ -84,108 +85,137 @@ class SLUICE_EXPORT Engine {
  public:
   // Makes the plan, allocates every pool and creates the storage files. `device` must outlive the
   // engine.
-  // Fails with: kInvalidArgument (model), kConfig (config), kOutOfMemory (a budget that is too
-  // small; names the smallest that works), kInput or kNoSpace (storage paths), kUnsupported;
-  // nothing is left behind.
-  // `ranks`: the collectives of this rank, on `device`, when several ranks train together; null for
-  // one rank. The collectives must outlive the engine, too. All ranks make the same calls in the
-  // same order, including read_state().
-  // Fails further with: kRanks when the ranks disagree about model or config, or a rank is gone.
+  // `ranks` are the collectives of this rank on `device`, if several ranks train together. For a
+  // single rank, `ranks` is null. The collectives must outlive the engine, too. All ranks make the
+  // same calls in the same order, including read_state().
+  // Fails with:
+  // - kInvalidArgument: the model is not valid.
+  // - kConfig: the config is not valid.
+  // - kOutOfMemory: a budget is too small. The message names the smallest that works.
+  // - kInput or kNoSpace: a storage path cannot be used.
+  // - kUnsupported: this machine cannot do what the config asks for.
+  // - kRanks: the ranks disagree about model or config, or a rank is gone.
+  // After a failure, nothing is left behind.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          Collectives* ranks = nullptr);
-  // Without close(), an update under way is not finished, and a step under way is abandoned. The
-  // function of set_last_words() receives an update's failure that no call has thrown.
+  // Without close(), an update under way is not finished, and a step under way is abandoned. If an
+  // update has failed and no call has thrown its failure, the function of set_last_words() receives
+  // the failure.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // Sets the fp32 master weights, with zero moments. Once, before the first step.
-  // Fails with: kNonFinite naming tensor and element of a value that is not finite;
-  // kInvalidArgument without a function; kIo and others. After a failure, initialize() can be
-  // called again.
+  // Fails with:
+  // - kNonFinite: a value is not finite. The message names tensor and element.
+  // - kInvalidArgument: there is no function.
+  // - kIo and others: a transfer has failed.
+  // After a failure, initialize() can be called again.
   void initialize(const InitialValues& values);
 
-  // Sets all of the state from `source`, instead of initialize(): masters, moments, step and loss
-  // scale. Training continues with the same bits as without a break. The placement, the number of
-  // ranks and the stage of the saved state make no difference. Each rank asks for the part that it
-  // owns.
-  // Fails with: the source's own errors; kNonFinite and others as initialize(); kInput for an
-  // impossible loss scale; kRanks where ranks have sources at different positions. After a failure,
-  // either function can be called again.
-  // `application`: the application's data, committed with this state to a durable store, as in
-  // FinishOptions::application.
+  // Sets all of the state from `source`: masters, moments, step and loss scale. The call replaces
+  // initialize(). Training continues with the same bits as without a break. The placement, the
+  // number of ranks and the stage of the saved state make no difference. Each rank asks for the
+  // part that it owns.
+  // Fails with:
+  // - The source's own errors.
+  // - kNonFinite and others, in the same cases as initialize().
+  // - kInput: the loss scale is impossible.
+  // - kRanks: ranks have sources at different positions.
+  // After a failure, either function can be called again.
+  // `application` is the application's data. It is committed with this state to a durable store, as
+  // in FinishOptions::application.
   void restore(StateSource& source, const std::string& application = {});
 
   // Sets the fp32 masters of `tensors`, and with them their parameters, between two steps. Moments,
   // step and all other tensors stay as they are. All ranks give the same list.
-  // Fails with: kInvalidArgument while a step is active, before the state has values, without a
-  // function, and for a tensor that does not exist; kUnsupported with a durable store; kNonFinite
-  // naming tensor and element; kRanks where the lists differ. If `values` fails, each block of the
-  // tensors has either its old or its new values. With several ranks, a failure of `values` stops
-  // the engine, because copies of a tensor may then differ.
+  // Fails with:
+  // - kInvalidArgument: a step is active, the state has no values yet, there is no function, or a
+  //   tensor does not exist.
+  // - kUnsupported: the engine has a durable store.
+  // - kNonFinite: a value is not finite. The message names tensor and element.
+  // - kRanks: the lists of the ranks differ.
+  // If `values` fails, each block of the tensors has either its old or its new values. With several
+  // ranks, a failure of `values` stops the engine, because copies of a tensor may then differ.
   void replace_values(std::span<const TensorId> tensors, const InitialValues& values);
 
-  // With Config::Storage::State: continues from the store's last commit that every rank has. If
-  // there is no file of the store's name, makes the store with the state of step 0. The bits are
-  // the same as without a break, under any placement, policy and budgets.
-  // Replaces initialize() and restore(). A call of initialize() makes a store, too, and fails with
-  // kInvalidArgument where a store exists already; restore() replaces the state of an old store.
-  // Fails with: kInvalidArgument without a store; kInput for numbers of the config that have
-  // changed; kIo, kDamaged; and as initialize(). The constructor has refused a store that is in
-  // use, incomplete, or of another model.
+  // The call continues from the last commit that every rank has in the store of
+  // Config::Storage::State. If there is no file of the store's name, the call makes the store with
+  // the state of step 0. The bits are the same as without a break, under any placement, policy and
+  // budgets.
+  // The call replaces initialize() and restore(). A call of initialize() makes a store, too, and
+  // fails with kInvalidArgument if a store exists already. A call of restore() replaces the state
+  // of an old store.
+  // Fails with:
+  // - kInvalidArgument: the config names no store.
+  // - kInput: numbers of the config have changed.
+  // - kIo or kDamaged: the store cannot be read.
+  // - The errors of initialize().
+  // The constructor has refused a store that is in use, incomplete, or of another model.
   OpenedState open_or_create(const InitialValues& values, const OpenOptions& options = {});
   // The last step whose commit is durable on this rank. One step later, the commit is durable on
-  // every rank. After the constructor, this is the step that open_or_create() continues from.
-  // Empty: no store, or no commit yet.
+  // every rank. After the constructor, this is the step that open_or_create() continues from. The
+  // result is empty if there is no store, or no commit yet.
   std::optional<std::uint64_t> committed_step() const;
   // Commits the last step, even if no commit is due. When commit_now() returns, every rank has the
   // commit.
-  // Fails with: kInvalidArgument without a store, and while a step is active; kIo and others.
+  // Fails with:
+  // - kInvalidArgument: there is no store, or a step is active.
+  // - kIo and others: a transfer has failed.
   void commit_now();
 
   // Writes the whole state as a checkpoint into a new folder below `root`, between two steps. The
   // checkpoint appears whole and synced, or not at all. Older checkpoints are removed only
   // afterwards. All ranks take part, each with its own ranges, and all have to see `root`. When
   // save() returns, the checkpoint is on the drive. CheckpointSource reads it.
-  // Fails with: kInvalidArgument while a step is active; kInput, kNoSpace, kIo naming the file, on
-  // all ranks. The engine can continue, and the contents of `root` are as before.
+  // Fails with:
+  // - kInvalidArgument: a step is active.
+  // - kInput, kNoSpace or kIo, on all ranks: a file cannot be written. The message names the file.
+  // After a failure, the engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
-  // Begins to write the same checkpoint, and returns when its files have their room. Training can
-  // continue at once: threads of the engine read block by block and write it, beside the next
-  // steps. An update waits until the checkpoint has its block, so the checkpoint holds the state of
-  // this step exactly. If another save is under way, begin_save() first waits for it. To get the
-  // checkpoint of that save, call finish_save() before begin_save().
-  // The checkpoint gets its name in a later call of begin_step(), finish_save(), begin_save(),
-  // save(), replace_values() or close(), when all ranks have written their parts. All ranks make
-  // the same calls.
-  // Fails with: as save(); kInvalidArgument if memory.save_buffers is 0; the failure of the save
-  // before, if no call has thrown it.
+  // Begins to write the same checkpoint as save(). The call returns when the files have their space
+  // on the drive. Training can continue at once. Threads of the engine read the state block by
+  // block and write it to the files, beside the next steps. The update of a block waits until the
+  // checkpoint has the block, so the checkpoint holds the state of this step exactly. If another
+  // save is under way, begin_save() first waits for it. To get the checkpoint of that save, call
+  // finish_save() before begin_save().
+  // A later call gives the checkpoint its name, when all ranks have written their parts. The calls
+  // that do this are begin_step(), finish_save(), begin_save(), save(), replace_values() and
+  // close(). All ranks make the same calls.
+  // Fails with:
+  // - The errors of save().
+  // - kInvalidArgument: memory.save_buffers is 0.
+  // - The failure of the previous save, if no call has thrown it.
   void begin_save(const std::string& root, const SaveOptions& options);
-  // Returns the checkpoint of begin_save() once some later call has given the checkpoint its name.
-  // Empty: the checkpoint is still being written, or poll_save() has returned it already.
-  // Fails with: the failure of the save, once. If neither poll_save() nor finish_save() takes the
+  // Returns the checkpoint of begin_save(), once some later call has given it its name. The result
+  // is empty while the checkpoint is being written, and after poll_save() has returned it.
+  // Fails with the failure of the save, once. If neither poll_save() nor finish_save() takes the
   // failure, the next begin_step(), begin_save(), save() or close() throws it. The engine can
   // continue, and the contents of the folder are as before.
   std::optional<SavedCheckpoint> poll_save();
-  // The same, but waits for the save. Empty: no save has been begun.
-  // Fails with: as poll_save(); kInvalidArgument while a step is active.
+  // Does the same as poll_save(), but waits for the save. The result is empty if no save has been
+  // begun.
+  // Fails as poll_save() does, and with kInvalidArgument while a step is active.
   std::optional<SavedCheckpoint> finish_save();
-  // Empty: no save is under way.
+  // The result is empty if no save is under way.
   std::optional<SaveProgress> save_progress() const;
   // Returns rank 0's text on every rank.
   std::string share(const std::string& text);
 
-  // Fails with: kInvalidArgument for a learning rate that is negative or not finite, no
-  // micro-batch, an active step, or a state that was not initialized; the engine's first failure,
-  // if there was one.
+  // Fails with:
+  // - kInvalidArgument: the learning rate is negative or not finite, there is no micro-batch, a
+  //   step is active, or the state was not initialized.
+  // - The engine's first failure, if there was one.
   Step begin_step(const StepOptions& options);
   Inference begin_inference();
 
   // From the next step on, StepReport::gradient_norm, clipping, skipped steps and the loss scale
-  // are those of the whole group. A group without a function ends that. Several ranks of one engine
-  // give the same tensors.
-  // Fails with: kInvalidArgument while a step is active, for a tensor that does not exist, and for
-  // tensors without a function; kRanks where ranks differ.
+  // are those of the whole group. With a group that has no function, these numbers are the engine's
+  // own again. Several ranks of one engine give the same tensors.
+  // Fails with:
+  // - kInvalidArgument: a step is active, a tensor does not exist, or there are tensors but no
+  //   function.
+  // - kRanks: the groups of the ranks differ.
   void set_norm_group(NormGroup group);
 
   // Returns when every scheduled update has been applied and its state is back at home.
@@ -194,8 +224,9 @@ class SLUICE_EXPORT Engine {
   // that no call has thrown yet. Under overlap, an update may fail after the last finish(). Steps,
   // inferences and read_state() are refused afterwards. A second call throws the same failure, if
   // there was one.
-  // Fails with: kInvalidArgument while a step or an inference is active; the engine's first
-  // failure.
+  // Fails with:
+  // - kInvalidArgument: a step or an inference is active.
+  // - The engine's first failure, if there was one.
   void close();
   // If no call has thrown a failure, the destructor calls `last_words` with the failure, on the
   // destructor's thread. By default such a failure is not reported. An exception from `last_words`
@@ -204,45 +235,49 @@ class SLUICE_EXPORT Engine {
   // The number of updates that every block of the state has seen. Under overlap, this number is one
   // less than StepReport::step until the update has ended; drain() waits for the end.
   std::uint64_t applied_step() const;
-  // Drains, and returns the position of the training.
-  // Fails with: kInvalidArgument while a step is active, or for a state without values.
+  // Does the work of drain(), and returns the position of the training.
+  // Fails with kInvalidArgument while a step is active, or if the state has no values.
   StatePosition position();
 
-  // Copies elements [first_element, ...) of a tensor's state to `target`, as whole elements.
-  // Elements of kParameter have the compute dtype; all others are fp32. A moment that the optimizer
-  // does not keep is zero.
-  // Fails with: kInvalidArgument while a step is active, for a tensor that does not exist, a range
-  // beyond its end, and moments of a frozen unit; kIo and others.
+  // The call copies elements [first_element, ...) of a tensor's state to `target`, as whole
+  // elements. Elements of kParameter have the compute dtype; all others are fp32. A moment that the
+  // optimizer does not keep is zero.
+  // Fails with:
+  // - kInvalidArgument: a step is active, the tensor does not exist, the range goes beyond its end,
+  //   or the unit is frozen and has no moments.
+  // - kIo and others: a transfer has failed.
   void read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::span<std::byte> target);
 
-  // Returns every rank's `own`, by rank; a single entry without ranks. All ranks call exchange() at
-  // the same point, as they do with all calls that begin, end or read.
+  // Returns the `own` of every rank, in the order of the ranks. Without ranks, the result has a
+  // single entry. All ranks call exchange() at the same point, as they do with all calls that
+  // begin, end or read.
   std::vector<double> exchange(double own);
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
 
   // Returns the unit or the tensor of that name.
-  // Fails with: kInvalidArgument when the model has none.
+  // Fails with kInvalidArgument if the model has none of that name.
   UnitId unit(std::string_view name) const;
   TensorId tensor(std::string_view name) const;
 
   // The place of each tensor, in the order of the model. A unit's parameters and gradients end with
   // its last tensor, padded to a multiple of 256 elements.
   std::span<const TensorPlace> tensors() const;
-  // For Sluice's own tools: engine/plan/layout.h, engine/plan/placement.h.
+  // These views are for Sluice's own tools (engine/plan/layout.h, engine/plan/placement.h).
   const Layout& layout() const;
   const Placement& placement() const;
   // The bytes that one step with `micro_batches` moves to and from storage. Under the serial policy
   // the numbers are exact; otherwise they are bounds.
   Traffic predicted_traffic(std::uint32_t micro_batches,
                             MicroBatchOrder order = MicroBatchOrder::kHorizontal);
-  // The mean time of computation per use of each unit, measured on the stream since the second
-  // step. Empty before the second step.
+  // The mean time that computation takes for one use of each unit, measured on the stream since the
+  // second step. The result is empty before the second step.
   std::vector<UnitTime> unit_times() const;
-  // The scratch files, one per path of storage.paths; none where nothing is on storage.
+  // The scratch files, one per path of storage.paths. There are none if nothing is on storage.
   std::span<const DirectFile> storage_files() const;
-  // Lines for the user about choices that this machine forced, such as threads instead of io_uring.
+  // Lines of text for the user. They name choices that this machine forced, such as threads instead
+  // of io_uring.
   const std::vector<std::string>& notes() const;
 
  private:

@@ -31,9 +31,9 @@ struct UnitSpec {
   // frozen unit to compute the gradients of other units. Only the initial values rounded to the
   // compute dtype are kept.
   bool is_frozen = false;
-  // The unit appears in neither of the two orders below. Each step says on the way whether it uses
-  // the unit, for example after a router has chosen experts (Step::announce). In a step without the
-  // unit, its gradient is zero, or the unit stays as it is (optimizer.untouched).
+  // The unit appears in neither of the two orders below. Each step says while it runs whether it
+  // uses the unit, for example after a router has chosen experts (Step::announce). In a step
+  // without the unit, its gradient is zero, or the unit stays as it is (optimizer.untouched).
   bool is_announced = false;
   // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Their
   // elements are words of the size of a parameter (precision.parameters), and every word keeps its
@@ -46,29 +46,34 @@ struct SLUICE_EXPORT ModelSpec {
 
   // The order in which one micro-batch acquires units, without announced ones. An empty
   // forward_order means 0, 1, ...; an empty backward_order means the reverse of forward_order. A
-  // unit may appear more than once (a tied head acquires the embedding again), and then its
-  // gradients are added. Steps in another order have to wait for transfers (sluice/step.h).
+  // unit may appear more than once, and then its gradients are added. For example, a tied head
+  // acquires the embedding again. Steps in another order have to wait for transfers
+  // (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
-  // The most leases that computation holds at the same time. The device window has room for at
-  // least this many units.
+  // The largest number of leases that computation holds at the same time. The device window has
+  // room for at least this many units.
   std::uint32_t concurrent_leases = 1;
 
-  // Entry i has the bytes that forward use i of a micro-batch passes to use i + 1. Backward passes
-  // a gradient of the same size in the other direction. There is one entry less than in
-  // forward_order. Empty: the application keeps its activations.
+  // Entry i is the number of bytes that forward use i of a micro-batch passes to use i + 1.
+  // Backward passes a gradient of the same size in the other direction. There is one entry less
+  // than in forward_order. If the list is empty, the application keeps its activations.
   std::vector<std::uint64_t> boundary_bytes;
 
   std::uint64_t element_count() const;
 };
 
-// Returns `spec` with empty orders filled in.
-// Fails with: kInvalidArgument for a model without units, a unit without tensors, a zero extent, a
-// name used twice, an order that names an unknown or an announced unit, a trained unit that is not
-// announced and that backward_order leaves out, a model without trained units or with announced
-// units only, an opaque unit that is not frozen, or boundaries that are empty, differ in number
-// from forward_order, or come with a backward_order that is not the reverse of forward_order.
+// Returns `spec`, with the default in place of each order that is empty.
+// Fails with:
+// - kInvalidArgument: there is a model without units, a unit without tensors, a zero extent, or a
+//   name used twice.
+// - kInvalidArgument: an order names an unknown or an announced unit.
+// - kInvalidArgument: a trained unit is not announced, and backward_order leaves it out.
+// - kInvalidArgument: the model has no trained units, or announced units only.
+// - kInvalidArgument: an opaque unit is not frozen.
+// - kInvalidArgument: boundaries are empty, differ in number from forward_order, or come with a
+//   backward_order that is not the reverse of forward_order.
 SLUICE_EXPORT ModelSpec validated(ModelSpec spec);
 
 }  // namespace sluice

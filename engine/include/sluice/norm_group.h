@@ -15,13 +15,14 @@
 namespace sluice {
 
 struct NormGroup {
-  // Replaces each of `sums` by its sum over the group, modulo 2^64: for example MPI_Allreduce() of
-  // unsigned 64-bit integers, in place. Step::finish() calls the function once, on its own thread,
-  // after the gradients and before the update. All members of the group call finish() equally
-  // often. An exception stops the engine.
+  // The function replaces each of `sums` by its sum over the group, modulo 2^64. MPI_Allreduce() of
+  // unsigned 64-bit integers, in place, does this. Step::finish() calls the function once, on its
+  // own thread, after the gradients and before the update. All members of the group call finish()
+  // equally often. An exception stops the engine.
   std::function<void(std::span<std::uint64_t> sums)> add = {};
-  // Tensors that another member has, too, with equal values and gradients, such as layer norms
-  // under tensor parallelism. Exactly one member counts each tensor, and all others name it here.
+  // The tensors that another member of the group has, too, with equal values and gradients. Layer
+  // norms under tensor parallelism are examples. Exactly one member counts each such tensor, and
+  // all other members name it here.
   std::vector<TensorId> counted_elsewhere = {};
 };
 

@@ -45,8 +45,8 @@ struct Plan {
   std::uint64_t nvme_bytes = 0;
   std::uint64_t device_budget_bytes = 0;
   std::uint64_t host_budget_bytes = 0;
-  // The policy that says when blocks are updated. If the config says "auto": the policy while
-  // clipping is rare.
+  // The policy that says when blocks are updated. If the config says "auto", this is the policy
+  // that holds while clipping is rare.
   OverlapPolicy policy{};
   // The traffic of a step with the micro-batches and the order of Config::Activations.
   Traffic traffic;
@@ -57,13 +57,15 @@ struct Plan {
 // The device is as large as host_device_bytes(config).
 SLUICE_EXPORT RunMachine this_machine(const Config& config);
 
-// The memory of a host device (sluice/host_device.h), which is memory.device. If the config does
-// not set memory.device: a quarter of the machine's memory, but at most half of the free memory.
+// The memory of a host device (sluice/host_device.h). This is memory.device, if the config sets
+// memory.device. Otherwise it is a quarter of the machine's memory, but at most half of the free
+// memory.
 SLUICE_EXPORT std::uint64_t host_device_bytes(const Config& config);
 
 // The plan of rank 0; the plans of other ranks differ only in rounding.
-// Fails with: kConfig and kInvalidArgument for a config or model that an engine refuses;
-// kOutOfMemory where a budget cannot hold its pools, naming the smallest that can.
+// Fails with:
+// - kConfig or kInvalidArgument: an engine would refuse the config or the model.
+// - kOutOfMemory: a budget cannot hold its pools. The message names the smallest that can.
 SLUICE_EXPORT Plan plan(const Config& config, const ModelSpec& model, const RunMachine& machine);
 
 }  // namespace sluice

@@ -36,8 +36,8 @@ enum class RankDevice : std::uint8_t { kHost, kGpu };
 
 struct RankWorldOptions {
   RankDevice device = RankDevice::kHost;
-  // The time that a rank waits for others, and the order in which GPUs add; both are from
-  // Config::sharding.
+  // The time for which a rank waits for others, and the order in which GPUs add gradients. Both
+  // come from Config::sharding.
   Config::Sharding sharding = {};
   // Called about four times a second, on any thread, while an operation waits for other processes.
   // `waiting` names the ranks and the operation.
@@ -51,12 +51,14 @@ class SLUICE_EXPORT RankWorld {
  public:
   // Starts MPI when the environment names several ranks. With torchrun and GPUs, MPI is not
   // started, because the ranks meet at the address that torchrun gives.
-  // Fails with: kConfig for an environment that contradicts itself, or for ranks on hosts whose
-  // sharding.reduction is "nccl"; kUnsupported without MPI or NCCL, or with a launcher that does
-  // not start MPI; kRanks when another rank does not come in time. After kRanks, the process has to
-  // end by _exit(), because MPI waits inside it.
+  // Fails with:
+  // - kConfig: the environment contradicts itself, or ranks on hosts have sharding.reduction
+  //   "nccl".
+  // - kUnsupported: MPI or NCCL is missing, or the launcher does not start MPI.
+  // - kRanks: another rank does not come in time.
+  // After kRanks, the process has to end with _exit(), because MPI waits inside it.
   explicit RankWorld(const RankWorldOptions& options = {});
-  // Does the work of leave(), but does not throw.
+  // Closes the connections as leave() does, but does not throw.
   ~RankWorld();
   RankWorld(const RankWorld&) = delete;
   RankWorld& operator=(const RankWorld&) = delete;
@@ -65,32 +67,36 @@ class SLUICE_EXPORT RankWorld {
   std::uint32_t rank() const;   // 0 without a launcher
   std::uint32_t count() const;  // 1 without a launcher
   // This rank's number among the ranks of its host, and the number of ranks of its host. If the
-  // launcher does not tell, 0 and 1.
+  // launcher gives no such numbers, they are 0 and 1.
   std::uint32_t host_rank() const;
   std::uint32_t host_ranks() const;
-  // "Open MPI", "MPICH", "Slurm" or "torchrun"; empty without a launcher.
+  // The launcher's name: "Open MPI", "MPICH", "Slurm" or "torchrun"; empty without a launcher.
   const std::string& launcher() const;
 
   // Returns `config` for a rank that shares its host. threads 0 becomes this rank's part of the
   // cores, and sharding.group "node" becomes the number of ranks of the host.
-  // Fails with: kConfig where hosts have different numbers of ranks, or the launcher does not tell.
+  // Fails with kConfig if hosts have different numbers of ranks, or the launcher gives no such
+  // numbers.
   Config shared(Config config) const;
   // The options of this rank's GPU: its number on the host, and memory that NCCL can share.
   CudaDeviceOptions gpu() const;
 
-  // Makes the collectives over all ranks; null for one rank. This object and `device` must outlive
-  // the collectives.
-  // Fails with: kInvalidArgument for a second call, or a device of another kind than
-  // RankWorldOptions::device; kRanks where GPUs do not meet.
+  // Makes the collectives over all ranks. The result is null if there is one rank. This object and
+  // `device` must outlive the collectives.
+  // Fails with:
+  // - kInvalidArgument: this is a second call, or the device is of another kind than
+  //   RankWorldOptions::device.
+  // - kRanks: the GPUs do not meet.
   std::unique_ptr<Collectives> join(HostDevice& device);
   std::unique_ptr<Collectives> join(CudaDevice& device);
 
-  // Closes the connections between the ranks when all ranks have come to the end. The last call,
-  // after the collectives are destroyed.
-  // Fails with: kRanks.
+  // Closes the connections between the ranks when all ranks have come to the end. This is the last
+  // call, after the collectives are destroyed.
+  // Fails with kRanks if another rank does not come.
   void leave();
-  // Ends every rank if MPI connects the ranks; may end this process, too. Otherwise returns, and
-  // the other ranks fail with kRanks when this process ends. Any thread.
+  // If MPI connects the ranks, the call ends every rank, and may end this process, too. Otherwise
+  // the call returns, and the other ranks fail with kRanks when this process ends. Any thread may
+  // call abort().
   void abort() noexcept;
 
  private:
@@ -98,21 +104,21 @@ class SLUICE_EXPORT RankWorld {
   std::unique_ptr<Parts> parts_;
 };
 
-// Divides the ranks of `whole` (of RankWorld::join(), for example), for an application that splits
-// its model by tensor or pipeline parallelism. The ranks that give the same `color` form a part, in
-// the order of their ranks. Returns the collectives over this rank's part. An engine with them has
-// the part's ranks; an application may also send its own messages with them. Several calls divide
-// the same ranks in several ways. All ranks of `whole` make the same calls in the same order.
-// `device` is the device of `whole`; both must outlive the result. `sharding.group` counts the
-// ranks of the part.
-// Fails with: kRanks when another rank does not come in time.
+// Divides the ranks of `whole` into parts, for an application that splits its model by tensor or
+// pipeline parallelism. For example, `whole` comes from RankWorld::join(). The ranks that give the
+// same `color` form a part, in the order of their ranks. Returns the collectives over this rank's
+// part. An engine that gets these collectives has the part's ranks. An application may also send
+// its own messages with them. Several calls divide the same ranks in several ways. All ranks of
+// `whole` make the same calls in the same order. `device` is the device of `whole`; both must
+// outlive the result. `sharding.group` counts the ranks of the part.
+// Fails with kRanks if another rank does not come in time.
 SLUICE_EXPORT std::unique_ptr<Collectives> split_ranks(Collectives& whole, Device& device,
                                                        std::uint32_t color);
 
-// Makes the ranks of `members` a norm group (sluice/norm_group.h). Nothing else may use `members`
-// while Step::finish() runs. `members` and `device`, the device of `members`, must outlive the
+// Makes the ranks of `members` a norm group (sluice/norm_group.h). While Step::finish() runs,
+// nothing else may use `members`. `members` and `device`, the device of `members`, must outlive the
 // group. The group takes 4 KiB of the device's memory, which Config::Memory does not count.
-// Fails with: kOutOfMemory.
+// Fails with kOutOfMemory if the device has no room.
 SLUICE_EXPORT NormGroup norm_group_over(Collectives& members, Device& device,
                                         std::vector<TensorId> counted_elsewhere = {});
 

@@ -30,8 +30,10 @@ class SLUICE_EXPORT SafetensorsReader {
  public:
   // `path` is a file or a folder. A folder has model.safetensors.index.json and the files named
   // there, or only model.safetensors. Every header is checked against its file's length.
-  // Fails with: kInput for a file that is missing, cut or of another format, an index that names
-  // files outside of the folder, and a tensor that is not where the index says. Names the file.
+  // Fails with kInput, naming the file:
+  // - A file is missing, cut or of another format.
+  // - An index names files outside of the folder.
+  // - A tensor is not where the index says.
   explicit SafetensorsReader(const std::string& path);
   ~SafetensorsReader();
   SafetensorsReader(SafetensorsReader&& other) noexcept;
@@ -43,15 +45,17 @@ class SLUICE_EXPORT SafetensorsReader {
   const std::map<std::string, std::string>& metadata() const;
   // Sorted.
   std::vector<std::string> names() const;
-  // Null when no tensor has that name.
+  // The result is null if no tensor has that name.
   const SafetensorsTensor* find(const std::string& name) const;
 
   // Copies elements [first_element, ...) as fp32. Each fp32, bf16 or fp16 value arrives exactly.
-  // Fails with: kInput for an unknown name, another type, a range that the tensor does not have, or
-  // a file that has been cut since; kIo.
+  // Fails with:
+  // - kInput: the name is unknown, the type is another one, the tensor does not have the range, or
+  //   the file has been cut since.
+  // - kIo: the drive reports an error.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
-  // Copies bytes [first_byte, ...) of a tensor of any type, as they are in the file. Fails with:
-  // likewise.
+  // The call copies bytes [first_byte, ...) of a tensor of any type, as they are in the file.
+  // Fails with the errors of read().
   void read_bytes(const std::string& name, std::uint64_t first_byte,
                   std::span<std::byte> bytes) const;
 
@@ -60,14 +64,17 @@ class SLUICE_EXPORT SafetensorsReader {
   std::unique_ptr<Content> content_;
 };
 
-// Fills `bytes` with bytes [first_byte, ...) of tensor `index`: little-endian, row-major.
+// The function fills `bytes` with bytes [first_byte, ...) of tensor `index`, little-endian and
+// row-major.
 using SafetensorsBytes =
     std::function<void(std::size_t index, std::uint64_t first_byte, std::span<std::byte> bytes)>;
 
 // Writes `tensors` in their order to a file, piece by piece. The file appears whole and durable
 // under its name. If anything fails, an older file of the same name stays unchanged.
-// Fails with: kInvalidArgument for a type other than "F32", "BF16", "F16" and "I16", or a name that
-// comes twice; kInput, kNoSpace, kIo, and whatever `bytes` throws.
+// Fails with:
+// - kInvalidArgument: a type is not "F32", "BF16", "F16" or "I16", or a name comes twice.
+// - kInput, kNoSpace or kIo: the file cannot be written.
+// - The errors that `bytes` throws.
 SLUICE_EXPORT void write_safetensors_file(const std::string& path,
                                           std::span<const SafetensorsTensor> tensors,
                                           const std::map<std::string, std::string>& metadata,

@@ -31,10 +31,10 @@ struct LossScaleState {
 // The position of a training between two steps, apart from the values of the tensors.
 struct StatePosition {
   std::uint64_t step = 0;  // the number of the last update
-  // The tensors that have seen fewer updates than `step`, by name, with the number of their
+  // The tensors that have seen fewer updates than `step`, by name. Each has the number of its
   // updates. Under optimizer.untouched "skip", a step updates only the units that it uses.
   std::map<std::string, std::uint64_t> tensor_updates = {};
-  // Empty: the scale starts as the config says.
+  // If this is empty, the scale starts as the config says.
   std::optional<LossScaleState> loss_scale = {};
 };
 
@@ -67,15 +67,15 @@ class SLUICE_EXPORT StateSource {
   // Equal on all ranks.
   virtual StatePosition position() const = 0;
   // The engine calls prepare() before it reads anything from the source.
-  // Fails with: kInput where the source's state does not fit `wanted`.
+  // Fails with kInput if the source's state does not fit `wanted`.
   virtual void prepare(const StateDescription& wanted) { (void)wanted; }
   // Fills `values` with elements [first_element, first_element + values.size()) of kMaster, kExpAvg
   // or kExpAvgSq. The three kinds are a complete state, because compute parameters are the masters
-  // rounded to the compute dtype. The engine asks for moments only where the optimizer keeps them,
-  // and never for a frozen unit, whose masters are its parameters. For a tensor of an opaque unit,
-  // each value is a float_of_word(). Called on the application's thread, unless allows_threads()
-  // returns true.
-  // Fails with: the source's own errors; the engine has no state then, and accepts another source.
+  // rounded to the compute dtype. The engine asks for moments only if the optimizer keeps them. It
+  // never asks for moments of a frozen unit, whose masters are its parameters. For a tensor of an
+  // opaque unit, each value is a float_of_word(). Called on the application's thread, unless
+  // allows_threads() returns true.
+  // Fails with the source's own errors. The engine then has no state, and accepts another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
                     std::span<float> values) = 0;
   // Whether several threads may call read() at the same time, in any order of the ranges. Filling a
@@ -83,10 +83,10 @@ class SLUICE_EXPORT StateSource {
   virtual bool allows_threads() const { return false; }
 };
 
-// Step 0: masters from a function, zero moments.
+// The state of step 0: the masters come from a function, and the moments are zero.
 class SLUICE_EXPORT InitialSource final : public StateSource {
  public:
-  // `values` must outlive it.
+  // `values` must outlive the source.
   explicit InitialSource(const InitialValues& values) : values_(values) {}
 
   StatePosition position() const override { return {}; }

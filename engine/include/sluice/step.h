@@ -29,7 +29,7 @@ struct EngineLink;
 // Keeps one unit on the device until the lease ends. At the end, an event is recorded on the
 // lease's stream behind all work enqueued there. Work enqueued after the end must not touch the
 // unit. If the unit's previous lease was on another stream, work enqueued after the end also waits
-// for the work under that lease.
+// for the work of that lease.
 class SLUICE_EXPORT Lease {
  public:
   Lease(Lease&& other) noexcept;
@@ -39,12 +39,12 @@ class SLUICE_EXPORT Lease {
   UnitId unit() const { return use_.unit; }
 
   // Device memory of tensor number `tensor` of the unit (in the order of UnitSpec::tensors), in the
-  // compute dtype, 256 B aligned. Only work on the lease's stream may read this memory. Fails with:
-  // kInvalidArgument when the unit has no such tensor, or the lease, its step or its engine is
-  // over.
+  // compute dtype, 256 B aligned. Only work on the lease's stream may read this memory.
+  // Fails with kInvalidArgument if the unit has no such tensor, or if the lease, its step or its
+  // engine is over.
   const std::byte* parameter(std::size_t tensor) const;
   // The same as elements of T: float, Bf16 or Fp16 (sluice/elements.h).
-  // Fails with: the same, and kInvalidArgument when T is not the compute dtype.
+  // Fails in the same cases, and with kInvalidArgument if T is not the compute dtype.
   template <class T>
   const T* parameter(std::size_t tensor) const {
     require_parameter_dtype(dtype_of<T>);
@@ -52,21 +52,21 @@ class SLUICE_EXPORT Lease {
   }
   // Device memory of the tensor's gradient, in the gradient dtype. The gradient is zero at first,
   // and work on the lease's stream writes it.
-  // Fails with: the same, and kInvalidArgument where there is no gradient, because the lease is not
-  // for backward or the unit is frozen.
+  // Fails in the same cases, and with kInvalidArgument if there is no gradient, because the lease
+  // is not for backward or the unit is frozen.
   std::byte* gradient(std::size_t tensor) const;
-  // Fails with: the same, and kInvalidArgument when T is not the gradient dtype.
+  // Fails in the same cases, and with kInvalidArgument if T is not the gradient dtype.
   template <class T>
   T* gradient(std::size_t tensor) const {
     require_gradient_dtype(dtype_of<T>);
     return reinterpret_cast<T*>(gradient(tensor));
   }
   // The index of the tensor `name` in UnitSpec::tensors.
-  // Fails with: kInvalidArgument naming the unit's tensors when none has that name, or when the
-  // lease is over.
+  // Fails with kInvalidArgument if no tensor has that name, or if the lease is over. The message
+  // names the unit's tensors.
   std::size_t tensor(std::string_view name) const;
 
-  // Ends the lease early.
+  // The call ends the lease early.
   void release();
 
  private:
@@ -95,10 +95,10 @@ class SLUICE_EXPORT ActivationLease {
 
   // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes long. Only work on the lease's stream
   // may write this memory (after save()) or read it (after load()).
-  // Fails with: kInvalidArgument when the lease, its step or its engine is over.
+  // Fails with kInvalidArgument if the lease, its step or its engine is over.
   std::byte* data() const;
 
-  // Ends the lease early.
+  // The call ends the lease early.
   void release();
 
  private:
@@ -124,34 +124,43 @@ class SLUICE_EXPORT Step {
   // Without finish(), the step is abandoned: nothing is updated, and leases that are held end.
   ~Step();
 
-  // Says that the step will use these announced units in `pass`, each once and in this order, after
-  // the uses announced before. Their fetches begin at once, beside the fetches of the schedule.
-  // Returns the units in the order in which they have to be acquired.
+  // The step will use each of these announced units once in `pass`, in this order. These uses
+  // follow the uses that were announced before. The fetches of these units begin at once, beside
+  // the fetches of the schedule. Returns the units in the order in which they have to be acquired.
   // With several ranks, all ranks announce at the same point. The uses are the units of all ranks,
   // in the order of the model. Every rank acquires each of them. A rank that has nothing to compute
   // with a unit releases the lease at once, and contributes a gradient of zeros. In
   // Pass::kBackward, all ranks use announced units at the same places between the other units;
-  // finish() checks this. Fails with: kInvalidArgument when a unit does not exist, is not
-  // announced, or is given twice, or `pass` is kInference; kRanks where ranks announce at different
-  // points; kIo and others when a transfer has failed.
+  // finish() checks this.
+  // Fails with:
+  // - kInvalidArgument: a unit does not exist, is not an announced unit, or is given twice, or
+  //   `pass` is kInference.
+  // - kRanks: ranks announce at different points.
+  // - kIo and others: a transfer has failed.
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
 
   // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
   // transfers are on their way to the device; the stream itself waits for their end.
-  // Fails with: kInvalidArgument when the unit does not exist, `stream` is not of the engine's
-  // device, too many leases are held, the unit is used too late, before it has been announced or
-  // before others that were announced earlier, or the eager policy has updated the unit;
-  // kOutOfMemory where
-  // the schedule has changed and the device window cannot hold the unit beside the leased units;
-  // kIo and others when a transfer has failed.
+  // Fails with:
+  // - kInvalidArgument: the unit does not exist, `stream` is not of the engine's device, or too
+  //   many leases are held.
+  // - kInvalidArgument: the unit is used too late, before it has been announced, or before others
+  //   that were announced earlier.
+  // - kInvalidArgument: the eager policy has already updated the unit.
+  // - kOutOfMemory: the schedule has changed, and the device window cannot hold the unit beside the
+  //   leased units.
+  // - kIo and others: a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
-  // For activations that the engine keeps. For activation `ref`, save() gives memory that work
-  // enqueued on `stream` after this call writes. For a saved activation, load() gives memory that
-  // such work reads. The calls follow the sequence of engine/plan/activation_plan.h, which skips no
-  // use and repeats none. Both calls block until the needed transfers are under way.
-  // Fails with: kInvalidArgument when `ref` is not next, too many are held, or the application
-  // keeps activations itself; kIo and others when a transfer has failed.
+  // These calls are for activations that the engine keeps. The call save() gives memory for
+  // activation `ref`. Work that is enqueued on `stream` after the call writes this memory. The call
+  // load() gives the memory of a saved activation. Work that is enqueued after the call reads this
+  // memory. The calls follow the sequence of engine/plan/activation_plan.h, which skips no use and
+  // repeats none. Both calls block until the needed transfers are under way.
+  // Fails with:
+  // - kInvalidArgument: `ref` is not next, too many are held, or the application keeps activations
+  //   itself.
+  // - kIo and others: a transfer has failed.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
@@ -165,11 +174,15 @@ class SLUICE_EXPORT Step {
   // optimizer.overlap "serial", finish() returns when the new state is at home. Otherwise the
   // update continues while the next step computes, and a later call reports a failure of the
   // update. Units without a gradient get a gradient of zeros.
-  // Fails with: kInvalidArgument, and the step continues, while a lease is held, before any
-  // backward use, while a use is announced and has not come, for options that begin_step() would
-  // refuse, and for changed options under the eager policy; kNonFinite (the state is unchanged);
-  // kIo (the engine is poisoned); kRanks where ranks have taken different steps, or used units in
-  // backward in different orders (nothing is updated, except under the eager policy).
+  // Fails with:
+  // - kInvalidArgument: a lease is held, there was no backward use, or an announced use has not
+  //   come. The step continues.
+  // - kInvalidArgument: begin_step() would refuse the options, or the options have changed under
+  //   the eager policy. The step continues.
+  // - kNonFinite: a gradient is not finite. The state is unchanged.
+  // - kIo: a transfer has failed. The engine is poisoned.
+  // - kRanks: ranks have taken different steps, or used units in backward in different orders.
+  //   Nothing is updated, except under the eager policy.
   StepReport finish(const FinishOptions& options = {});
 
  private:
@@ -189,9 +202,9 @@ class SLUICE_EXPORT Inference {
   Inference& operator=(Inference&&) = delete;
   ~Inference();
 
-  // As Step::announce(), with Pass::kInference.
+  // Does the same as Step::announce() with Pass::kInference.
   std::vector<UnitId> announce(std::span<const UnitId> units);
-  // As Step::acquire(), with Pass::kInference.
+  // Does the same as Step::acquire() with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
   // As in Step.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);

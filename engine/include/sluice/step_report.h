@@ -36,21 +36,20 @@ struct SLUICE_EXPORT StepTimes {
   std::int64_t exposed_optimizer_ns = 0;  // waits for the update: its reads and writes, Adam, norms
   std::int64_t other_ns = 0;              // before the first lease; time without another cause
   std::array<std::int64_t, kTraceReasons> wait_ns{};  // by TraceReason
-  // The time for which computation waited for units, and the part of this time that was due to
-  // updates.
+  // The time for which computation waited for units, and the part of this time that updates caused.
   std::int64_t stall_ns = 0;
   std::int64_t stall_for_update_ns = 0;
   WorkTimes work;  // the workers' times in this step
 
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // The time in which storage, copies or the optimizer worked and nothing waited for them. Time
-  // spent on waits for other ranks is not included.
+  // The time for which storage, copies or the optimizer worked and nothing waited for them. The
+  // time spent on waits for other ranks is not included.
   std::int64_t hidden_ns() const;
   // The share of hidden_ns() in work.any_ns; 1 when no worker was busy.
   double hidden_share() const;
 };
 
-// Seconds of computation per use of a unit.
+// The seconds that computation takes per use of a unit.
 struct UnitTime {
   double forward_s = 0;
   double backward_s = 0;
@@ -62,10 +61,10 @@ struct UnitTime {
 struct RankTraffic {
   std::uint64_t gathered_bytes = 0;
   std::uint64_t reduced_bytes = 0;
-  // Hybrid sharding: the bytes of the rank's shard, which leave the group in fp32 and come back in
-  // the gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and receives the
-  // same number. With sharding.reduction "nodes": the bytes that cross from node to node, which are
-  // a node's sums in fp32 and gathered parts.
+  // The bytes of hybrid sharding: the rank's shard leaves the group in fp32, and comes back in the
+  // gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and receives the same
+  // number. The bytes that cross from node to node under sharding.reduction "nodes": a node's sums
+  // in fp32, and gathered parts.
   std::uint64_t crossed_bytes = 0;
 };
 
@@ -121,8 +120,9 @@ struct FinishOptions {
   std::optional<double> learning_rate = {};
   std::optional<double> gradient_divisor = {};
   std::optional<std::vector<double>> group_learning_rates = {};
-  // With a durable store: the data that the application needs to continue after this step, such as
-  // its position in the training data; at most 1 MiB. Empty = as last given.
+  // The data that the application needs to continue after this step, such as its position in the
+  // training data. At most 1 MiB; only for a durable store. If this is empty, the data stays as
+  // last given.
   std::optional<std::string> application = {};
 };
 

@@ -29,7 +29,7 @@
 
 namespace sluice {
 
-// `subject` names the moved data, such as a unit, in messages. The text must live until the
+// `subject` names the moved data in messages, such as a unit. The text must live until the
 // operation has ended.
 
 // target[r * shard_bytes ...] = the source of rank r. A rank's source may be the rank's part of the
@@ -63,7 +63,7 @@ struct AllReduce {
 // Words are unsigned integers of 64 bits. Each of the first `sum_count` words becomes the word's
 // sum over the ranks, modulo 2^64. Each of the next `minimum_count` words becomes the word's
 // minimum over the ranks. A maximum is the complement of the minimum of complements. So one
-// operation can tell how far values are apart.
+// operation can tell how far apart values are.
 struct AllReduceIntegers {
   std::byte* data = nullptr;  // 8-byte aligned
   std::uint64_t sum_count = 0;

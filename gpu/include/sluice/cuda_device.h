@@ -42,8 +42,9 @@ class SLUICE_EXPORT CudaDevice : public Device {
   virtual int ordinal() const = 0;
   // The cudaStream_t of a stream, for launching kernels on it. Valid while the stream exists.
   virtual void* native_stream(StreamId stream) const = 0;
-  // Turns `failure`, the error of work that the caller enqueued itself, into a failure of the
-  // device: later copies are skipped, and synchronize() rethrows it. The first failure is kept.
+  // Makes a failure of the device of `failure`, which is the error of work that the caller enqueued
+  // itself. Later copies are then skipped, and synchronize() rethrows `failure`. The first failure
+  // is kept.
   virtual void fail(const Error& failure) noexcept = 0;
 };
 
@@ -55,7 +56,9 @@ SLUICE_EXPORT std::string why_no_cuda_device(int ordinal = 0);
 // Requires: why_no_cuda_device() is empty.
 SLUICE_EXPORT std::string describe_cuda_device(int ordinal = 0);
 
-// Fails with: kUnsupported with why_no_cuda_device(), kOutOfMemory when the GPU has less memory.
+// Fails with:
+// - kUnsupported: the GPU cannot be used. The message has why_no_cuda_device().
+// - kOutOfMemory: the GPU has less memory.
 SLUICE_EXPORT std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options = {});
 
 }  // namespace sluice

@@ -45,7 +45,8 @@ class SLUICE_EXPORT Device {
 
   // Allocates zero-filled device memory, aligned at least to 4 KiB. Returns nullptr for 0 bytes;
   // free() accepts nullptr, too. `purpose` names the memory in messages.
-  // Fails with: kOutOfMemory with the request, the memory in use and the capacity.
+  // Fails with kOutOfMemory if the memory is not there. The message names the request, the memory
+  // in use and the capacity.
   virtual std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) = 0;
   virtual void free(std::byte* memory) noexcept = 0;
   virtual std::uint64_t capacity_bytes() const = 0;
@@ -75,10 +76,10 @@ class SLUICE_EXPORT Device {
   virtual void wait(StreamId stream, EventId event) = 0;
   virtual bool is_complete(EventId event) const = 0;
   // Blocks the calling thread.
-  // Fails with: the first failure of work on any stream, rethrown.
+  // The call rethrows the first failure of work on any stream.
   virtual void synchronize(EventId event) = 0;
   virtual void synchronize(StreamId stream) = 0;
-  // Nanoseconds between two completed records.
+  // The nanoseconds between two completed records.
   // Requires: both events have completed.
   virtual std::int64_t elapsed_ns(EventId begin, EventId end) const = 0;
 

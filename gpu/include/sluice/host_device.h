@@ -15,8 +15,8 @@ namespace sluice {
 
 struct HostDeviceOptions {
   std::uint64_t memory_bytes = 0;  // the limit for the sum of all allocations
-  // Sleeping slows each stream's copies to this bandwidth; 0 = the speed of memory. For tests and
-  // for emulating a bus. Bounds: 0, or at least 1 MB/s.
+  // The bandwidth of each stream's copies; 0 = the speed of memory. The device sleeps to keep
+  // copies to this bandwidth. For tests and for emulating a bus. Bounds: 0, or at least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
   // The result of Device::has_own_memory(). If true, tests see what an engine does with a GPU.
   bool has_own_memory = false;

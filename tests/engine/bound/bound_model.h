@@ -1,5 +1,5 @@
-// The input of the tests of the bounds: a model of equal blocks, its placement, and the machine's
-// rates.
+// The input of the tests of the bounds. It is a model of equal blocks, its placement, and the
+// machine's rates.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline constexpr std::uint64_t kRecordBytes = 10 * kBlockElements;
 // A bf16 model of equal blocks, with all that the bounds need. The object must not move, because
 // StepShape refers to its fields.
 struct BoundModel {
-  // The first `frozen_units` are frozen.
+  // The first `frozen_units` units are frozen.
   explicit BoundModel(const std::vector<int>& unit_blocks, std::uint64_t window_units = 0,
                       std::size_t frozen_units = 0)
       : spec(validated(spec_of(unit_blocks, frozen_units))),

@@ -1,6 +1,6 @@
 // A table of jobs that are listed in advance. Each job has a predicate that says when the job may
-// start, and runs on a line that serves one job at a time. Time moves from the end of one job to
-// the next end. Part of schedule_oracle.cc.
+// start. It runs on a line that serves one job at a time. Time moves from the end of one job to the
+// next end. This file is a part of schedule_oracle.cc.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class JobTable {
   virtual ~JobTable() = default;
 
  protected:
-  // Called whenever jobs have ended, after all jobs with the same end.
+  // Called whenever jobs have ended, after all jobs that end at the same time.
   virtual void settle() = 0;
 
   using Id = int;  // the number of a job
@@ -90,7 +90,7 @@ class JobTable {
     }
   }
 
-  // Moves the time to the next end of a job or of its service.
+  // The time moves on to the next end of a job or of a job's service.
   void advance() {
     long next = -1;
     for (const Job& job : jobs_) {

@@ -1,6 +1,6 @@
 // A second, different implementation of the schedule that engine/bound/bound_simulation.h
 // describes. Every job of several steps is listed in advance, with a predicate that says when the
-// job may start. Time moves from the end of one job to the next end, and all jobs are checked each
+// job may start. Time moves from the end of one job to the next end. All jobs are checked each
 // time. Slow and plain. The oracle knows rates and unit times, but no layouts.
 #pragma once
 
@@ -19,8 +19,8 @@ struct OracleUse {
   std::vector<int> evicted_uses;
 };
 
-// Times are in ticks; 0 = no time. Blocks differ only in their homes. Blocks and uses are listed in
-// order.
+// Times are in ticks. The value 0 stands for no time. Blocks differ only in their homes. Blocks and
+// uses are listed in order.
 struct OracleCase {
   OverlapPolicy policy = OverlapPolicy::kSerial;
   std::vector<int> unit_blocks;

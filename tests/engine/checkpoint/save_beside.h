@@ -1,4 +1,5 @@
-// Training with a checkpoint that is written beside later steps, against the oracle of the toy.
+// Training with a checkpoint that is written beside later steps. The oracle of the toy gives the
+// expected states.
 // Thread rule: one thread.
 #pragma once
 
@@ -51,9 +52,9 @@ inline Beside save_beside(const Config& config, ToyOptions options, const std::s
   return beside;
 }
 
-// Trains as `options` say, and begins a save after step 2. Returns the checkpoint, and expects the
-// states that the oracle has after steps 2 and 5. On a machine so busy that no step overtakes the
-// save, everything is done again with slower writes; a durable store has only one try.
+// Trains as `options` says, and begins a save after step 2. Returns the checkpoint, and expects the
+// states that the oracle has after steps 2 and 5. If the machine is so busy that no step overtakes
+// the save, everything is done again with slower writes. A durable store has only one try.
 inline SavedCheckpoint expect_exact(const Config& config, ToyOptions options,
                                     const std::string& root) {
   options.steps = 2;

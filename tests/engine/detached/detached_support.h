@@ -156,7 +156,8 @@ class DetachedTest : public testing::Test {
     }
   }
 
-  // Runs eight steps, in which tensors lack gradients, come in different orders and are changed.
+  // Runs eight steps. In these steps, tensors lack gradients, come in different orders and are
+  // changed.
   void train(DetachedOptimizer& optimizer, OptimizerKind kind) {
     for (int step = 0; step < 8; ++step) {
       std::vector<std::uint32_t> order;
@@ -166,7 +167,8 @@ class DetachedTest : public testing::Test {
       if (step == 5 && tensors_[1].count() > 7) set(tensors_[1], 7, 3.25f);
       std::vector<DetachedUpdate> updates;
       for (const std::uint32_t id : order) updates.push_back(next(kind, id));
-      // All tensors in one call, or one call for each tensor, as gradients arrive.
+      // Either all tensors come in one call, or each tensor has its own call, as when gradients
+      // arrive.
       if (step % 3 == 0) {
         optimizer.begin(updates);
       } else {
@@ -185,7 +187,7 @@ class DetachedTest : public testing::Test {
   std::mt19937 random_{7};
   std::normal_distribution<float> normal_;
   std::vector<DetachedState> tensors_;
-  // A tensor without elements, small tensors, and tensors of several blocks with a short last
+  // The tensors are: one without elements, small ones, and ones of several blocks with a short last
   // block.
   const std::vector<std::uint64_t> counts_{40'000, 20'001, 0, 1, 300, 65'536};
 };

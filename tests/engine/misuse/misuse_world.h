@@ -1,7 +1,8 @@
-// The world in which the rows of a table of misuses run: an engine with values, its device, stream
-// and folder. A row is a mistake of an application, the code of the error, and the words that the
-// message has to contain. After the error, the engine has to train one step with the same bits as
-// an engine that was not misused. Rows that have destroyed or closed the engine are excepted.
+// The world in which the rows of a table of misuses run. It has an engine with values, its device,
+// stream and folder. A row has a mistake of an application, the code of the error, and the words
+// that the message has to contain. After the error, the engine has to train one step. The bits must
+// be the same as in an engine that was not misused. Rows that have destroyed or closed the engine
+// are excepted.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -26,7 +27,8 @@
 namespace sluice::test {
 
 struct MisuseWorld {
-  // The toy model; its unit 2, "h.1", is frozen. The state is on storage, the parameters are bf16.
+  // The model is the toy model. Its unit 2, "h.1", is frozen. The state is on storage, and the
+  // parameters are bf16.
   MisuseWorld() {
     config.placement = {TierChoice::kNvme, TierChoice::kNvme};
     model.concurrent_leases = 1;
@@ -41,7 +43,7 @@ struct MisuseWorld {
     return step.acquire(UnitId{unit}, Pass::kForward, stream);
   }
   void walk(Step& step) const { walk_step(step, model, *engine, *device, stream, config, 1); }
-  // Walks to the backward use of `unit`, which is then leased.
+  // Walks to the backward use of `unit`, and returns the lease on it.
   Lease backward(Step& step, std::uint32_t unit) const {
     const ModelSpec all = validated(model);
     for (const UnitId id : all.forward_order) (void)step.acquire(id, Pass::kForward, stream);
@@ -88,7 +90,7 @@ inline std::ostream& operator<<(std::ostream& out, const Misuse& row) {
 
 class MisuseTest : public testing::TestWithParam<Misuse> {};
 
-// The rows as a suite; each is named by its row.
+// The rows as a suite. Each case has the name of its row.
 #define SLUICE_MISUSES(suite, rows)                                    \
   INSTANTIATE_TEST_SUITE_P(suite, MisuseTest, testing::ValuesIn(rows), \
                            [](const auto& row) { return row.param.name; })

@@ -1,5 +1,6 @@
-// The plain search for places in the window: for every fetch, all places are compared. It is the
-// definition that engine/plan/window_plan.h has to equal. Slow: the product of uses and residents.
+// The plain search for places in the window. For every fetch, it compares all places. It is the
+// definition that engine/plan/window_plan.h has to equal. The search is slow. Its time is the
+// product of the numbers of uses and residents.
 #pragma once
 
 #include <algorithm>
@@ -15,16 +16,16 @@
 
 namespace sluice::test {
 
-// The cost of placing a unit at `begin_bytes`. It has the soonest use of any unit evicted for it
-// (later is better), and the last use of any of them (earlier is better, because prefetch can start
-// sooner).
+// The cost of placing a unit at `begin_bytes`. The cost is the soonest next use of any unit that is
+// evicted, where later is better, and the last use of any of them, where earlier is better. With an
+// earlier last use, prefetch can start sooner.
 struct PlainCandidate {
   std::uint64_t begin_bytes = 0;
   std::uint32_t soonest_reuse = WindowResident::kNever;
   std::uint32_t latest_use = 0;
   bool evicts = false;
-  // Whether a unit evicted for it is in use until just before, so that the fetch could not overlap
-  // with any computation.
+  // Whether an evicted unit is in use until just before. The fetch could then not overlap with any
+  // computation.
   bool is_late = false;
 
   bool better_than(const PlainCandidate& other) const {
@@ -45,7 +46,7 @@ class PlainWindowPlan {
         window_bytes_(window_bytes),
         leases_(leases) {}
 
-  // Empty when some use finds no place.
+  // The result is empty if some use finds no place.
   std::optional<std::vector<WindowUse>> uses() {
     std::vector<WindowUse> uses;
     for (std::uint32_t use = 0; use < schedule_.size(); ++use) {

@@ -1,5 +1,5 @@
-// Steps whose units are chosen on the way. The toy has four layers, each with experts, and a router
-// made of random numbers. Pure.
+// Steps that choose their units while they run. The toy has four layers, each with experts, and a
+// router made of random numbers. Pure.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@ inline constexpr std::uint32_t kExpertsOfLayer = 5;
 inline constexpr std::uint32_t kExperts = kLayers * kExpertsOfLayer;
 inline constexpr std::uint32_t kFirstExpert = 6;  // behind the toy's own units
 
-// The experts of one layer in one micro-batch, in ascending order: any number of them, or `active`
-// of them.
+// The experts of one layer in one micro-batch, in ascending order. There are `active` of them, or
+// any number.
 inline std::vector<UnitId> routed(std::uint64_t key, std::uint32_t layer,
                                   std::uint32_t active = 0) {
   std::mt19937_64 random(key);

@@ -25,13 +25,13 @@ class SimulatedRank {
   // Begins the first life, in which the state of step 0 is committed. A life lasts from an opening
   // to the next cut.
   void create();
-  // The two parts of an opening. open() returns the steps on offer; settle() goes back to `step`
+  // The two parts of an opening. open() returns the steps on offer. settle() goes back to `step`
   // and repairs the records. Both throw Error. After `requests` transfers, both throw PowerCut.
   CommitOffer open(std::uint64_t requests);
   void settle(std::uint64_t step, std::uint64_t requests);
   // Describes the fault in the state after settle(), if there is one.
   std::string find_loss();
-  // Flips one bit of one twin. Requires: settle() was called.
+  // The call flips one bit of one twin. Requires: settle() was called.
   void flip_record_bit(std::uint64_t random);
 
   // Advances one activity, chosen by `random`, if any activity can advance.
@@ -39,7 +39,7 @@ class SimulatedRank {
   // Whether this rank may vote for the next step: the last step is stored completely, and its
   // commit is durable on this rank.
   bool may_vote() const;
-  // To be called when all ranks have voted.
+  // The call comes when all ranks have voted.
   void begin_step();
 
   void end(bool is_power_cut);

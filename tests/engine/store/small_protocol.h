@@ -1,7 +1,7 @@
 // Searches every order of events in a small training. The ranks, blocks, lanes, stores, commits and
 // votes form a state machine over the product's PlaneCopies. In each reachable state, a power cut
-// must leave a step that every rank can open, whichever unflushed data the cut keeps. Every state
-// except the last must have a next state.
+// must leave a step that every rank can open. This must hold for every choice of the unflushed data
+// that the cut keeps. Every state except the last must have a next state.
 //
 // The events of a block: it takes a lane, its store begins when a copy is free, the store ends. The
 // events of a commit: it begins, its data is flushed, its record is durable. Another event: all
@@ -16,9 +16,11 @@
 
 namespace sluice::test {
 
-// The time at which a block may be updated in step v. kDeferred: after the vote of v. kEager:
-// before the vote. kSpeculative: before the vote, to a copy that is not the home, and again after
-// the vote if the vote rejected the update.
+// The time at which a block may be updated in step v.
+// - kDeferred: after the vote of v.
+// - kEager: before the vote.
+// - kSpeculative: before the vote, to a copy that is not the home. If the vote rejects the update,
+//   the block is updated again after the vote.
 enum class SmallPolicy : std::uint8_t { kDeferred, kEager, kSpeculative };
 
 struct SmallProtocol {

@@ -1,8 +1,7 @@
 // Simulates trainings without arithmetic on drives whose power fails. The product's code for
 // copies, commits and opening runs over PowerCutDisk, with one or several ranks. The seed decides
-// all orders that are not fixed. After each cut, the store has to open with every byte of a step,
-// and this step must not be older than the last step that counted. Cuts also happen during the
-// opening.
+// all orders that are not fixed. After each cut, the store has to open with every byte of a step.
+// This step must not be older than the last step that counted. Cuts also happen during the opening.
 //
 // Each mutation puts one error into the protocol, so that tests can show that the simulation finds
 // the error.

@@ -1,5 +1,5 @@
-// Failures of single calls of the stand-in for the CUDA runtime. A test counts the calls of a run,
-// then repeats the run and lets each call fail once.
+// Failures of single calls of the stand-in for the CUDA runtime. A test counts the calls of a run.
+// It then repeats the run and lets each call fail once.
 // Thread rule: every function from any thread.
 #pragma once
 
@@ -9,13 +9,13 @@
 namespace sluice::test {
 
 struct FakeCudaFault {
-  // The calls of this function are counted. Empty: all but cudaEventQuery, whose number differs
-  // from run to run.
+  // The calls of this function are counted. If this is empty, all calls but cudaEventQuery are
+  // counted. The number of those calls differs from run to run.
   std::string function = {};
   std::uint64_t at_call = 0;  // the next call is number 1; 0: none fails
   int status = 0;             // a cudaError_t, the answer of that call
-  // Every call fails from then on, as after a kernel's illegal access. Otherwise only this call
-  // fails, and the GPU goes on working.
+  // If true, every call fails from then on, as after a kernel's illegal access. If false, only this
+  // call fails, and the GPU goes on working.
   bool is_lasting = false;
   bool refuses_callbacks = true;  // with is_lasting: cudaStreamAddCallback fails, too
 };
@@ -29,13 +29,15 @@ struct FakeCudaFaultReport {
 // Ends the count, and a lasting failure.
 FakeCudaFaultReport disarm_fake_cuda_fault();
 
-// For the stand-in: counts a call, and returns its failure, or 0. A lasting failure begins here.
+// The stand-in calls this function for each call. The function counts the call, and returns its
+// failure, or 0. A lasting failure begins here.
 int fake_cuda_fault_of(const char* call);
-// For the stand-in: returns `status`, which cudaGetLastError() returns next on this thread.
+// The stand-in calls this function. It returns `status`, and cudaGetLastError() returns `status`
+// next on this thread.
 int fake_cuda_answer(int status);
-// For the stand-in: whether calls are counted. If so, one thread makes and destroys all streams.
+// The stand-in asks whether calls are counted. If so, one thread makes and destroys all streams.
 bool is_fake_cuda_fault_armed();
-// For the stand-in: completes all work that is on any stream.
+// The stand-in calls this function to complete all work that is on any stream.
 void finish_fake_cuda_work();
 
 }  // namespace sluice::test

@@ -1,5 +1,5 @@
-// CudaLauncher's stand-in: kernel bodies run on the host, on the streams of the stand-in for the
-// CUDA runtime. Thread rule: as Device. The device must outlive the launcher.
+// The stand-in for CudaLauncher. Kernel bodies run on the host, on the streams of the stand-in for
+// the CUDA runtime. Thread rule: as Device. The device must outlive the launcher.
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,7 @@ struct FakeCudaCall {
   std::uint64_t size_bytes = 0;  // of a copy
 };
 
-// Begins a log, or continues without a log.
+// If `is_wanted`, begins a log. Otherwise, continues without a log.
 void log_fake_cuda_calls(bool is_wanted);
 // Ends the log and returns it.
 std::vector<FakeCudaCall> take_fake_cuda_calls();

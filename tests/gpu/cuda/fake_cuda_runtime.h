@@ -1,9 +1,9 @@
 // A replacement for the CUDA runtime over the host device. The replacement has the functions that
-// gpu/cuda_*.cc call, and is linked instead of the runtime, so that the CUDA device runs its
-// contract tests without a GPU. The tests check how this code uses the runtime's promises, not the
-// promises themselves. Host functions of all streams run one at a time, as CUDA is allowed to do.
-// There are several GPUs. Every thread has a current GPU, which is 0 at first, and nearly every
-// call makes a context on the current GPU.
+// gpu/cuda_*.cc call. It is linked instead of the runtime, so that the CUDA device runs its
+// contract tests without a GPU. The tests check how this code uses the runtime's promises. They do
+// not check the promises themselves. Host functions of all streams run one at a time, as CUDA is
+// allowed to do. There are several GPUs. Every thread has a current GPU, which is 0 at first, and
+// nearly every call makes a context on the current GPU.
 // Thread rule: every function from any thread.
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace sluice::test {
 
-// From now on, every call fails with `status`, a cudaError_t, and pending callbacks get this
-// status, as after a kernel's illegal access. The status 0 ends the failure, which never happens in
-// CUDA. With `refuses_callbacks`, cudaStreamAddCallback fails, too.
+// From now on, every call fails with `status`, a cudaError_t, as after a kernel's illegal access.
+// Pending callbacks get this status. The status 0 ends the failure. This never happens in CUDA.
+// With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 struct FakeCudaFailure {
   int status = 0;
   bool refuses_callbacks = true;
@@ -33,14 +33,14 @@ std::uint64_t fake_cuda_registered_bytes();
 // takes about 0.5 GB.
 std::set<int> take_fake_cuda_contexts();
 
-// Launches a kernel, which runs `work` on `stream`, a cudaStream_t, beside the kernels of other
+// Launches a kernel. It runs `work` on `stream`, a cudaStream_t, beside the kernels of other
 // streams. The first launch on a GPU loads the kernel called `name`. A kernel without a name needs
 // no loading. cudaGetLastError tells the caller that the launch has failed.
 // Requires: the stream's GPU is the thread's current GPU.
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name = nullptr);
 
 // Returns the kernels that were loaded since the last call on a GPU with a communicator. Such a
-// load can cause a deadlock. CUDA waits under a lock for the GPU's work, this work may wait for
+// load can cause a deadlock. CUDA waits under a lock for the GPU's work. This work may wait for
 // another rank's work, and the other rank waits for this rank's next call. If everything is loaded
 // at the start (CUDA_MODULE_LOADING=EAGER), the result is empty.
 std::set<std::string> take_fake_cuda_late_loads();

@@ -1,5 +1,6 @@
-// The time that a sequence of runtime calls takes on a GPU, and the share of it in which the link
-// upwards moves bytes, by a model. link_costs.json has the costs of the model with their sources.
+// A model of the time that a sequence of runtime calls takes on a GPU. The model also gives the
+// share of this time in which the link upwards moves bytes. link_costs.json has the costs with
+// their sources.
 //
 //   - one thread makes the calls, one after another;
 //   - streams are spread over the hardware queues in the order of their first call. The head of a
@@ -30,7 +31,7 @@ struct LinkCosts {
   double callback_most_ns = 0;
   std::uint32_t hardware_queues = 0;
 };
-// Fails the test when a number or a source is missing.
+// The test fails if a number or a source is missing.
 LinkCosts read_link_costs(const std::string& path);
 
 // The share of time in which bytes moved upwards, from the begin of the first copy upwards to the

@@ -1,4 +1,4 @@
-// The cases of DeviceMath's updates with moments as 8-bit codes or in bf16, for tests that
+// The cases of DeviceMath's updates with moments in bf16 or as 8-bit codes. They are for tests that
 // instantiate DeviceMathTest (device_math_cases.h).
 #pragma once
 
@@ -93,7 +93,7 @@ TEST_P(DeviceMathTest, UpdatesCodesAsTheCpu) {
   }
 }
 
-// Moments in bf16 of every kind of value, anywhere in a tensor.
+// The moments are in bf16, have every kind of value, and lie anywhere in a tensor.
 TEST_P(DeviceMathTest, UpdatesBf16MomentsAsTheCpu) {
   for (const DType parameter_type : kMathTypes) {
     for (const DeviceCoefficients& c : all_device_coefficients()) {

@@ -33,8 +33,8 @@ struct MathMachineFactory {
   std::function<MathMachine()> make;
 };
 
-// Lengths near the 8 elements of an access and the 256 elements of a leaf, and one length of many
-// blocks.
+// The lengths are near the 8 elements of an access and the 256 elements of a leaf. One length has
+// many blocks.
 inline constexpr std::uint64_t kMathCounts[] = {1, 7, 8, 9, 255, 256, 257, 1003, 70001};
 inline constexpr DType kMathTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
 
@@ -53,7 +53,7 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
   DeviceMath& math() { return *machine_.math; }
   StreamId stream() const { return stream_.id(); }
 
-  // `bytes` on the device, followed by a page of a pattern that no code may touch.
+  // There are `bytes` on the device, followed by a page of a pattern that no code may touch.
   struct OnDevice {
     DeviceBuffer memory;
     std::uint64_t size_bytes = 0;
@@ -81,8 +81,8 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
     return {staging.data(), staging.data() + array.size_bytes};
   }
 
-  // Values of every magnitude of the type, and zeros. With `with_special`, also infinities and
-  // NaNs.
+  // Values of every magnitude of the type, and zeros. With `with_special`, there are also
+  // infinities and NaNs.
   Bytes random_values(DType type, std::uint64_t count, bool with_special = false) {
     Bytes bytes(count * size_of(type));
     std::uniform_int_distribution<int> exponent(-149, with_special           ? 127
@@ -116,7 +116,7 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
     std::memcpy(&half, bytes.data() + 2 * i, 2);
     return type == DType::kBf16 ? float_from_bf16(half) : float_from_fp16(half);
   }
-  // Expects equal bits, or that both are NaN.
+  // Expects equal bits, unless both values are NaN.
   static void expect_same(DType type, const Bytes& actual, const Bytes& expected) {
     ASSERT_EQ(actual.size(), expected.size());
     for (std::uint64_t i = 0; i < actual.size() / size_of(type); ++i) {
@@ -311,7 +311,8 @@ TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   const SgdCoefficients c{.gradient_scale = 1, .l2 = 0, .momentum = 0, .learning_rate = -1};
   for (const DType type : kMathTypes) {
     // The largest number that is finite in the parameter's type, and a number that is not finite
-    // there. The latter is infinity for fp32, or a number that rounds to infinity in bf16 or fp16.
+    // there. The second number is infinity for fp32, and a number that rounds to infinity in bf16
+    // or fp16.
     const float largest = type == DType::kFp32   ? 3.4e38f
                           : type == DType::kBf16 ? 3.39e38f
                                                  : 65519.0f;

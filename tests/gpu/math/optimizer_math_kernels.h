@@ -1,6 +1,7 @@
 // Runs the element functions of sluice/dtype.h and base/optimizer_math.h on the GPU over arrays.
-// optimizer_math_cuda_test compares the results with the CPU's. Thread rule: one thread at a time.
-// Fails with: std::runtime_error naming the CUDA call.
+// optimizer_math_cuda_test compares the results with the CPU's results. Thread rule: one thread at
+// a time.
+// Fails with std::runtime_error, naming the CUDA call.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 
 namespace sluice::test {
 
-// Why kernels cannot run here; empty when they can.
+// Says why kernels cannot run here. The text is empty if they can.
 std::string why_no_gpu();
 
 std::vector<std::uint32_t> gpu_float_bits_from_bf16(std::span<const std::uint16_t> values);
@@ -27,7 +28,7 @@ struct AdamInput {
   AdamElement state;
   float gradient;
 };
-// The coefficients for one step of an optimizer. The alternative selects the optimizer.
+// The coefficients for one step of an optimizer. The type in the variant selects the optimizer.
 using ElementCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                          AdagradCoefficients, SgdCoefficients>;
 std::vector<AdamElement> gpu_update_elements(const ElementCoefficients& coefficients,

@@ -1,5 +1,6 @@
-// The number of requests to the stand-in for NCCL (fake_nccl.cc) since the last call, and failures
-// of its calls. The functions are found by their symbols in the library. Thread rule: any thread.
+// The functions count the requests to the stand-in for NCCL (fake_nccl.cc) since the last call, and
+// make its calls fail. The functions are found by their symbols in the library. Thread rule: any
+// thread.
 #pragma once
 
 #include <dlfcn.h>
@@ -13,7 +14,7 @@ struct fake_nccl_counts {
   int buffers = 0;      // registered and not given back
   int windows = 0;      // counted like buffers
   int allocations = 0;  // counted like buffers
-  // Counts requests of ranks whose offset in a symmetric window differs from that of rank 0.
+  // The number of requests of ranks whose offset in a symmetric window differs from that of rank 0.
   int unequal_offsets = 0;
 };
 
@@ -23,8 +24,8 @@ extern "C" fake_nccl_counts fake_nccl_take_counts();
 // even if they fail.
 struct fake_nccl_fault {
   std::uint64_t at_call = 0;  // of all ranks together; the next call is number 1; 0: none fails
-  // Counts the questions for errors (ncclCommGetAsyncError) instead of all other calls, because
-  // their number differs from run to run.
+  // If true, the questions for errors (ncclCommGetAsyncError) are counted instead of all other
+  // calls. Their number differs from run to run.
   bool is_poll = false;
 };
 // Returns the number of calls since the last fault was set.

@@ -1,6 +1,6 @@
-// The common part of the ranks of the stand-in for NCCL (fake_nccl.cc). Here ranks meet and
-// exchange messages. Here the offsets of buffers in symmetric windows are compared, which have to
-// be equal on all ranks.
+// The common part of the ranks of the stand-in for NCCL (fake_nccl.cc). Ranks meet here and
+// exchange messages. The offsets of buffers in symmetric windows are compared here. They have to be
+// equal on all ranks.
 // Thread rule: every function from any thread.
 #pragma once
 
@@ -78,7 +78,7 @@ struct FakeNcclWorld {
   void compare(int rank, const FakeNcclPart& first, const FakeNcclPart& own);
 };
 
-// Counts a call, and returns whether this call is the one that fails (fake_nccl_fail_at()).
+// Counts a call. Returns whether this call is the one that fails (fake_nccl_fail_at()).
 bool fake_nccl_call_fails(const char* call);
 void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);
 

@@ -1,6 +1,7 @@
 // Test cases of the GPT for GPUs, on any device. Loss and gradients must match the CPU's
-// GptCompute, which other tests compare with a reference in double. A test program includes this
-// header once and instantiates DeviceGptTest with device_gpt_cases() for the program's machines.
+// GptCompute. Other tests compare GptCompute with a reference in double. A test program includes
+// this header once and instantiates DeviceGptTest with device_gpt_cases() for the program's
+// machines.
 // Thread rule: one thread.
 #pragma once
 

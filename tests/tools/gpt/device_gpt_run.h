@@ -62,7 +62,7 @@ class Transfers {
   StreamId stream_;
 };
 
-// Copies `parameters`, which are of `type`, to the device unit by unit. NaN lies behind each
+// Copies `parameters` to the device, unit by unit. Their type is `type`. NaN lies behind each
 // tensor.
 inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
                                                const ModelSpec& spec,
@@ -90,9 +90,9 @@ inline void expect_untouched_behind(const DeviceUnit& unit, const UnitSpec& spec
     ASSERT_EQ(byte, std::byte{0xff}) << "written behind " << spec.tensors[tensor].name;
 }
 
-// As run_training_pass(). Gradient memory starts as NaN. So a test notices an element that the
-// backward pass forgets, and an element that the pass writes behind a tensor. `parameters` are of
-// ops.type().
+// Does the same as run_training_pass(). Gradient memory starts as NaN. So a test notices an element
+// that the backward pass forgets, and an element that is written behind a tensor. `parameters` have
+// the type ops.type().
 inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOps& ops,
                                   const ModelSpec& spec, const TensorMemory& parameters,
                                   const std::vector<std::uint32_t>& tokens,

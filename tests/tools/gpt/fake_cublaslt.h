@@ -1,8 +1,8 @@
 // A stand-in for cuBLASLt (fake_cublaslt.cc), in a library that has the real one's name. Code that
-// opens the library at run time finds the stand-in if the program is linked to it. It computes on
-// the stand-in for the CUDA runtime. The stand-in is as awkward as the library may be. It splits
-// every sum in two and adds the parts in the least exact way that its caller allows. It knows no
-// algorithm for bf16 matrices whose rows are not 16 bytes apart.
+// opens the library at run time finds the stand-in if the program is linked to it. The stand-in
+// computes on the stand-in for the CUDA runtime. The stand-in is as awkward as the library may be.
+// It splits every sum in two, and adds the parts in the least exact way that its caller allows. It
+// knows no algorithm for bf16 matrices whose rows are not 16 bytes apart.
 // Thread rule: any thread.
 #pragma once
 
@@ -15,6 +15,6 @@ struct fake_cublaslt_counts {
 
 // The counts since the last call.
 extern "C" fake_cublaslt_counts fake_cublaslt_take_counts();
-// Lets one call fail; the next call is number 1, and 0 means none. Calls that release something
+// One call fails. The next call is number 1, and 0 means no call. Calls that release something
 // never fail. Returns whether the call that was set before has come.
 extern "C" bool fake_cublaslt_fail_at(int call);

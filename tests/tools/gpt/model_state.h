@@ -1,5 +1,5 @@
-// Parameters and gradients of a whole model in plain memory, in the engine's format: one
-// 256-byte-aligned array per tensor. The tests of GptCompute need only this part of an engine.
+// The parameters and gradients of a whole model in plain memory, in the engine's format. There is
+// one 256-byte-aligned array per tensor. The tests of GptCompute need only this part of an engine.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@
 
 namespace sluice::gpt {
 
-// One array per tensor of every unit. `shift` moves all arrays by `shift` * 256 bytes.
+// There is one array per tensor of every unit. `shift` moves all arrays by `shift` * 256 bytes.
 inline std::uint16_t half_from_float(DType dtype, float value) {
   return dtype == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
 }
@@ -67,8 +67,8 @@ void for_each_tensor(const ModelSpec& spec, const Body& body) {
       body(unit, tensor, spec.units[unit].tensors[tensor]);
 }
 
-// Fills in values that give no tiny gradient. Biases and norms are random, too, and matrices are
-// larger than at a real start.
+// Fills `parameters` with values that give no tiny gradient. Biases and norms are random, too, and
+// matrices are larger than at a real start.
 inline void fill_random(const ModelSpec& spec, const TensorMemory& parameters) {
   for_each_tensor(spec, [&](std::size_t unit, std::size_t tensor, const TensorSpec& t) {
     const CounterRandom random(7, t.name);
@@ -132,7 +132,7 @@ inline PassResult run_training_pass(GptCompute& compute, const ModelSpec& spec,
   return result;
 }
 
-// ||a - b|| / ||b||; NaN when a or b has a NaN.
+// The value of ||a - b|| / ||b||. It is NaN if a or b has a NaN.
 template <class A, class B>
 double relative_difference(const A& a, const B& b) {
   if (a.size() != b.size()) return std::numeric_limits<double>::quiet_NaN();

@@ -1,11 +1,11 @@
 // The values that a micro-batch's forward pass leaves for its backward pass, and the scratch memory
 // of both passes. All values lie in one allocation, which is made at construction. With checkpoints
-// at the units' boundaries, all blocks share the memory of one block, and the caller owns the
+// at the units' boundaries, all blocks share the memory of one block. The caller then owns the
 // values that cross the boundaries. All values are fp32, and every array starts at a multiple of
 // 256 bytes. With R = batch * sequence rows and width W, a block keeps 16 R W floats and a few
 // numbers per row. The scratch memory adds 6 R W floats, and the head adds R * vocabulary floats.
-// Where products take bf16, two factors of 4 R W bf16 values are added. This is plain memory, and
-// the owner orders its use.
+// If products take bf16, two factors of 4 R W bf16 values are added. This is plain memory, and the
+// owner orders its use.
 #pragma once
 
 #include <cstdint>
@@ -45,10 +45,10 @@ struct BlockActivations {
 };
 
 struct Activations {
-  // Fails with: kOutOfMemory.
+  // Fails with kOutOfMemory if the memory is not there.
   Activations(const GptConfig& config, const ActivationNeeds& needs);
 
-  // The bytes that such activations would take; allocates nothing.
+  // The bytes that such activations would take. The call allocates nothing.
   static std::uint64_t size_bytes(const GptConfig& config, const ActivationNeeds& needs);
 
   BlockActivations& block(std::uint32_t layer) { return blocks[layer % blocks.size()]; }
@@ -60,12 +60,12 @@ struct Activations {
   float* logits = nullptr;      // [R, vocabulary], later overwritten by their gradient
   float* row_losses = nullptr;  // [R]
 
-  // [R, W], the gradient that flows down the residual stream; null with checkpoints.
+  // The gradient that flows down the residual stream, [R, W]. It is null with checkpoints.
   float* d_residual = nullptr;
   float* d_narrow = nullptr;  // [R, W]
   float* d_wide = nullptr;    // [R, 4 W]
   std::span<float> attention_scratch;
-  // [R, 4 W] in bf16, for the factors of the current product; null without bf16 factors.
+  // The factors of the current product, [R, 4 W] in bf16. They are null without bf16 factors.
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
 

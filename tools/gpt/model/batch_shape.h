@@ -18,11 +18,10 @@ struct BatchShape {
 };
 
 // Returns `config`.
-// Fails with: kConfig for a config that validate() refuses, and for a shape that the model cannot
-// have.
+// Fails with kConfig if validate() refuses the config, or the model cannot have such a shape.
 const GptConfig& checked(const GptConfig& config, BatchShape shape);
 
-// Fails with: kInput naming a token that is beyond the vocabulary.
+// Fails with kInput if a token is beyond the vocabulary, naming the token.
 void check_tokens(const GptConfig& config, std::span<const std::uint32_t> tokens);
 
 }  // namespace sluice::gpt

@@ -1,6 +1,7 @@
-// The threads that compute the model: an arena of a fixed number of workers, including the calling
-// thread. The caller cuts the work into numbered tasks that depend on sizes only. Results do not
-// depend on the worker that runs a task, or on the time, as long as tasks write disjoint memory.
+// The threads that compute the model. They are an arena of a fixed number of workers, including the
+// calling thread. The caller cuts the work into numbered tasks that depend on sizes only. Results
+// do not depend on the worker that runs a task, or on the time, as long as tasks write disjoint
+// memory.
 // Thread rule: one call at a time.
 #pragma once
 
@@ -13,7 +14,7 @@ namespace sluice::gpt {
 
 class ComputeThreads {
  public:
-  // Fails with: kConfig when `threads` is 0.
+  // Fails with kConfig if `threads` is 0.
   explicit ComputeThreads(unsigned threads) : arena_(checked(threads)) {}
 
   unsigned threads() const { return arena_.threads(); }

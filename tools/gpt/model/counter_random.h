@@ -15,18 +15,19 @@ class CounterRandom {
   CounterRandom(std::uint64_t seed, std::string_view stream)
       : key_(mixed(mixed(seed) ^ name_hash(stream))) {}
 
-  // 64 independent bits: SplitMix64 (Steele, Lea, Flood 2014) at position `index` after the key.
+  // The 64 independent bits at position `index` after the key, by SplitMix64 (Steele, Lea, Flood
+  // 2014).
   constexpr std::uint64_t bits(std::uint64_t index) const {
     return mixed(key_ + (index + 1) * 0x9e3779b97f4a7c15u);
   }
 
-  // Uniform in [0, 1), a multiple of 2^-53.
+  // A uniform number in [0, 1), which is a multiple of 2^-53.
   constexpr double uniform(std::uint64_t index) const {
     return static_cast<double>(bits(index) >> 11) * 0x1p-53;
   }
 
-  // Standard normal by Box and Muller (1958), from uniforms 2 * index and 2 * index + 1. The second
-  // value of the method is not used, so that each index stands alone.
+  // A standard normal number by Box and Muller (1958), from uniforms 2 * index and 2 * index + 1.
+  // The second value of the method is not used, so that each index stands alone.
   double normal(std::uint64_t index) const {
     const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform(2 * index)));
     return radius * std::cos(2.0 * std::numbers::pi * uniform(2 * index + 1));
@@ -39,8 +40,8 @@ class CounterRandom {
     return z ^ (z >> 31);
   }
 
-  // FNV-1a. Because streams are numbered by a hash of the name, a tensor keeps its values when
-  // other tensors are added before it.
+  // FNV-1a. The hash is FNV-1a. Streams are numbered by a hash of the name, so a tensor keeps its
+  // values when other tensors are added before it.
   static constexpr std::uint64_t name_hash(std::string_view name) {
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

@@ -1,6 +1,6 @@
 // Matrix products by cuBLASLt. The library is opened at run time, so a program with this class
-// starts on machines without cuBLASLt. bf16 products accumulate in fp32; fp32 products are fp32
-// throughout (no TF32). The library's heuristic chooses an algorithm once for each shape. The
+// starts on machines without cuBLASLt. Products of bf16 accumulate in fp32. Products of fp32 are
+// fp32 throughout (no TF32). The library's heuristic chooses an algorithm once for each shape. The
 // choice is kept, so that the same product gives the same bits.
 //
 // Thread rule: one thread at a time.
@@ -18,11 +18,11 @@ namespace sluice::gpt {
 
 class CublasLt {
  public:
-  // Why cuBLASLt cannot be used; empty when it can.
+  // Says why cuBLASLt cannot be used. The result is empty if it can be used.
   static std::string why_not();
 
-  // Takes 32 MiB of device memory. `device` must outlive it.
-  // Fails with: kUnsupported with why_not(), kOutOfMemory.
+  // Takes 32 MiB of device memory. `device` must outlive the object.
+  // Fails with kUnsupported and why_not(), and with kOutOfMemory.
   explicit CublasLt(CudaDevice& device);
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
@@ -30,9 +30,9 @@ class CublasLt {
 
   std::string version() const;
 
-  // `type` is T. Returns false and enqueues nothing when the library knows no algorithm for the
-  // product (perhaps for bf16 at odd addresses).
-  // Fails with: kInternal.
+  // `type` is T. Returns false and enqueues nothing if the library knows no algorithm for the
+  // product. This may happen for bf16 at odd addresses.
+  // Fails with kInternal.
   bool multiply(const Product& product, DType type, StreamId stream);
 
  private:

@@ -1,5 +1,5 @@
-// DeviceOps on a GPU, with kernels of this project (device_bodies.h). Matrix products use cuBLASLt
-// where the library can be opened. Thread rule: as DeviceOps.
+// DeviceOps on a GPU, with kernels of this project (device_bodies.h). Matrix products use cuBLASLt,
+// if the library can be opened. Thread rule: as DeviceOps.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,9 @@ enum class ProductKernels : std::uint8_t {
   kPlain,  // by plain kernels, for comparison
 };
 
-// `device` must outlive it.
-// Fails with: kUnsupported for types that these kernels do not support, or when this build has no
-// code for the GPU; kOutOfMemory.
+// `device` must outlive the result.
+// Fails with kUnsupported if these kernels do not support the types, or this build has no code for
+// the GPU, and with kOutOfMemory.
 std::unique_ptr<DeviceOps> make_cuda_ops(CudaDevice& device, DType type, DType gradient_type,
                                          ProductKernels products = ProductKernels::kFast);
 

@@ -1,6 +1,7 @@
-// DeviceOps of a GPU: the kernel bodies over a launcher, and cuBLASLt's products. A product that
-// the library has no algorithm for is left to the plain body, with a note for the user. The
-// launcher is CudaLauncher on a GPU; tests run this over stand-ins. Thread rule: as DeviceOps.
+// The DeviceOps of a GPU. They consist of the kernel bodies over a launcher, and of cuBLASLt's
+// products. If the library has no algorithm for a product, the plain body computes the product, and
+// the user gets a note. The launcher is CudaLauncher on a GPU. Tests use other launchers and
+// another library instead. Thread rule: as DeviceOps.
 #pragma once
 
 #include <memory>
@@ -17,7 +18,7 @@ namespace sluice::gpt {
 template <class Launcher>
 class CudaOpsOver final : public DeviceOpsOver<Launcher> {
  public:
-  // `device` must outlive it.
+  // `device` must outlive the object.
   CudaOpsOver(CudaDevice& device, DType type, DType gradient_type, ProductKernels products)
       : DeviceOpsOver<Launcher>(Launcher(device), type, gradient_type) {
     if (products == ProductKernels::kFast && CublasLt::why_not().empty())

@@ -190,7 +190,7 @@ struct GeluBackwardBody {
     const float v = load(x[i]);
     const float two_u = kGeluScale * (v + kGeluCubic * (v * v * v));
     const float two_du = kGeluScale * (1.0f + (3.0f * kGeluCubic) * (v * v));
-    // With s = sigmoid(2u): y' = s + v s (1 - s) (2u)'. Where exp(-2u) overflows, s is 0.
+    // With s = sigmoid(2u): y' = s + v s (1 - s) (2u)'. If exp(-2u) overflows, s is 0.
     const float s = 1.0f / (1.0f + expf(-two_u));
     const float other = 1.0f / (1.0f + expf(two_u));  // 1 - s without cancellation
     store(load(gradient[i]) * (s + v * s * other * two_du), gradient[i]);
@@ -261,8 +261,7 @@ struct CrossEntropyBody {
       most = most < logit ? logit : most;
     }
     most = team.max(most);
-    // Leaves the target out of this sum, so that p - 1 of a nearly certain target has no
-    // cancellation.
+    // The sum leaves the target out, so that p - 1 of a nearly certain target has no cancellation.
     float others = 0;
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())
       others += j == target ? 0.0f : expf(load(logits[j]) - most);
@@ -292,7 +291,8 @@ struct MeanBody {
   }
 };
 
-// Computes one element of the result. This is the plain product, and the oracle of the fast one.
+// The body computes one element of the result. This is the plain product, and the oracle of the
+// fast one.
 template <class T, class Result>
 struct ProductBody {
   Product p;

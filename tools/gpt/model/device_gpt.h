@@ -1,10 +1,10 @@
-// Computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU: use i of the
-// forward order, then use i of the backward order (gpt_model_spec). Activations have the type of
-// the parameters, and sums are fp32. All work is enqueued on the stream that the caller names,
-// which must be the same for a whole pass. The addresses of a unit's tensors may differ at every
-// use. Attention is computed with [sequence, sequence] products. The scratch memory has a bound,
-// and the heads that fit into the scratch memory are computed together. The backward pass computes
-// the scores again.
+// This class computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU. It
+// first computes use i of the forward order, and then use i of the backward order (gpt_model_spec).
+// Activations have the type of the parameters, and sums are fp32. All work is enqueued on the
+// stream that the caller names. This must be the same stream for a whole pass. The addresses of a
+// unit's tensors may differ at every use. Attention is computed with [sequence, sequence] products.
+// The scratch memory is limited. All heads that fit into it are computed together. The backward
+// pass computes the scores again.
 //
 // Thread rule: one thread at a time.
 // Invariant: results depend on the arguments alone, not on addresses, as long as tensors start at
@@ -27,16 +27,17 @@
 
 namespace sluice::gpt {
 
-// Scratch memory for the scores, the probabilities and their gradients of the heads that are
-// computed together. There is room for one head at least. Less memory means more and smaller
-// launches.
+// The scratch memory for the scores, the probabilities and their gradients, of all heads that are
+// computed together. There is room for one head at least. With less memory, there are more and
+// smaller launches.
 inline constexpr std::uint64_t kAttentionScratchBytes = std::uint64_t{256} << 20;
 
 class DeviceGpt {
  public:
-  // `device` and `ops` must outlive this. Allocates all memory: activations and scratch on the
-  // device, a little page-locked memory on the host.
-  // Fails with: kConfig (bad config, sequence beyond model.context), kOutOfMemory.
+  // `device` and `ops` must outlive the object. The constructor allocates all memory: activations
+  // and scratch on the device, and a little page-locked memory on the host.
+  // Fails with kConfig if the config is wrong or the sequence is beyond model.context, and with
+  // kOutOfMemory.
   DeviceGpt(const GptConfig& config, BatchShape shape, Device& device, DeviceOps& ops,
             std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
   DeviceGpt(const DeviceGpt&) = delete;
@@ -44,7 +45,7 @@ class DeviceGpt {
   ~DeviceGpt();
 
   std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
-  // The same number for a model with parameters of `type`, without making the model.
+  // The same number for a model with parameters of `type`. The model need not exist.
   static std::uint64_t activation_bytes_of(
       const GptConfig& config, BatchShape shape, DType type,
       std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
@@ -52,9 +53,9 @@ class DeviceGpt {
   std::vector<std::string> take_notes() { return ops_.take_notes(); }
 
   // Computes one pass of training over zeros and waits for the end. Every operation of the training
-  // has then run, so its code and its plan are loaded. Meanwhile takes memory for the parameters
-  // and gradients of the largest unit. To be called between passes.
-  // Fails with: kOutOfMemory.
+  // has then run, so its code and its plan are loaded. Meanwhile, the call takes memory for the
+  // parameters and gradients of the largest unit. To be called between passes.
+  // Fails with kOutOfMemory if the memory is not there.
   void warm_up();
 
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
@@ -62,15 +63,16 @@ class DeviceGpt {
   // As GptCompute::set_loss_scale().
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch, and copies its batch * sequence tokens and as many targets.
-  // An evaluation has no backward pass.
+  // Begins a pass over one micro-batch. The call copies the micro-batch's batch * sequence tokens,
+  // and the same number of targets. An evaluation has no backward pass.
   // Requires: the sizes match.
-  // Fails with: kInput for a token beyond the vocabulary.
+  // Fails with kInput if a token is beyond the vocabulary.
   enum class Mode : std::uint8_t { kTraining, kEvaluation };
   void start(Mode mode, std::span<const std::uint32_t> tokens,
              std::span<const std::uint32_t> targets, StreamId stream);
 
-  // As in GptCompute, but enqueued on `stream`. Gradients are overwritten.
+  // The rules are those of GptCompute, but the work is enqueued on `stream`. Gradients are
+  // overwritten.
   // Requires: uses come in order, 0 first.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream);
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
@@ -82,8 +84,8 @@ class DeviceGpt {
 
  private:
   enum class Use : std::uint8_t { kEmbedding, kBlock, kHead, kTiedLogits };
-  // The values that a block's forward pass leaves. W = width, R = rows; the type is T unless stated
-  // otherwise.
+  // The values that a block's forward pass leaves. W is the width, and R is the number of rows. The
+  // type is T unless stated otherwise.
   struct Block {
     std::byte* input;  // [R, W]
     RowMoments* norm1_moments;
@@ -123,7 +125,7 @@ class DeviceGpt {
     std::uint64_t head_group;
   };
   Sizes sizes() const { return {config_, shape_, ops_.type(), head_group_}; }
-  // Divides the memory at `base` among the arrays and returns the size that they take. With a null
+  // Divides the memory at `base` among the arrays. Returns the size that they take. With a null
   // `base`, only computes the size.
   static std::uint64_t carve(const Sizes& sizes, std::byte* base, Arrays& arrays);
   static std::uint64_t input_count(const GptConfig& config, BatchShape shape) {
@@ -131,8 +133,8 @@ class DeviceGpt {
   }
   Use kind_of(std::uint32_t forward_use) const;
   std::uint64_t rows() const { return shape_.rows(); }
-  // A multiple of 128 elements, because matrix products are many times slower, or impossible, with
-  // rows that begin at odd addresses. The embedding table itself has only the vocabulary's rows.
+  // The stride is a multiple of 128 elements. Matrix products are many times slower, or impossible,
+  // if rows begin at odd addresses. The embedding table itself has only the vocabulary's rows.
   static std::uint64_t logits_stride(const GptConfig& config) {
     return align_up(config.vocabulary, 128);
   }

@@ -1,7 +1,8 @@
-// The arithmetic of GPT-2 over device memory, as operations on a stream. DeviceGpt consists of
-// them. One implementation runs on a GPU (cuda_ops.h); tests run the same bodies on the host
-// device. Matrices are row-major, one row per token. "T" is the type of parameters and activations,
-// and "G" is the type of gradients at rest. Both are fixed when the operations are made.
+// The arithmetic of GPT-2 over device memory, as operations on a stream. DeviceGpt uses these
+// operations only. One implementation runs on a GPU (cuda_ops.h). Tests run the same bodies on the
+// host device. Matrices are row-major, one row per token. "T" is the type of parameters and
+// activations, and "G" is the type of gradients at rest. Both are fixed when the operations are
+// made.
 //
 // Thread rule: one thread at a time. Every call enqueues its work and returns. Later work on the
 // same stream may reuse the memory that a call names.
@@ -65,7 +66,7 @@ struct LayerNormBackwardArguments {
   std::uint64_t width;
 };
 
-// Scores of `heads` heads of one sequence, fp32 [heads, sequence, sequence].
+// The scores of `heads` heads of one sequence, fp32 [heads, sequence, sequence].
 struct SoftmaxArguments {
   const float* scores;
   void* probabilities;  // T, as scores; zero beyond the diagonal
@@ -122,13 +123,14 @@ struct EmbeddingBackwardArguments {
   std::uint64_t context;
 };
 
-// A sum over rows first sums pieces of this many rows, then sums the pieces, both in order.
+// A sum over rows first sums pieces of this many rows, and then sums the pieces. Both sums are in
+// order.
 inline constexpr std::uint64_t kPartialRows = 64;
 constexpr std::uint64_t sum_partials(std::uint64_t rows, std::uint64_t width) {
   return (rows + kPartialRows - 1) / kPartialRows * width;
 }
 
-// Fails with: kUnsupported unless type and gradients are fp32 and fp32, bf16 and bf16, or bf16 and
+// Fails with kUnsupported unless type and gradients are fp32 and fp32, bf16 and bf16, or bf16 and
 // fp32.
 void check_device_types(DType type, DType gradient_type);
 
@@ -141,10 +143,11 @@ class DeviceOps {
 
   virtual DType type() const = 0;           // T
   virtual DType gradient_type() const = 0;  // G
-  // The name of the library that multiplies, for people: "cuBLASLt 13.0", "plain kernels".
+  // The name of the library that multiplies, as text for people: "cuBLASLt 13.0" or "plain
+  // kernels".
   virtual std::string description() const = 0;
-  // Returns notes for the user about products that take far longer than expected and were found
-  // since the last call.
+  // Returns notes for the user about products that take far longer than expected. These are the
+  // products found since the last call.
   virtual std::vector<std::string> take_notes() { return {}; }
 
   virtual void multiply(const Product& product, StreamId stream) = 0;

@@ -1,5 +1,5 @@
 // DeviceOps from the kernel bodies of device_bodies.h. The launcher is CudaLauncher on a GPU and
-// HostLauncher in tests. Products use the plain body; an implementation with faster products
+// HostLauncher in tests. Products use the plain body. An implementation with faster products
 // overrides multiply(). Thread rule: as DeviceOps.
 #pragma once
 

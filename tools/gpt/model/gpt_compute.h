@@ -1,10 +1,11 @@
-// Computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings the units.
-// This is use i of the forward order, then use i of the backward order (gpt_model_spec). The caller
-// passes the addresses of the unit's tensors, which may differ at every use. All arithmetic is
-// fp32, except matrix products with bf16 factors. Such products round activations and gradients to
-// bf16, take the parameters as they are, and sum in fp32. Results do not depend on the number of
-// threads. They do not depend on the addresses either, as long as tensors start at multiples of 256
-// bytes. Thread rule: one call at a time; each returns when its work is done.
+// This class computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings
+// the units. This is use i of the forward order, and later use i of the backward order
+// (gpt_model_spec). The caller passes the addresses of the unit's tensors, which may differ at
+// every use. All arithmetic is fp32, except matrix products with bf16 factors. Such products round
+// activations and gradients to bf16. They take the parameters as they are, and sum in fp32. Results
+// do not depend on the number of threads. They do not depend on the addresses either, as long as
+// tensors start at multiples of 256 bytes. Thread rule: one call at a time. Each call returns when
+// its work is done.
 //
 //   compute.start_training(tokens, targets);
 //   for (use = 0; use < compute.use_count(); ++use) compute.forward(use, parameters);
@@ -12,7 +13,7 @@
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 //
 // With checkpoints at the units' boundaries, the caller brings the values that cross the boundaries
-// to every use, and backward() computes the rest of a unit's activations again. These are the same
+// to every use. backward() then computes the rest of a unit's activations again. These are the same
 // operations on the same values, so they give the same bits. With checkpoints, several
 // micro-batches may be under way at the same time.
 #pragma once
@@ -38,8 +39,9 @@ struct GptComputeOptions {
   MatmulChoice matmul = {};
 };
 
-// With checkpoints, these are the values that a use takes and gives, [rows, width] floats each, at
-// multiples of 256 bytes. Without checkpoints, only `micro_batch` is used, and must be 0.
+// With checkpoints, these are the values that a use takes and gives. Each has [rows, width] floats
+// and begins at a multiple of 256 bytes. Without checkpoints, only `micro_batch` is used, and it
+// must be 0.
 struct Boundaries {
   std::uint32_t micro_batch = 0;
   const float* input = nullptr;            // of every use but the first
@@ -48,36 +50,36 @@ struct Boundaries {
   float* input_gradient = nullptr;         // backward: of every use but the first's
 };
 
-// The bytes of one value at each boundary, at most, for batches of `shape`.
+// The largest number of bytes of one value at each boundary, for batches of `shape`.
 std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape);
 
 class GptCompute {
  public:
-  // Fails with: kConfig (bad config, sequence beyond model.context, no threads), kUnsupported
-  // (fp16), kOutOfMemory.
+  // Fails with kConfig (bad config, sequence beyond model.context, no threads), kUnsupported (fp16)
+  // or kOutOfMemory.
   GptCompute(const GptConfig& config, BatchShape shape, GptComputeOptions options);
 
   // The bytes of activations and scratch, all allocated at construction.
   std::uint64_t activation_bytes() const;
-  // The same number, without making a GptCompute.
+  // The same number. A GptCompute need not exist.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
 
   // The work of all matrix products so far.
   MatrixWork matrix_work() const { return products_.work(); }
 
-  // The number of uses of units per pass, which is the length of forward_order and of
+  // The number of uses of units per pass. This is the length of forward_order and of
   // backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
   // From the next pass on, the gradients are those of loss() * scale. The scale is 1 at first.
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch. Copies batch * sequence tokens and as many targets,
-  // sequence by sequence; targets[t] is the token that follows tokens[t]. Training keeps the values
-  // that backward() needs; evaluation ends with loss().
-  // Requires: the sizes match; `micro_batch` < GptComputeOptions::micro_batches.
-  // Fails with: kInput for a token beyond the vocabulary.
+  // Begins a pass over one micro-batch. The call copies batch * sequence tokens and as many
+  // targets, sequence by sequence. targets[t] is the token that follows tokens[t]. Training keeps
+  // the values that backward() needs. An evaluation ends with loss().
+  // Requires: the sizes match, and `micro_batch` < GptComputeOptions::micro_batches.
+  // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
                       std::uint32_t micro_batch = 0);
   void start_evaluation(std::span<const std::uint32_t> tokens,
@@ -85,17 +87,17 @@ class GptCompute {
 
   // Begins a pass that ends with last_logits().
   // Requires: 1 <= prompt.size() <= sequence.
-  // Fails with: kInput as above.
+  // Fails with kInput if a token is beyond the vocabulary.
   void start_generation(std::span<const std::uint32_t> prompt);
 
   // Computes use `use` of the forward order.
   // Requires: uses of a micro-batch come in order, 0 first.
   void forward(std::uint32_t use, ParameterPointers parameters, const Boundaries& boundaries = {});
 
-  // Computes use `use` of the backward order and overwrites every gradient of the unit with this
-  // use's part of the gradient of loss(). If a unit is used twice, the sum of its two parts is its
-  // gradient.
-  // Requires: start_training, the whole forward pass, uses in order.
+  // Computes use `use` of the backward order. The call overwrites every gradient of the unit with
+  // this use's part of the gradient of loss(). If a unit is used twice, the sum of its two parts is
+  // its gradient.
+  // Requires: start_training() and the whole forward pass have run, and uses come in order.
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 const Boundaries& boundaries = {});
 
@@ -137,16 +139,16 @@ class GptCompute {
   void mlp_backward(std::uint32_t layer);
   void attention_part_backward(std::uint32_t layer);
   void embedding_backward_use();
-  // Returns `values` [rows, columns] in the type that products take: unchanged, or rounded into
-  // `rounded`.
+  // Returns `values` [rows, columns] in the type that products take. They are unchanged, or rounded
+  // into `rounded`.
   ConstMatrix factor(const float* values, std::uint64_t rows, std::uint64_t columns,
                      std::uint16_t* rounded);
   ConstMatrix weight_factor(const void* weight, std::uint64_t rows, std::uint64_t columns) const;
   Matrix weight_gradient(std::uint32_t tensor, std::uint64_t rows, std::uint64_t columns);
-  // The gradient of the logits, which is rounded in place.
+  // The gradient of the logits. It is rounded in place.
   ConstMatrix logits_gradient() const;
   DType factor_type() const;
-  // Computes the gradients of weight, bias and x of y = x W + b.
+  // The call computes the gradients of weight, bias and x of y = x W + b.
   void linear_backward(const float* x, std::uint64_t x_width, const float* dy, std::uint32_t weight,
                        float* dx);
 
@@ -172,7 +174,7 @@ class GptCompute {
   std::uint32_t logits_of_ = 0;
 
   // The addresses of the current use's activations, in `activations_` or in the caller's memory.
-  // The activations of the final norm are [R, W] too. They are kept apart, unless they cross a
+  // The activations of the final norm are [R, W], too. They are kept apart, unless they cross a
   // boundary (with a tied head).
   Batch* batch_ = nullptr;
   std::uint32_t micro_batch_ = 0;

@@ -17,8 +17,8 @@ struct GptConfig {
   std::uint32_t head_width() const { return embedding / heads; }
 };
 
-// Fails with: kConfig, naming the key, its value and the remedy, when an extent is zero or beyond
-// its limit, or when `embedding` is not a multiple of `heads`.
+// Fails with kConfig if an extent is zero or beyond its limit, or if `embedding` is not a multiple
+// of `heads`. The message names the key, its value and the remedy.
 void validate(const GptConfig& config);
 
 }  // namespace sluice::gpt

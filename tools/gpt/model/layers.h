@@ -1,7 +1,7 @@
 // The layers of GPT-2 besides attention and matrix products, forward and backward. The work is
-// spread over threads in fixed pieces, so that the order of sums over tokens does not depend on the
-// number of threads. Matrices are row-major with one row per token. Pure in their arguments.
-// Callable from any thread on disjoint memory, with one call at a time per ComputeThreads.
+// spread over threads in fixed pieces. So the order of sums over tokens does not depend on the
+// number of threads. Matrices are row-major with one row per token. Results depend on the arguments
+// only. Callable from any thread on disjoint memory, with one call at a time per ComputeThreads.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,13 @@ struct EmbeddingTables {
 };
 
 // y[t] = token[tokens[t]] + position[t % sequence].
-// Requires: every token is below the vocabulary, sequence <= context.
+// Requires: every token is below the vocabulary, and sequence <= context.
 void embedding_forward(ComputeThreads& threads, EmbeddingTables tables,
                        std::span<const std::uint32_t> tokens, std::uint64_t sequence,
                        std::uint64_t width, float* y);
 
-// The gradients of both tables. All rows are written, and the gradients of repeated tokens add up
-// in the order of the batch.
+// The gradients of both tables. All rows are written. The gradients of repeated tokens add up in
+// the order of the batch.
 struct EmbeddingGradients {
   float* token = nullptr;
   float* position = nullptr;
@@ -74,9 +74,10 @@ void gelu_backward(ComputeThreads& threads, const float* x, float* gradient, std
 // sums[j] = the sum of column j, which is the gradient of a bias.
 void bias_backward(ComputeThreads& threads, Extent extent, const float* dy, float* sums);
 
-// Returns the mean cross entropy over the rows of `logits`. kGradient overwrites the logits with
-// the gradient of the mean times `gradient_scale`. The gradient is fp32, or it is rounded to bf16
-// and packed at the beginning of each row. `row_losses` is scratch memory for one number per row.
+// Returns the mean cross entropy over the rows of `logits`. With kGradient, the call overwrites the
+// logits with the gradient of the mean times `gradient_scale`. The gradient is fp32, or it is
+// rounded to bf16 and packed at the beginning of each row. `row_losses` is scratch memory for one
+// number per row.
 // Requires: every target is below extent.columns.
 enum class CrossEntropy : std::uint8_t { kLossOnly, kGradient };
 double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,

@@ -1,10 +1,10 @@
 // Products of row-major matrices, by OpenBLAS or oneDNN (matmul_choice.h). Only matmul.cc includes
-// Eigen and BLAS. A product is cut into output tiles, whose extents depend only on the shape of the
-// result. Each tile is one task and one single-threaded call of the library over the whole inner
-// extent, so that the number of threads changes no bit. The bits do depend on the library, and on
-// the kernel that the library chooses for the processor.
-// Thread rule: one call of multiply() at a time. multiply_serial() is callable from any thread, on
-// disjoint results.
+// the headers of Eigen and BLAS. A product is cut into output tiles. The extents of the tiles
+// depend only on the shape of the result. Each tile is one task, and one single-threaded call of
+// the library over the whole inner extent. So the number of threads changes no bit. The bits do
+// depend on the library, and on the kernel that the library chooses for the processor.
+// Thread rule: one call of multiply() at a time. Any thread may call multiply_serial(), on disjoint
+// results.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 
 namespace sluice::gpt {
 
-// Element (i, j) is data[i * stride + j]. A view: the memory must outlive the call.
+// Element (i, j) is data[i * stride + j]. This is a view, so the memory must outlive the call.
 struct ConstMatrix {
   const void* data = nullptr;
   std::uint64_t rows = 0;
@@ -54,9 +54,9 @@ struct MatrixWork {
 
 class MatrixProducts {
  public:
-  // `threads` must outlive this. Takes a tile of memory for each thread if `choice` has bf16
-  // factors.
-  // Fails with: kOutOfMemory.
+  // `threads` must outlive the object. If `choice` has bf16 factors, the constructor takes a tile
+  // of memory for each thread.
+  // Fails with kOutOfMemory if the memory is not there.
   explicit MatrixProducts(ComputeThreads& threads, MatmulChoice choice = {});
 
   ComputeThreads& threads() const { return threads_; }
@@ -67,12 +67,12 @@ class MatrixProducts {
   static std::uint64_t scratch_bytes_of(unsigned threads, const MatmulChoice& choice);
 
   // result = addend.matrix + addend.bias + product, in that order.
-  // Requires: extents match and are below 2^31; `result` does not overlap `a` or `b`. bf16 factors
-  // and bf16 results need a choice with bf16 factors. A bf16 result has no addend.
+  // Requires: extents match and are below 2^31, and `result` does not overlap `a` or `b`. Factors
+  // and results in bf16 need a choice with bf16 factors. A bf16 result has no addend.
   void multiply(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
-  // Does the work of multiply() as one task on the calling thread. For calls inside a task; the
-  // result is fp32.
+  // Does the work of multiply() as one task on the calling thread. The call is for use inside a
+  // task. The result is fp32.
   void multiply_serial(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
  private:

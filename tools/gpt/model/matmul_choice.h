@@ -1,7 +1,7 @@
-// Chooses the library and the kernels that compute a run's matrix products on the host, from the
-// config's run.matmul. The choice follows from the config, the processor and the installed
-// libraries, never from a measurement at run time.
-// Pure, except that oneDNN is opened once (onednn.h).
+// The functions choose the library and the kernels that compute a run's matrix products on the
+// host. The config's run.matmul says what the user wants. The choice follows from the config, the
+// processor and the installed libraries. It never follows from a measurement at run time.
+// The functions are pure, except that oneDNN is opened once (onednn.h).
 #pragma once
 
 #include <cstdint>
@@ -22,22 +22,22 @@ struct MatmulWish {
   std::optional<MatrixLibrary> library = {};
   std::optional<KernelFamily> family = {};  // of oneDNN: the strongest kernels allowed
 };
-// "auto", "openblas", "onednn", or "onednn-" and the name of a family.
+// A name is "auto", "openblas", "onednn", or "onednn-" and the name of a family.
 MatmulWish matmul_wish_from(std::string_view name);
 
 // The library that multiplies. The default is always available.
 struct MatmulChoice {
   MatrixLibrary library = MatrixLibrary::kOpenBlas;
-  // With true, bf16 parameters are multiplied without a conversion, and activations are rounded to
-  // bf16. With false, all factors are widened to fp32.
+  // If true, bf16 parameters are multiplied without a conversion, and activations are rounded to
+  // bf16. If false, all factors are widened to fp32.
   bool bf16_factors = false;
 };
 
-// Fails with: kUnsupported, naming the available libraries and kernels, when `wish` names a library
-// or kernels that this machine lacks.
+// Fails with kUnsupported if `wish` names a library or kernels that this machine lacks. The message
+// names the available libraries and kernels.
 MatmulChoice choose_matmul(const MatmulWish& wish, DType parameters);
 
-// The library and kernels that compute the products, and so decide their last bits.
+// The library and kernels that compute the products. They decide the last bits of the products.
 struct MatrixKernels {
   std::string library;  // "OpenBLAS 0.3.21", "oneDNN 2.6.3"
   std::string kernels;  // the processor family that the library chose: "SkylakeX", "amx"
@@ -47,12 +47,14 @@ MatrixKernels matrix_kernels(const MatmulChoice& choice);
 // "oneDNN 2.6.3, kernels amx, factors bf16"
 std::string describe(const MatrixKernels& kernels);
 
-// The row of the committed table that chose the library of fp32 products: the family of oneDNN's
-// kernels, or "default for " and a family that has no row. Empty where the table was not asked:
-// `wish` names a library, factors are bf16, or oneDNN is missing.
+// The row of the committed table that chose the library of fp32 products. It is the family of
+// oneDNN's kernels, or "default for " and a family that has no row. The result is empty if the
+// table was not asked. This is so if `wish` names a library, factors are bf16, or oneDNN is
+// missing.
 std::string table_row(const MatmulWish& wish, const MatmulChoice& choice);
 
-// Describes what a run with `choice` would gain from oneDNN if oneDNN is missing; otherwise empty.
+// If oneDNN is missing, describes what a run with `choice` would gain from oneDNN. Otherwise the
+// result is empty.
 std::string missed_gain(const MatmulWish& wish, const MatmulChoice& choice, DType parameters);
 
 }  // namespace sluice::gpt

@@ -1,9 +1,10 @@
 // Matrix products by oneDNN. The library is opened at run time, so a program with this class starts
 // on machines without oneDNN. Only two of its functions are used for products: dnnl_sgemm and
 // dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both functions (no header of oneDNN
-// declares the second one). The functions keep no memory between two calls: packed data is freed.
+// declares the second one). The functions keep no memory between two calls, because packed data is
+// freed.
 //
-// Thread rule: any thread, any number of calls at the same time. Each call computes on the calling
+// Thread rule: any thread, any number of calls at the same time. A call computes on the calling
 // thread.
 #pragma once
 
@@ -14,33 +15,33 @@
 
 namespace sluice::gpt {
 
-// Kinds of instructions that matrix kernels are written for, weakest first.
+// The kinds of instructions that matrix kernels are written for. The weakest kind is first.
 enum class KernelFamily : std::uint8_t { kNone, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 std::string_view name_of(KernelFamily family);
-// The family named "avx2", "avx512", "avx512_bf16" or "amx".
+// The family with the name "avx2", "avx512", "avx512_bf16" or "amx".
 KernelFamily kernel_family_from(std::string_view name);
 // The strongest family that this processor and the operating system's kernel support.
 KernelFamily processor_family();
 
 class OneDnn {
  public:
-  // The process's one library. The first call opens the file that SLUICE_ONEDNN names, otherwise
-  // libdnnl.so.3 or libdnnl.so.2 of the system. The library stays open.
+  // The library of this process. The first call opens the file that SLUICE_ONEDNN names. Without
+  // that variable, it opens the system's libdnnl.so.3 or libdnnl.so.2. The library stays open.
   static OneDnn& library();
 
-  // Why oneDNN cannot be used; empty when it can.
+  // Says why oneDNN cannot be used. The text is empty if it can be used.
   const std::string& why_not() const { return why_not_; }
   const std::string& version() const { return version_; }  // "2.6.3"
   // The strongest family that the library has kernels for on this processor.
   KernelFamily family() const;
-  // Allows kernels up to `family` from now on. Returns false where another family is fixed already.
-  // A call of family() or a product fixes the family, too.
+  // Allows kernels up to `family` from now on. Returns false if another family is fixed already. A
+  // call of family() or a product fixes the family, too.
   // Requires: why_not() is empty.
   bool limit(KernelFamily family);
 
-  // A row-major product. The rows of C are `c_stride` elements apart, and C is first multiplied by
-  // `beta`, which is 0 or 1. A product returns false when the library refuses it.
+  // A row-major product. The rows of C are `c_stride` elements apart. C is first multiplied by
+  // `beta`, which is 0 or 1. A product returns false if the library refuses it.
   // Requires: why_not() is empty.
   struct Call {
     bool a_transposed = false;

@@ -1,4 +1,4 @@
-// The rate that the matrix products of this machine reach when nothing else runs; a step's rate is
+// The rate that the matrix products of this machine reach when nothing else runs. A step's rate is
 // compared with it.
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace sluice::gpt {
 
-// Measures several products of square matrices, with the given threads and the library and factors
-// of `choice`. Returns the operations per second of the fastest one; a multiply-add counts as two
-// operations. Takes about half a second and 12 MiB.
-// Fails with: kOutOfMemory.
+// The function measures several products of square matrices, with the given threads and the library
+// and factors of `choice`. Returns the operations per second of the fastest product. A multiply-add
+// counts as two operations. The measurement takes about half a second and 12 MiB.
+// Fails with kOutOfMemory if the memory is not there.
 double measured_peak_flops(unsigned threads, const MatmulChoice& choice);
 
 }  // namespace sluice::gpt

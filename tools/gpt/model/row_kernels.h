@@ -1,7 +1,7 @@
 // The element-wise arithmetic of the model on contiguous fp32 memory. Each function runs on one
-// thread. Sums run in 16 fixed lanes, and the project never fuses a multiply with an add. So the
+// thread. Sums run in 16 fixed lanes. The project never fuses a multiply with an add. So the
 // compiler's versions for all instruction sets give the same bits. Pure; callable from any thread
-// on disjoint memory. NaN and infinity pass through; nothing is checked here.
+// on disjoint memory. NaN and infinity pass through, because nothing is checked here.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct RowMoments {
 
 // y = GELU(x) = x / (1 + exp(-2u)), u = sqrt(2 / pi) * (x + 0.044715 x^3). This is the tanh
 // approximation of GPT-2 (Hendrycks & Gimpel 2016), rewritten with 0.5 * (1 + tanh(u)) =
-// sigmoid(2u). The exponential is a polynomial; the relative error of y stays below 3e-6.
+// sigmoid(2u). The exponential is a polynomial. The relative error of y stays below 3e-6.
 void gelu_row(const float* x, float* y, std::uint64_t count);
 
 // gradient[i] *= GELU'(x[i]).
@@ -31,20 +31,20 @@ enum class Into : std::uint8_t { kOverwrite, kAccumulate };
 void layer_norm_backward_row(const float* x, RowMoments moments, const float* weight,
                              const float* dy, float* dx, std::uint64_t count, Into into);
 
-// Overwrites the scores s of one attention row with softmax(scale * s) and returns
+// The function overwrites the scores s of one attention row with softmax(scale * s). It returns
 // log(sum(exp(scale * s))).
 float softmax_row(float* scores, float scale, std::uint64_t count);
 
-// Overwrites the scores with the probabilities p = exp(scale * s - log_sum). Overwrites `gradient`,
-// which is given with respect to p, with the gradient with respect to s, which is p * (gradient -
-// delta) * scale.
+// The function overwrites the scores with the probabilities p = exp(scale * s - log_sum).
+// `gradient` is given with respect to p. The function overwrites it with the gradient with respect
+// to s, which is p * (gradient - delta) * scale.
 void softmax_backward_row(float* scores, float* gradient, float scale, float log_sum, float delta,
                           std::uint64_t count);
 
 // Returns the cross entropy -log(softmax(logits)[target]).
 float cross_entropy_row(const float* logits, std::uint64_t count, std::uint64_t target);
 
-// Returns the same, and overwrites the logits with their gradient times `scale`.
+// Returns the same. The function also overwrites the logits with their gradient times `scale`.
 float cross_entropy_gradient_row(float* logits, std::uint64_t count, std::uint64_t target,
                                  float scale);
 
@@ -54,8 +54,8 @@ float dot_row(const float* a, const float* b, std::uint64_t count);
 // target[i] += source[i].
 void add_row(float* target, const float* source, std::uint64_t count);
 
-// Sums `row_count` rows of a `stride`d matrix, for its first `column_count` columns. First each
-// block of 64 rows is summed, then the blocks are summed, both in order.
+// The function sums `row_count` rows of a `stride`d matrix, for its first `column_count` columns.
+// First each block of 64 rows is summed. Then the blocks are summed. Both sums are in order.
 // Requires: column_count <= kColumnSliceMax.
 inline constexpr std::uint64_t kColumnSliceMax = 32;
 void column_sums(const float* rows, std::uint64_t row_count, std::uint64_t stride,
@@ -68,8 +68,8 @@ void layer_norm_parameter_sums(const float* x, const RowMoments* moments, const 
                                std::uint64_t row_count, std::uint64_t stride,
                                std::uint64_t column_count, float* weight, float* bias);
 
-// Conversions of bf16 and fp16 to fp32, which are exact, and of fp32 to bf16 and fp16, which round
-// to nearest even (sluice/dtype.h defines all four).
+// These functions convert bf16 and fp16 to fp32, which is exact, and fp32 to bf16 and fp16, which
+// rounds to nearest even (sluice/dtype.h defines all four).
 void widen_bf16_row(const std::uint16_t* source, float* target, std::uint64_t count);
 void round_bf16_row(const float* source, std::uint16_t* target, std::uint64_t count);
 void widen_fp16_row(const std::uint16_t* source, float* target, std::uint64_t count);

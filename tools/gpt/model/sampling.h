@@ -13,9 +13,9 @@ struct SamplingOptions {
 };
 
 // The token at `position` of a generation. The token is drawn from softmax(logits / temperature)
-// over the top_k largest logits (ties go to the smaller token). The random number depends only on
+// over the top_k largest logits. Ties go to the smaller token. The random number depends only on
 // (seed, position).
-// Requires: logits are not empty and have no NaN, temperature >= 0.
+// Requires: logits are not empty and have no NaN, and temperature >= 0.
 std::uint32_t sample_token(std::span<const float> logits, const SamplingOptions& options,
                            std::uint64_t position);
 

@@ -1,7 +1,7 @@
-// One unit's parameters and gradients as fp32, for every element type at rest. bf16 and fp16
-// tensors pass through scratch memory, which is sized once for the largest unit. fp32 tensors are
+// One unit's parameters and gradients as fp32, for every element type at rest. Tensors of bf16 and
+// fp16 pass through scratch memory, which is sized once for the largest unit. Tensors of fp32 are
 // used in place. If products take bf16, bf16 matrices are used in place, too.
-// Not thread-safe: one unit at a time.
+// Thread rule: the object is not thread-safe, and it holds one unit at a time.
 #pragma once
 
 #include <array>
@@ -36,8 +36,8 @@ struct GradientTarget {
 
 class UnitTensors {
  public:
-  // `spec` and `threads` must outlive this. With `bf16_factors` matrices stay bf16.
-  // Fails with: kOutOfMemory.
+  // `spec` and `threads` must outlive the object. With `bf16_factors`, matrices stay bf16.
+  // Fails with kOutOfMemory if the memory is not there.
   UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads,
               bool bf16_factors = false);
 
@@ -55,11 +55,12 @@ class UnitTensors {
     return bf16_factors_ ? factors_[tensor] : parameters_[tensor];
   }
 
-  // Makes gradient(i) valid until store_gradients(), which writes the gradients to `gradients`.
+  // Makes gradient(i) valid until store_gradients(). That call writes the gradients to `gradients`.
   // Every element has to be written in between.
   void open_gradients(std::uint32_t unit, GradientPointers gradients);
   float* gradient(std::uint32_t tensor) const { return gradients_[tensor]; }
-  // The same for a gradient that is one product, which is written to its final place directly.
+  // Does the same for a gradient that is one product. The product is written to the gradient's
+  // final place directly.
   GradientTarget product_gradient(std::uint32_t tensor);
   void store_gradients(GradientPointers gradients);
 

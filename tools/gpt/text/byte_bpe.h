@@ -23,13 +23,13 @@ using TokenId = std::uint32_t;
 
 class ByteBpe {
  public:
-  // `vocabulary` maps a token's bytes to its id. `merges` has pairs of tokens by their bytes; the
+  // `vocabulary` maps a token's bytes to its id. `merges` has pairs of tokens by their bytes. The
   // rank of a pair is its place in the list.
-  // Fails with: kInput for a merge of tokens, or into a token, that the vocabulary does not have.
+  // Fails with kInput if the vocabulary lacks a token that a merge takes or makes.
   ByteBpe(const std::unordered_map<std::string, TokenId>& vocabulary,
           std::span<const std::pair<std::string, std::string>> merges);
 
-  // The token of a single byte; nothing if the vocabulary has no such token.
+  // The token of a single byte. The result is empty if the vocabulary has no such token.
   std::optional<TokenId> token_of(unsigned char byte) const { return of_byte_[byte]; }
 
   // Appends the tokens of `word`. Requires: each byte of the word has a token.

@@ -1,9 +1,9 @@
-// Splits a text into words. GPT-2's tokenizer merges bytes only inside such a word. They are the
-// matches of
+// The functions split a text into words. GPT-2's tokenizer merges bytes only inside such a word.
+// They are the matches of
 //
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// A text that is not UTF-8 keeps all of its bytes: each byte outside of a valid sequence is a
+// A text that is not UTF-8 keeps all of its bytes. Each byte outside of a valid sequence is a
 // character, but no letter, number or space. Pure, callable from any thread.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace sluice {
 // The length of the first word, at least 1. Requires: `text` is not empty.
 std::size_t gpt2_word_bytes(std::string_view text);
 
-// Finds a place where `text` can be cut, so that the words of the two parts are the words of the
+// Finds a place at which `text` can be cut. The words of the two parts are then the words of the
 // whole text. Returns the last such place behind `from_bytes` and not behind `limit_bytes`, or 0 if
 // there is none. The place lies behind a character that is not a space, and before an ASCII space
 // or line end.

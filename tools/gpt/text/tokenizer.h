@@ -1,7 +1,7 @@
-// A byte-level BPE tokenizer, equal to the tokenizers package token by token on texts in UTF-8.
-// Other texts keep their bytes: decoding gives back every text.
+// A byte-level BPE tokenizer. On texts in UTF-8, it equals the tokenizers package token by token.
+// Other texts keep their bytes, so decoding gives back every text.
 //
-// Thread rule: any thread, one at a time for encode(), which remembers words.
+// Thread rule: any thread. Only one thread at a time calls encode(), which remembers words.
 #pragma once
 
 #include <array>
@@ -19,29 +19,29 @@ namespace sluice {
 
 class Tokenizer {
  public:
-  // Fails with: as read_tokenizer() and ByteBpe.
+  // Fails with the errors of read_tokenizer() and ByteBpe.
   explicit Tokenizer(const std::string& path);
 
   const std::string& path() const { return path_; }
   const Checksum128& checksum() const { return checksum_; }
-  // One more than the largest id: the least model.vocabulary.
+  // One more than the largest id. model.vocabulary has to be at least this number.
   TokenId token_count() const { return static_cast<TokenId>(bytes_.size()); }
-  // The length of the longest token that is found before words are split; 0 if there is no such
-  // token.
+  // The length of the longest token that is found before words are split. It is 0 if there is no
+  // such token.
   std::size_t added_bytes_max() const { return added_bytes_max_; }
 
   // Whether a cut at `cut_bytes` keeps the tokens of the text. The cut must not be inside an added
   // token. It must not be at the end of an added token either, if a space is added there. Requires:
-  // the text goes on for added_bytes_max() behind the cut, or ends before.
+  // behind the cut, the text goes on for added_bytes_max(), or ends earlier.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
 
   // Appends the tokens of `text`, which begins at `offset_bytes` of a longer text. Messages name
   // that place. With add_prefix_space, a space is added only where the longer text begins. Special
   // tokens in the text are found like other tokens. No special token is added at the ends.
-  // Fails with: kInput for a byte without a token.
+  // Fails with kInput if a byte has no token.
   void encode(std::string_view text, std::vector<TokenId>& tokens, std::uint64_t offset_bytes = 0);
 
-  // The bytes of a token; empty for an id that no token has.
+  // The bytes of a token. The result is empty for an id that no token has.
   std::string_view bytes_of(TokenId token) const;
 
  private:

@@ -1,5 +1,5 @@
-// Reads the files of byte-level BPE tokenizers: `tokenizer.json` of the tokenizers package, or
-// GPT-2's vocab.json with merges.txt beside it.
+// The functions read the files of byte-level BPE tokenizers. These are `tokenizer.json` of the
+// tokenizers package, or GPT-2's vocab.json with merges.txt beside it.
 //
 // Thread rule: any thread.
 #pragma once
@@ -31,12 +31,13 @@ struct TokenizerFile {
   Checksum128 checksum;     // of the files
 };
 
-// The name of the tokenizer's file in the folder of a model; empty if there is no such file.
+// The name of the tokenizer's file in the folder of a model. The result is empty if there is no
+// such file.
 std::string tokenizer_in_folder(const std::string& folder);
 
 // `path` is a tokenizer.json, a vocab.json with merges.txt beside it, or a folder with either.
-// Fails with: kInput, with the file and the part of it, where it cannot be read, is damaged, or is
-// a tokenizer of another kind; the message names the kind.
+// Fails with kInput if the file cannot be read, is damaged, or is a tokenizer of another kind. The
+// message names the file, the part of it, and the kind.
 TokenizerFile read_tokenizer(const std::string& path);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Characters of UTF-8, also in texts that are not all UTF-8. Pure, callable from any thread.
+// Characters of UTF-8. The text need not be UTF-8 as a whole. Pure, callable from any thread.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ struct Utf8Character {
   std::size_t size_bytes = 1;
 };
 
-// The first character of `text`: a sequence that Unicode calls well-formed (table 3-7 of the
+// The first character of `text`. It is a sequence that Unicode calls well-formed (table 3-7 of the
 // standard), or a single byte. Requires: `text` is not empty.
 Utf8Character first_utf8(std::string_view text);
 
-// `text` with U+FFFD in the place of each byte outside of well-formed sequences.
+// Returns `text` with U+FFFD in place of each byte outside of well-formed sequences.
 std::string valid_utf8(std::string_view text);
 
 }  // namespace sluice

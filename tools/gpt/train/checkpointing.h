@@ -1,7 +1,7 @@
 // The part of `sluice train` that outlives its process, in checkpoints and in a durable store. This
-// part decides where the run begins, and what is saved on the way. Each saved state also records
-// the number of steps so far, which is also the position in the data and in the schedule. The
-// record includes the config and the text that made the state.
+// part decides where the run begins, and what is saved during the run. Each saved state also
+// records the number of steps so far. This number is also the position in the data and in the
+// schedule. The record includes the config and the text that made the state.
 //
 // Thread rule: one thread. With several ranks, all ranks take part.
 #pragma once
@@ -47,8 +47,8 @@ struct CheckpointOptions {
 // The same command with --resume, quoted for a shell.
 std::string command_that_goes_on(std::span<char* const> words);
 
-// The text for a state that has no text, so that a run with `config` can continue from the state.
-// Fails with: kInput where the config's data cannot be opened.
+// A text for a state that has none, so that a run with `config` can continue from the state.
+// Fails with kInput if the config's data cannot be opened.
 std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
 
 // The text of config.json in a checkpoint's folder. With this file, transformers reads the folder
@@ -58,7 +58,7 @@ std::string gpt2_config_text(const gpt::GptConfig& model);
 class Checkpointing {
  public:
   // Rank 0 locks the checkpoints' folder for this process.
-  // Fails with: kInput where another process has locked the folder, or options do not fit together.
+  // Fails with kInput if another process has locked the folder, or if options do not fit together.
   Checkpointing(const CheckpointOptions& options, const TrainConfig& config, std::uint32_t rank,
                 std::uint32_t rank_count);
 
@@ -67,7 +67,7 @@ class Checkpointing {
   // state, and a run that continues with other kernels reports the change. To be called before
   // resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
-  // Lines for the user that say which checkpoints were skipped, and why.
+  // Lines of text for the user. They say which checkpoints were skipped, and why.
   const std::vector<std::string>& notes() const { return notes_; }
 
   // All changes of kernels since the run began. To be called after resume().
@@ -78,29 +78,33 @@ class Checkpointing {
   bool has_store() const { return !config_.engine.storage.state.name.empty(); }
 
   // Gives the engine the state of the store's last commit or of the newest complete checkpoint. The
-  // state with more steps is taken. Returns the number of steps that the run has made; nothing
-  // where the run begins anew.
-  // Fails with: kInput where a state exists but no resume was asked for, where the required state
-  // is missing or unreadable, or where the state is of another model, config or text.
+  // state with more steps is taken. Returns the number of steps that the run has made. The result
+  // is empty if the run begins anew.
+  // Fails with kInput in these cases:
+  // - A state exists, but no resume was asked for.
+  // - The required state is missing or unreadable.
+  // - The state is of another model, config or text.
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
   // The options for the step that ends with `steps` steps made. With a store, they have the text
   // that the commit keeps.
   FinishOptions finish_options(std::uint64_t steps) const;
-  // The place where resume() has found the state, or else has looked for a state.
+  // The place where resume() has found the state. If there was none, the place where resume() has
+  // looked for it.
   std::string origin() const;
-  // To be called when `steps` steps are done. Saves when a checkpoint is due, beside the next steps
-  // if memory.save_buffers is not 0. A failed save is printed, and the next checkpoint tries again.
+  // To be called when `steps` steps are done. Saves a checkpoint if one is due. If
+  // memory.save_buffers is not 0, the save runs beside the next steps. A failed save is printed,
+  // and the next checkpoint tries again.
   void step_ended(Engine& engine, std::uint64_t steps);
   // To be called at the end of the run. Waits for a save under way, and then saves the state,
   // unless this state has been saved already.
-  // Fails with: as Engine::save().
+  // Fails with the errors of Engine::save().
   void run_ended(Engine& engine, std::uint64_t steps);
   // The checkpoints that this run has saved.
   const std::vector<SavedCheckpoint>& saved() const { return saved_; }
   // The command that resumes the run where this process ends.
   const std::string& command() const { return options_.command; }
-  // The folder of the newest checkpoint that this run has saved or has started from; empty if there
-  // is no such checkpoint.
+  // The folder of the newest checkpoint that this run has saved or has started from. It is empty if
+  // there is no such checkpoint.
   const std::string& saved_path() const { return saved_path_; }
 
  private:
@@ -126,7 +130,7 @@ class Checkpointing {
   SaveOptions save_options(std::uint64_t steps) const;
   void save(Engine& engine, std::uint64_t steps);
   void note(const std::optional<SavedCheckpoint>& saved, std::uint64_t steps);
-  // Runs `save`, and only prints a failure that training survives.
+  // Runs `save`. A failure that training survives is only printed.
   void try_to_save(Engine& engine, const std::function<void()>& save);
   void pass_over(const std::string& why);
 

@@ -21,18 +21,20 @@ struct GpuChoice {
   CudaMemorySource memory_source = {};
 };
 
-// Fails with: kUnsupported when run.device is "cuda" and `config` asks for computation that Sluice
-// supports on no GPU.
+// Fails with kUnsupported if run.device is "cuda" and no GPU supports the computation that `config`
+// asks for.
 void check_gpu_config(const TrainConfig& config);
 // Whether a run with `config` computes on the host on this machine.
 bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 
 class ComputeDevice {
  public:
-  // "auto" takes a GPU if the machine has one that can compute what `config` asks for; otherwise
-  // the host.
-  // Fails with: kUnsupported when run.device is "cuda" and no GPU can compute what `config` asks
-  // for, or when the host lacks what run.matmul names; kOutOfMemory.
+  // "auto" takes a GPU if the machine has one that can compute what `config` asks for. Otherwise it
+  // takes the host.
+  // Fails with:
+  // - kUnsupported: run.device is "cuda", and no GPU can compute what `config` asks for.
+  // - kUnsupported: the host lacks the library or kernels that run.matmul names.
+  // - kOutOfMemory: the device has no room.
   explicit ComputeDevice(const TrainConfig& config, const GpuChoice& gpu = {});
   ComputeDevice(const ComputeDevice&) = delete;
   ComputeDevice& operator=(const ComputeDevice&) = delete;
@@ -41,23 +43,25 @@ class ComputeDevice {
   HostDevice* host() { return host_; }  // null where the device is no host device
   bool is_host() const { return host_ != nullptr; }
   CudaDevice* gpu() { return gpu_; }  // null where the device is no GPU
-  // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
+  // A text such as "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)" or "the host (no
+  // usable GPU: ...)".
   const std::string& description() const { return description_; }
-  // Why run.device "auto" computes on the host although a GPU can be used, and the remedy; empty
-  // otherwise.
+  // If run.device "auto" computes on the host although a GPU can be used, the reason and the
+  // remedy. Otherwise the text is empty.
   const std::string& unused_gpu() const { return unused_gpu_; }
 
   // The library and kernels of the matrix products. On a GPU, the GPU's name stands for the
   // kernels.
   const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
-  // As gpt::table_row(); empty on a GPU.
+  // The result of gpt::table_row(). It is empty on a GPU.
   const std::string& table_row() const { return table_row_; }
-  // Names a library that would compute the products faster if it were installed; empty when there
-  // is none.
+  // Names a library that would compute the products faster if it were installed. The text is empty
+  // if there is none.
   const std::string& missed_gain() const { return missed_gain_; }
 
   // The rate that the matrix products of a run with `config` reach by themselves, in operations per
-  // second. Takes about half a second. Fails with: kUnsupported on a GPU; kOutOfMemory.
+  // second. Takes about half a second.
+  // Fails with kUnsupported on a GPU, and with kOutOfMemory.
   double measure_peak_flops(const TrainConfig& config, bool is_quiet) const;
 
   // This object and all arguments must outlive the trainer.

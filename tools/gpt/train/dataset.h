@@ -1,8 +1,8 @@
 // A text or token file as training and validation data. The file is read piece by piece and not
-// mapped. A mapped file would count as the process's memory, and if this file were truncated
-// meanwhile, SIGBUS would end the process. The last part of the file is for validation. The
-// sequences of a step depend only on (seed, step, micro-batch). Constant after construction;
-// callable from any thread.
+// mapped. A mapped file would count as the process's memory. If the file were truncated meanwhile,
+// SIGBUS would end the process. The last part of the file is for validation. The sequences of a
+// step depend only on (seed, step, micro-batch). Constant after construction; callable from any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// One micro-batch: sequences x context tokens, and for each token the token that follows.
+// One micro-batch. It has sequences x context tokens, and for each token the token that follows.
 struct TokenBatch {
   std::vector<std::uint32_t> tokens;
   std::vector<std::uint32_t> targets;
@@ -23,9 +23,10 @@ struct TokenBatch {
 
 class Dataset {
  public:
-  // Fails with: kInput when the file is missing, unreadable or empty, has tokens beyond the
-  // vocabulary, or has a part that is too short for one sequence and its successor; kConfig when no
-  // file is given.
+  // Fails with:
+  // - kInput: the file is missing, unreadable or empty, or has tokens beyond the vocabulary.
+  // - kInput: a part of the file is too short for one sequence and its successor.
+  // - kConfig: no file is given.
   explicit Dataset(const TrainConfig& config, std::uint32_t rank_count = 1);
 
   std::uint64_t token_count() const { return token_count_; }
@@ -33,10 +34,10 @@ class Dataset {
   std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
 
   // Each rank has its own micro-batches. They are numbered within a step, over all ranks.
-  // Fails with: kInput when the file has become shorter since the constructor read it.
+  // Fails with kInput if the file has become shorter since the constructor read it.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 
-  // `count` batches, spread evenly over the validation part. There are fewer batches when this part
+  // `count` batches, spread evenly over the validation part. There are fewer batches if this part
   // is too short for `count`.
   std::vector<TokenBatch> validation_batches(std::uint32_t count) const;
 

@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-// For Engine::initialize() of an engine with the units of training_model(). The result stands by
-// itself.
+// The function is for Engine::initialize() of an engine with the units of training_model(). The
+// result refers to no argument.
 InitialValues fresh_values(const gpt::GptConfig& config, std::uint64_t seed);
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
-// Trains the GPT on the host through the engine's public API, as any application would. Each use of
-// a unit has one lease, and its computation is submitted to a stream of the device. Where the
-// engine keeps activations, a use also holds leases on the values that cross the unit's boundaries.
+// This class trains the GPT on the host through the engine's public API, as any application would.
+// Each use of a unit has one lease, and its computation is submitted to a stream of the device. If
+// the engine keeps activations, a use also holds leases on the values that cross the unit's
+// boundaries.
 //
 // Thread rule: one thread at a time. The engine, its device and the dataset must outlive the
 // trainer.
@@ -18,7 +19,7 @@
 namespace sluice {
 
 // The shape and the options of the computation on the host that `config` asks for.
-// Fails with: kUnsupported for run.matmul, as choose_matmul().
+// Fails with kUnsupported for run.matmul, as choose_matmul() does.
 gpt::BatchShape batch_shape(const TrainConfig& config);
 gpt::GptComputeOptions compute_options(const TrainConfig& config);
 
@@ -55,9 +56,9 @@ class HostTrainer final : public Trainer {
   std::uint32_t slot_of(std::uint32_t micro_batch) const { return micro_batch % at_once_; }
   void forward(Step& step, const Use& use, double& loss);
   void backward(Step& step, const Use& use);
-  // Computation has been started by the caller. Returns when it is queued.
+  // The caller has started computation. Returns when it is queued.
   void infer(Inference& inference);
-  // `forward_use` is the use's place in forward order.
+  // `forward_use` is the place of the use in forward order.
   template <class Walk>
   BoundaryLeases boundaries_of(Walk& walk, std::uint32_t forward_use, std::uint32_t micro_batch,
                                Pass pass);

@@ -7,8 +7,9 @@
 
 namespace sluice {
 
-// Every rank makes this call in the same place. Does nothing for one rank, or on a GPU.
-// Fails with: kRanks, naming this rank's library and kernels, and a rank whose kernels differ.
+// Every rank makes this call in the same place. The call does nothing for one rank, or on a GPU.
+// Fails with kRanks if the kernels of two ranks differ. The message names this rank's library and
+// kernels, and a rank whose kernels differ.
 void require_same_kernels(Engine& engine, const ComputeDevice& device);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// The same training with all of its state in memory, measured right before a run (`sluice train
-// --compare-memory`). This time is the yardstick for the cost of offloading. T_min and T_bound are
-// no such yardstick, because they are computed from the run's own rates, and computation is slower
-// beside transfers and updates than alone.
+// The same training with all of its state in memory. It is measured right before a run (`sluice
+// train --compare-memory`). This time is the yardstick for the cost of offloading. T_min and
+// T_bound are no such yardstick. They are computed from the run's own rates, and computation is
+// slower beside transfers and updates than alone.
 //
 // Thread rule: one thread.
 #pragma once
@@ -22,8 +22,8 @@ struct MemoryComparison {
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
 
-  // Whether a run that began with the same state had the same losses, bit for bit, in the steps
-  // that both runs have.
+  // Whether a run that began with the same state had the same losses, bit for bit, in the steps of
+  // both runs.
   bool has_losses(std::span<const double> losses_of_run) const;
 };
 
@@ -34,12 +34,12 @@ struct ComparisonOptions {
   bool is_quiet = false;
 };
 
-// Trains with everything in memory. The parameters are on the device. Optimizer state and gradients
-// are in host memory or, if the device has its own memory, on the device, too. Leaves nothing
-// behind in memory. Budgets and order in `config` are settled; `host` is this rank's part of the
-// host.
-// Fails with: kOutOfMemory if the memory does not hold it; kUnsupported with several ranks; as the
-// engine and the trainer.
+// The function trains with everything in memory. The parameters are on the device. Optimizer state
+// and gradients are in host memory. If the device has its own memory, they are on the device, too.
+// The function leaves nothing behind in memory. Budgets and order in `config` are settled. `host`
+// is this rank's part of the host.
+// Fails with kOutOfMemory if the memory does not hold the state, with kUnsupported for several
+// ranks, and with the errors of the engine and the trainer.
 MemoryComparison train_in_memory(const TrainConfig& config, const HostMemory& host,
                                  const ComparisonOptions& options);
 

@@ -1,9 +1,9 @@
-// A GPT saved as safetensors, with the fp32 master weights under GPT-2's names and the model's
-// shape in the metadata. Published GPT-2 models lack this metadata. They are understood by the
-// shapes of their tensors (64 elements per head) or, in a folder, by the folder's config.json. Such
-// a folder may have several files and an index, like the folders from Hugging Face and from `sluice
-// train --checkpoint`. Names may have a prefix, such as "transformer.", and elements may be fp32,
-// bf16 or fp16.
+// A GPT saved as safetensors. The file has the fp32 master weights under GPT-2's names, and the
+// model's shape in the metadata. Published GPT-2 models lack this metadata. The shapes of their
+// tensors describe such models (64 elements per head). In a folder, the folder's config.json
+// describes them. Such a folder may have several files and an index, like the folders from Hugging
+// Face and from `sluice train --checkpoint`. Names may have a prefix, such as "transformer.", and
+// elements may be fp32, bf16 or fp16.
 #pragma once
 
 #include <cstdint>
@@ -19,25 +19,24 @@
 namespace sluice {
 
 // All ranks take part, and rank 0 writes.
-// Fails with: as write_safetensors().
+// Fails with the errors of write_safetensors().
 // Requires: no step is active.
 void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine);
 
 class ModelFile {
  public:
   // `path` names a file or a folder that SafetensorsReader can read.
-  // Fails with: kInput when the file is no GPT, or lacks a tensor, or has a tensor of a wrong
-  // shape.
+  // Fails with kInput if the file is no GPT, lacks a tensor, or has a tensor of a wrong shape.
   explicit ModelFile(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
   const gpt::GptConfig& config() const { return config_; }
-  // Does the work of SafetensorsReader::read(), but takes the names that this project gives the
+  // Does the work of SafetensorsReader::read(), but takes the names that this project gives to the
   // tensors.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
-  // Fails with: kInput naming the first key of section "model" in which the file differs from
-  // `config`.
+  // Fails with kInput if the file differs from `config`. The message names the first such key of
+  // section "model".
   void require_shape_of(const gpt::GptConfig& config) const;
 
   // The saved masters, bit for bit, for Engine::initialize(). This object must outlive the result.

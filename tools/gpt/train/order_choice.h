@@ -1,8 +1,8 @@
-// Chooses the order in which a step's micro-batches go through the units: computes the traffic of
-// each order, and the choice for `batch.order: auto`. Vertical order saves the parameters that
-// horizontal order fetches again for every micro-batch. In return, vertical order needs room and
-// traffic for the activations between units, of all micro-batches at the same time. Pure; any
-// thread.
+// The functions choose the order in which a step's micro-batches go through the units. They compute
+// the traffic of each order, and the choice for `batch.order: auto`. Vertical order saves the
+// parameters that horizontal order fetches again for every micro-batch. In return, vertical order
+// needs room and traffic for the activations between units. It needs them for all micro-batches at
+// the same time. Pure; any thread.
 #pragma once
 
 #include <array>
@@ -24,19 +24,19 @@ struct OrderPlan {
 };
 
 // Plans horizontal order, then vertical order. The activations in `config` state the step's number
-// of micro-batches; `model` is validated().
+// of micro-batches. `model` is validated().
 std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
                                      const RunMachine& machine);
 
 // The order that "auto" takes. Vertical order is taken if it is possible and moves fewer bytes to
 // and from storage. If the two orders move equally many bytes there, the order that moves fewer
-// bytes between host and device is taken. Where backward uses a unit more than once (tied weights),
-// "auto" always takes horizontal order. In this case the order changes bits, and a budget must not
+// bytes between host and device is taken. If backward uses a unit more than once (tied weights),
+// "auto" always takes horizontal order. In this case the order changes bits. A budget must not
 // change bits.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
-// Settles `order` and, with it, the activations' order. The result is the same on all ranks with
-// the same config and machine.
+// Sets `order` and the activations' order. The result is the same on all ranks with the same config
+// and machine.
 void resolve_order(TrainConfig& config, const RunMachine& machine);
 
 // A line for people: "micro-batches vertical: ... ; horizontal: ...".

@@ -1,5 +1,5 @@
 // Keeps the status page of a `sluice train` up to date (tools/report/status_page.h). An update
-// takes a few microseconds per step, and never makes a run fail.
+// takes a few microseconds per step. It never makes a run fail.
 //
 // Thread rule: one thread.
 #pragma once
@@ -18,8 +18,8 @@ namespace sluice {
 
 class RunPublisher {
  public:
-  // Makes no page without run.status, or without a folder for the page. problem() says why a page
-  // could not be made.
+  // There is no page without run.status, or without a folder for the page. problem() says why a
+  // page could not be made.
   RunPublisher(const TrainConfig& config, const Engine& engine);
 
   const std::string& problem() const { return problem_; }

@@ -1,4 +1,4 @@
-// The settings and the data that decide the numbers of a run, as texts that every saved state
+// The settings and the data that decide the numbers of a run. They are texts that every saved state
 // keeps. A run that continues from a saved state compares these texts with its own.
 //
 // Thread rule: plain functions.
@@ -12,12 +12,12 @@
 
 namespace sluice {
 
-// The settings beside the state, with names as in the config file.
+// The settings that are kept beside the state, with names as in the config file.
 std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks);
-// The value of `key` for a checkpoint that is older than the key and so does not name it.
+// The value of `key` for a checkpoint that is older than the key, and so does not name it.
 std::string value_before(const std::string& key);
 // The length and the checksum of a text.
-// Fails with: kInput where it cannot be opened.
+// Fails with kInput if the file cannot be opened.
 std::string describe_text(const std::string& path);
 
 }  // namespace sluice

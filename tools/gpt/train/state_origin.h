@@ -1,5 +1,5 @@
-// Where a training's state may come from: a checkpoint of Sluice, a universal checkpoint of
-// DeepSpeed, or a model's weights alone, as Hugging Face writes them.
+// The places from which a training's state may come: a checkpoint of Sluice, a universal checkpoint
+// of DeepSpeed, or a model's weights alone, as Hugging Face writes them.
 //
 // Thread rule: functions of the file system.
 #pragma once
@@ -11,15 +11,16 @@
 
 namespace sluice {
 
-// The folder of a checkpoint: `folder` itself, or the newest checkpoint in it. For a model's
+// The folder of a checkpoint. It is `folder` itself, or the newest checkpoint in it. For a model's
 // weights, `folder` may also be a file.
-// Fails with: kInput where there is none of these; kDamaged where `folder` is a part of a
-// checkpoint, such as a copy that was cut, which must not begin a run as if it were weights.
+// Fails with kInput if there is none of these. Fails with kDamaged if `folder` is a part of a
+// checkpoint, such as a copy that was cut. Such a part must not begin a run as if it were weights.
 std::string state_origin_in(const std::string& folder);
 
-// Opens what state_origin_in() has returned. Weights alone are a state of step 0, with zero
-// moments. The weights must include all masters that `model` has.
-// Fails with: as open_checkpoint(), ModelFile; kDamaged for a part of a checkpoint.
+// Opens the result of state_origin_in(). Weights alone are a state of step 0, with zero moments.
+// The weights must include all masters that `model` has.
+// Fails with the errors of open_checkpoint() and ModelFile, and with kDamaged for a part of a
+// checkpoint.
 OpenCheckpoint open_state_origin(const std::string& folder, CheckpointPrecision precision,
                                  const gpt::GptConfig& model);
 

@@ -1,6 +1,6 @@
-// The destructor waits for a stream, also when an exception leaves the function, because enqueued
-// work uses the function's local variables. Device and stream must outlive the guard. Thread rule:
-// one thread.
+// The destructor waits for a stream, because enqueued work uses the local variables of a function.
+// It also waits if an exception leaves that function. Device and stream must outlive the guard.
+// Thread rule: one thread.
 #pragma once
 
 #include <sluice/device.h>
@@ -16,7 +16,7 @@ class StreamGuard {
     try {
       device_.synchronize(stream_.id());
     } catch (...) {
-      // This is the failure that is being thrown already, or a consequence of that failure.
+      // This failure is the one that is being thrown already, or a consequence of it.
     }
   }
 

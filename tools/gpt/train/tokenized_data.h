@@ -7,11 +7,13 @@
 
 namespace sluice {
 
-// If `config` names a tokenizer and its data file is a text, replaces the data file by the text's
-// token file. Makes this file if it does not exist (tools/gpt/text/token_file.h).
-// Fails with: as token_file_beside() and Tokenizer; kInput where the data file has the tokens of
-// another tokenizer; kConfig where the tokenizer has more tokens
-// than model.vocabulary, or data.format says that the tokens are bytes.
+// If `config` names a tokenizer and its data file is a text, the call replaces the data file by the
+// text's token file. It makes this file if the file does not exist (tools/gpt/text/token_file.h).
+// Fails with:
+// - The errors of token_file_beside() and Tokenizer.
+// - kInput: the data file has the tokens of another tokenizer.
+// - kConfig: the tokenizer has more tokens than model.vocabulary, or data.format says that the
+//   tokens are bytes.
 void settle_data_file(TrainConfig& config, bool is_quiet);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// The config of `sluice train`. It has the engine's config and the sections model, data, batch,
+// The config of `sluice train`. It has the engine's config, and the sections model, data, batch,
 // optimizer (the schedule of the learning rate) and run of a config file. Plain data.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// The device that computes. kAuto takes a GPU where a suitable one is available.
+// The device that computes. kAuto takes a GPU if a suitable one is available.
 enum class DeviceChoice : std::uint8_t { kAuto, kCuda, kHost };
 
 enum class TokenFormat : std::uint8_t { kAuto, kBytes, kUint16, kUint32 };
@@ -29,7 +29,7 @@ struct TrainConfig : LearningRateOptions {
   double validation_fraction = 0.05;
   std::uint32_t sequences = 8;  // in one micro-batch
   std::uint32_t micro_batches = 1;
-  // No value means "auto", which resolve_order() replaces (tools/gpt/train/order_choice.h).
+  // No value means "auto". resolve_order() replaces it (tools/gpt/train/order_choice.h).
   std::optional<MicroBatchOrder> order;
   DeviceChoice device = DeviceChoice::kAuto;
   gpt::MatmulWish matmul;  // on the host
@@ -40,11 +40,11 @@ struct TrainConfig : LearningRateOptions {
   bool has_status = true;  // a page for `sluice top` (tools/report/status_page.h)
 };
 
-// Fails with: kConfig, with the place in the file, for values that do not fit together.
+// Fails with kConfig if values do not fit together. The message has the place in the file.
 TrainConfig train_config(const ConfigDocument& document);
 
-// The model as the engine sees it. Where the engine keeps the values that cross from unit to unit,
-// the model describes them, too.
+// The model as the engine sees it. If the engine keeps the values that cross from unit to unit, the
+// model describes them, too.
 ModelSpec training_model(const TrainConfig& config);
 
 }  // namespace sluice

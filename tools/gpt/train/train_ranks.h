@@ -1,5 +1,5 @@
-// The ranks of a `sluice train`: a RankWorld (sluice/rank_world.h), this rank's share of its host,
-// and the end of the process when a rank fails.
+// The ranks of a `sluice train`. This is a RankWorld (sluice/rank_world.h), this rank's share of
+// its host, and the end of the process when a rank fails.
 //
 // Thread rule: one thread.
 #pragma once
@@ -16,21 +16,21 @@
 
 namespace sluice {
 
-// A text such as " in groups of 4", which says how `ranks` ranks divide the state or their sums;
-// empty for one level.
+// A text such as " in groups of 4", which says how `ranks` ranks divide the state or their sums. It
+// is empty for one level.
 std::string describe_levels(const Config::Sharding& sharding, std::uint32_t ranks);
 
-// Fails with: kConfig for settings that several ranks cannot have.
+// Fails with kConfig if several ranks cannot have these settings.
 void check_ranks_config(const TrainConfig& config);
 
-// Replaces "auto" for one of several ranks of a host. Such a rank gets a part of the cores, and
-// computes on the host.
+// The function replaces "auto" for one of several ranks of a host. Such a rank gets a part of the
+// cores. It computes on the host.
 void share_host_among(std::uint32_t ranks, TrainConfig& config);
 
 class TrainRanks {
  public:
-  // Fails with: as RankWorld. If MPI waits in vain for other ranks, prints the failure and ends the
-  // process.
+  // Fails with the errors of RankWorld. If MPI waits in vain for other ranks, the constructor
+  // prints the failure and ends the process.
   explicit TrainRanks(const TrainConfig& config);
 
   bool are_several() const { return world_->are_several(); }
@@ -39,22 +39,23 @@ class TrainRanks {
   std::uint32_t host_ranks() const { return world_->host_ranks(); }
   std::uint32_t count() const { return world_->count(); }
 
-  // Applies share_host_among() to the ranks of the host, and finds the number of ranks that "node"
-  // means.
-  // Fails with: kConfig.
+  // The call does the work of share_host_among() for the ranks of the host, and finds the number of
+  // ranks that "node" means.
+  // Fails with kConfig.
   void share_host(TrainConfig& config) const;
   GpuChoice gpu() const;
-  // Null for one rank. This object and `device` must outlive the result.
-  // Fails with: kRanks, kUnsupported.
+  // The result is null for one rank. This object and `device` must outlive the result.
+  // Fails with kRanks or kUnsupported.
   std::unique_ptr<Collectives> join(ComputeDevice& device);
 
   // Closes the connections between the ranks when all ranks have come to the end. This is the last
   // call.
-  // Fails with: kRanks.
+  // Fails with kRanks.
   void leave() { world_->leave(); }
 
-  // Prints `failure` on standard error and ends every rank, by MPI where MPI connects them.
-  // Otherwise ends this rank, and torchrun and the other ranks' deadlines notice the end.
+  // Prints `failure` on standard error, and ends every rank. If MPI connects the ranks, MPI ends
+  // them. Otherwise the call ends this rank. Then torchrun and the other ranks' deadlines notice
+  // the end.
   // Requires: are_several().
   [[noreturn]] void give_up(const std::exception& failure);
 

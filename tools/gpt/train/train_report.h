@@ -1,6 +1,6 @@
 // The output of a training run for the user and for scripts (docs/cli.md). It has the table of
-// pools at the start, a line for each step or a progress bar on a terminal, and the JSON file at
-// the end.
+// pools at the start, and the JSON file at the end. In between, it has a line for each step, or a
+// progress bar on a terminal.
 #pragma once
 
 #include <chrono>
@@ -56,30 +56,32 @@ struct RunRecord {
 StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std::uint64_t step,
                      double time_s, std::uint32_t ranks, double peak_flops);
 
-// A table of the pools of every tier with their reasons. Compares each tier's sum with its budget.
+// A table of the pools of every tier with their reasons. The table compares each tier's sum with
+// its budget.
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
                        const HostMemory& memory);
 
-// The share of each library in the multiply-adds; empty on a GPU.
+// The share of each library in the multiply-adds. It is empty on a GPU.
 std::string matrix_report(const RunRecord& run);
 
-// The bytes that a step copies in memory, as a mean without the first step.
+// The bytes that a step copies in memory. They are a mean without the first step.
 std::string copy_report(const RunRecord& run);
 
-// The run's speed as a share of the speed of the same training in memory, if the latter was
+// The run's speed as a share of the speed of the same training in memory, if that speed was
 // measured.
 std::string memory_comparison_report(const RunRecord& run);
 
-// The use of the steps' time, and the steps' distance from their limits. The first step is left
-// out.
+// How the steps' time was spent, and how far the steps are from their limits. The first step is
+// left out.
 std::string time_report(const RunRecord& run);
 
-// Shows one line for each step or, on a terminal, one bar that every step redraws.
+// While steps run, one line for each step is shown or, on a terminal, one bar that every step
+// redraws.
 class ProgressDisplay {
  public:
   ProgressDisplay(std::uint64_t steps, bool quiet);
   void show(const StepRecord& record);
-  // Ends the bar's line, so that further output starts on a new line.
+  // The call ends the bar's line, so that further output starts on a new line.
   void finish();
 
  private:
@@ -92,7 +94,7 @@ class ProgressDisplay {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// Fails with: as OutputFile.
+// Fails with the errors of OutputFile.
 void write_json(OutputFile& output, const RunRecord& run);
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
 // The interface that trains the GPT through the engine's public API. HostTrainer implements this
-// interface on the host (host_trainer.h), and GpuTrainer on a GPU (gpu_trainer.h). Thread rule:
+// interface on the host (host_trainer.h), and GpuTrainer implements it on a GPU (gpu_trainer.h).
+// Thread rule:
 // one thread at a time.
 #pragma once
 
@@ -29,8 +30,8 @@ class Trainer {
   Trainer& operator=(const Trainer&) = delete;
   virtual ~Trainer() = default;
 
-  // Trains step number `step`, counted from 0: forward and backward over the step's micro-batches,
-  // then the update.
+  // Trains step number `step`, counted from 0. The step goes forward and backward over its
+  // micro-batches, and then updates.
   virtual TrainedStep train_step(std::uint64_t step) = 0;
 
   // Sets the options for finish() of the next steps, such as the text that a durable store keeps
@@ -43,19 +44,20 @@ class Trainer {
   // Whether next_logits() works.
   virtual bool can_sample() const { return false; }
   // The logits of the token that follows `tokens`. They are valid until the next call of any
-  // function. Requires: can_sample(); between 1 and model.context tokens; no step is active.
+  // function. Requires: can_sample(), between 1 and model.context tokens, and no active step.
   virtual std::span<const float> next_logits(std::span<const std::uint32_t> /*tokens*/) {
     throw Error(ErrorCode::kUnsupported, "this trainer draws no samples");
   }
 
   virtual std::uint64_t activation_bytes() const = 0;
 
-  // The multiply-adds of the matrix products so far, by library; zero on a GPU.
+  // The multiply-adds of the matrix products so far, by library. They are zero on a GPU.
   virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:
-  // Evaluates with one inference of `engine` on `stream` of `device`. `forward` enqueues the
-  // forward pass of a batch on the stream, and then the addition of the batch's loss to `loss`.
+  // The call evaluates with one inference of `engine` on `stream` of `device`. `forward` enqueues
+  // the forward pass of a batch on the stream. It then enqueues the addition of the batch's loss to
+  // `loss`.
   using ForwardBatch =
       std::function<void(Inference& inference, const TokenBatch& batch, double& loss)>;
   static double mean_loss(Engine& engine, Device& device, const Stream& stream,
