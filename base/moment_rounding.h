@@ -60,8 +60,8 @@ SLUICE_HOST_DEVICE constexpr std::uint32_t random_bits(RoundingWords words, std:
 
 inline constexpr std::uint32_t kLargestBf16 = 0x7f7f;
 
-// Rounds `value` away from zero if its lost bits and `random` (16 bits) carry. A value that bf16
-// can hold does not change. A finite value stays finite. Infinity and NaN do not change.
+// Rounds `value` away from zero if its lost bits and `random` (16 bits) add up to a carry. A value
+// that bf16 can hold does not change. A finite value stays finite. Infinity and NaN do not change.
 SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t random) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;

@@ -1,5 +1,5 @@
-// Starts threads with a name that debuggers and `top` show. If the machine cannot start a thread,
-// the message says what to do. Thread rule: any thread.
+// The function starts threads with a name that debuggers and `top` show. If the machine cannot
+// start a thread, the message says what to do. Thread rule: any thread.
 #pragma once
 
 #include <functional>

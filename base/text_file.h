@@ -1,6 +1,6 @@
-// Reads small files of text as a whole: configs, calibrations, manifests. If the path is a folder,
-// the file never ends, or the drive fails, the call returns the reason, so that each caller can
-// report it.
+// The functions read small files of text as a whole: configs, calibrations, manifests. If the path
+// is a folder, the file never ends, or the drive fails, the call returns the reason, so that each
+// caller can report it.
 //
 // Thread rule: any thread.
 #pragma once
@@ -16,8 +16,8 @@ namespace sluice {
 std::optional<std::string> read_text_file(const std::string& path, std::uint64_t bytes_max,
                                           std::string& why);
 
-// Returns the first line of a file, such as the kernel's in /proc and /sys, without its end. Empty
-// if there is no such file.
+// Returns the first line of a file, such as the kernel's in /proc and /sys, without its end. The
+// result is empty if there is no such file.
 std::string first_line(const std::string& path);
 
 }  // namespace sluice

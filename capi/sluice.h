@@ -88,9 +88,9 @@ typedef struct sluice_model {
   uint32_t unit_count;
   // The largest number of units that computation holds at the same time; at least 1.
   uint32_t concurrent_leases;
-  // The order in which one micro-batch uses units, without announced ones. Null means 0, 1, ... in
-  // forward and the reverse order in backward. A step in another order has to wait for transfers.
-  // The engine then expects the next step to have the new order.
+  // The order in which one micro-batch uses units, without announced ones. If null, the order is 0,
+  // 1, ... in forward, and the reverse in backward. A step in another order has to wait for
+  // transfers. The engine then expects the next step to have the new order.
   const uint32_t* forward_order;
   const uint32_t* backward_order;
   uint32_t forward_count;
@@ -211,9 +211,9 @@ sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
 sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
-// Blocks until `unit` can be used. `pass` is a sluice_pass. In a step it is SLUICE_FORWARD or
-// SLUICE_BACKWARD, and in an inference it is SLUICE_INFERENCE. Before use i of a step, the lease of
-// use i - concurrent_leases has to have been released.
+// The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step it is SLUICE_FORWARD
+// or SLUICE_BACKWARD, and in an inference it is SLUICE_INFERENCE. Before use i of a step, the lease
+// of use i - concurrent_leases has to have been released.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.

@@ -2,8 +2,8 @@
 // the squared norm. Results depend only on the arguments. Any thread may call the functions on
 // disjoint memory. The *_reference functions are the scalar definitions. The other functions give
 // the same bits faster (simd_target_name() names their instruction set). Each array is aligned at
-// least for its element type. As in update.h, the caller's floating-point environment changes no
-// result and stays unchanged. A NaN may differ in sign and payload.
+// least for its element type. The caller's floating-point environment changes no result and stays
+// unchanged, as in update.h. A NaN may differ in sign and payload.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
-// Sums over ranks in rank order, as base/ordered_sum.h defines them. sum_in_order() gives the same
-// bits as sum_in_order_reference(), but is faster. As in gradient_ops.h, the caller's
-// floating-point environment changes no result and stays unchanged. A NaN may differ in sign and
-// payload.
+// The functions compute sums over ranks in rank order, as base/ordered_sum.h defines them.
+// sum_in_order() gives the same bits as sum_in_order_reference(), but is faster. The caller's
+// floating-point environment changes no result and stays unchanged, as in gradient_ops.h. A NaN may
+// differ in sign and payload.
 //
 // Thread rule: results depend only on the arguments. Any thread may call the functions on disjoint
 // memory.

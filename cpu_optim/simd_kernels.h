@@ -40,9 +40,9 @@ struct SimdKernels {
   VectorResult (*adagrad)(const AdagradCoefficients& coefficients, const UpdateArrays& arrays);
   VectorResult (*sgd)(const SgdCoefficients& coefficients, const UpdateArrays& arrays);
   void (*move)(const UpdateArrays& arrays, std::uint32_t seed);
-  // Rounds new moments to bf16. All elements share `words`, and the low 32 bits of their indices
-  // count from `first_element`. Returns the number of elements that were rounded; the scalar
-  // definition handles the rest.
+  // The kernel rounds new moments to bf16. All elements share `words`, and the low 32 bits of their
+  // indices count from `first_element`. Returns the number of elements that were rounded; the
+  // scalar definition handles the rest.
   std::uint64_t (*round_vectors)(const FreshMoments& moments, const UpdateArrays& target,
                                  RoundingWords words, std::uint32_t first_element);
   std::string_view (*accumulate_gradient)(DType dtype, void* target, const void* source,

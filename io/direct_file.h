@@ -47,7 +47,7 @@ class DirectFile {
   // Offset, length and memory address must be multiples of this number. The number comes from
   // statx(STATX_DIOALIGN). It is 4096 if the kernel does not tell. At least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
-  // The value is false if the file system refused O_DIRECT. Reads and writes then use the page
+  // The value is false if the file system refused O_DIRECT. All reads and writes then use the page
   // cache.
   bool is_direct() const { return is_direct_; }
   // The path, or "DIRECTORY/(scratch)", for messages.

@@ -25,12 +25,12 @@ class Handover {
   explicit Handover(std::size_t capacity);
 
   // Adds the requests in order. The first request gets `first_ticket`, and each further request
-  // gets the next number. Blocks while there is no room.
+  // gets the next number. The call blocks while there is no room.
   // Requires: stop() has not been called.
   void put(std::span<IoRequest* const> requests, std::uint64_t first_ticket);
 
-  // Moves up to `count_max` requests from the queue to the end of `target`. Does not block. Returns
-  // true after stop() has been called.
+  // The call moves up to `count_max` requests from the queue to the end of `target`. Does not
+  // block. Returns true after stop() has been called.
   bool take(std::size_t count_max, std::vector<Submission>& target);
 
   // Makes take() return true and wake_descriptor() readable.

@@ -85,8 +85,8 @@ class IoQueue {
   // Waits for the requests in flight.
   virtual ~IoQueue() = default;
 
-  // The call adds every request to the queue. sync_queue also completes every request. Blocks while
-  // the queue is full. The last step of a request is the call of its on_complete.
+  // The call adds every request to the queue. sync_queue also completes every request. The call
+  // blocks while the queue is full. The last step of a request is the call of its on_complete.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
 
   // Returns when every request submitted before the call has completed and its callback has

@@ -23,8 +23,8 @@ class RequestLedger {
   // have the next tickets.
   std::uint64_t open(std::uint64_t request_count);
 
-  // Counts one attempt at `request`. This call comes before on_complete. If on_complete wakes a
-  // thread, that thread then finds the request already counted.
+  // The call counts one attempt at `request`. This call comes before on_complete. If on_complete
+  // wakes a thread, that thread then finds the request already counted.
   void count(const IoRequest& request, TransferStep step);
 
   // Called when the request with `ticket` has ended and its callback has returned.

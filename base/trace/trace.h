@@ -129,7 +129,7 @@ void trace_section(std::string_view name, std::string_view text);
 // Writes the remaining records and closes the file. Does nothing without a trace.
 TraceResult trace_stop();
 
-// Starts recording into rings of `ring_records` records, without a drainer. 0 stops recording.
+// Begins to record into rings of `ring_records` records, without a drainer. With 0, recording ends.
 // Forgets earlier records.
 void trace_enable(std::uint32_t ring_records);
 // Returns all records since trace_enable() or the last trace_take(), ordered by begin_ns and

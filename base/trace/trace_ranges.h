@@ -39,7 +39,7 @@ inline TraceRangeId begin_trace_range(const TraceRecord& record) {
                                                              : TraceRangeId::kNone;
 }
 
-// Ends `range` and sets it to kNone; does nothing for kNone.
+// Ends `range` and sets it to kNone. A `range` that is kNone stays as it is.
 inline void end_trace_range(TraceRangeId& range) {
   if (range != TraceRangeId::kNone) end_nvtx_range(std::exchange(range, TraceRangeId::kNone));
 }

@@ -35,7 +35,7 @@ class TraceWriter {
 
   void add_ring(std::shared_ptr<TraceRing> ring);
   void add_section(std::string_view name, std::string_view text);
-  // Drains the remaining records and closes the file.
+  // The drainer takes the remaining records and closes the file.
   TraceResult finish();
 
  private:

@@ -9,16 +9,16 @@
 // A storage line serves parameter fetches first, then reads of state, then writes. The CPU serves
 // norms and additions before Adam.
 // The next step begins when the norm of the previous step is known and the last use of the previous
-// step is computed. Under `serial`, it begins when all blocks of the previous step are home.
-// Announced uses have their own fetches and window places, and their fetches go first. Such a fetch
+// step is computed. Under `serial`, it begins when all blocks of the previous step are home. The
+// announced uses have their own fetches and window places, and their fetches go first. Such a fetch
 // begins once computation has come to the announcement.
 // Under optimizer.untouched "skip", units without a use in backward have no update.
 // A use waits until all of its unit's blocks have their update. Parameter fetches and lanes share
 // the parameter slots. So if one of them is reading a block or has the block in host memory, the
 // other one does not read the block again.
 // Some slots keep their blocks; the placement limits how many. Under `eager` and `speculative`,
-// blocks of the step's last fetch stay until the update. Blocks updated after the turn from
-// backward to forward stay until the next forward.
+// blocks of the step's last fetch stay until the update. If a block is updated after the turn from
+// backward to forward, the block stays until the next forward.
 // A lane holds a block from the start of its reads to the end of its writes. A block whose
 // parameters and record are at home in host memory needs no lane.
 // The device's work on gradients that wait on the device takes no time. This work goes through each
@@ -45,7 +45,7 @@
 // write. The commit begins when every block is on storage. If flushes are short, it also waits
 // until the next step has fetched its units (engine/plan/commit_turn.h). Under `serial` and with
 // several ranks, the commit does not wait for these fetches. A commit flushes three times, one
-// flush after the other. Stores of the next version wait until the commit has begun. With two
+// flush after the other. A store of the next version waits until the commit has begun. With two
 // copies, these stores wait until the commit has ended. A commit after more than 4 updates is
 // simulated as a commit after 4 updates, and its cost counts once for each real commit.
 #pragma once

@@ -27,7 +27,7 @@ class SimulatedCommits {
   // Whether `version` of a block may go to storage. For this, the earlier commits must have their
   // tables, and a copy must be free.
   bool may_store(std::uint64_t version) const;
-  // Notes that the block is at home as `version`.
+  // Takes note that the block is at home as `version`.
   void updated(std::uint32_t block, std::uint64_t version);
   bool is_saving(std::uint32_t block) const { return is_saving_[block]; }
 

@@ -29,14 +29,14 @@ class SimulatedPass {
   bool settle();
   // Lets one block take its turn, if any block may do so.
   bool pump();
-  // Starts the writes of one block that has waited for a commit, if they may start.
+  // The call starts the writes of one block that has waited for a commit, if they may start.
   bool pump_writes();
-  // Notes that a commit has saved the block, so the block may be updated again.
+  // Takes note that a commit has saved the block. The block may then be updated again.
   void saved(std::uint32_t block);
   // Starts the next Adam, if possible. Called only when no other job can start.
   bool pump_adam();
 
-  // Notes that the block's parameters have arrived in its slot.
+  // Takes note that the block's parameters have arrived in its slot.
   void slot_filled(std::uint32_t block);
   void gradient_final(UnitId unit, std::uint64_t step);
   void norm_known(std::uint64_t step);

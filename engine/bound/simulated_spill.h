@@ -27,7 +27,7 @@ class SimulatedSpill {
   SimulatedSpill(const StepShape& shape, SimulatedMachine& machine, Callbacks callbacks);
 
   void add(std::uint32_t use) { uses_.push_back(use); }
-  // Notes that the gradient that on_host announced is in host memory.
+  // Takes note that the gradient that on_host announced is in host memory.
   void host_ended();
   // Starts one block, if a block may start.
   bool pump();

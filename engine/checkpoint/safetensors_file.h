@@ -1,7 +1,7 @@
-// Reads files of named tensors in the safetensors format: 8 bytes of header length, a JSON header,
-// raw little-endian data. The header is checked against the file's size first. The requested data
-// is read afterwards. The file is not mapped. A mapped file would count as the process's memory,
-// and SIGBUS would end the process if the file were truncated meanwhile.
+// The class reads files of named tensors in the safetensors format: 8 bytes of header length, a
+// JSON header, and raw little-endian data. The header is checked against the file's size first. The
+// requested data is read afterwards. The file is not mapped. A mapped file would count as the
+// process's memory, and SIGBUS would end the process if the file were truncated meanwhile.
 //
 // Thread rule: constant after construction; any number of threads may read.
 #pragma once

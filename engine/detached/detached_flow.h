@@ -42,8 +42,8 @@ struct DetachedJob {
   // Runs on the worker's thread. `is_fresh` says that the record has never been changed, and is
   // zero.
   std::function<void(std::byte* record, bool is_fresh)> work;
-  // Runs on the scheduler's thread when the work is done. A changed record may still be on its way
-  // home.
+  // The function runs on the scheduler's thread when the work is done. A changed record may still
+  // be on its way home.
   std::function<void()> worked;
 };
 

@@ -18,7 +18,7 @@ struct CopyPlaces {
   std::vector<std::uint64_t> file_bytes;  // by data file, one for each weight
 };
 
-// Blocks at home on storage lie on the drives that plan_striping() chooses. The copies of other
+// A block at home on storage lies on the drive that plan_striping() chooses. The copies of other
 // blocks are dealt out by the same weights. A plane that is never written again has one copy.
 CopyPlaces place_copies(const Layout& layout, const Placement& placement,
                         std::span<const double> weights);

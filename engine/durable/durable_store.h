@@ -1,6 +1,6 @@
-// A durable store that an engine opens or makes, with all ranks. Holds the lock on every storage
-// path, the files, and the commit that every rank continues from (docs/storage-format.md). Later
-// commits are made by engine/flow/commits.h.
+// A durable store that an engine opens or makes, with all ranks. The object holds the lock on every
+// storage path, the files, and the commit that every rank continues from (docs/storage-format.md).
+// Later commits are made by engine/flow/commits.h.
 //
 // Thread rule: the application's thread. With several ranks, all ranks call each function at the
 // same point, and a failure on one rank is a failure on all.

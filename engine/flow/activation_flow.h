@@ -26,7 +26,7 @@ class ActivationFlow {
   // The flow now follows `plan` for `step`. The plan must outlive the flow. Requires: the previous
   // plan has been finished or abandoned.
   void begin(const ActivationPlan& plan, std::uint64_t step);
-  // Follows the same plan once more, if all of its accesses have been made. Waits until no
+  // Follows the same plan once more, if all of its accesses have been made. The call waits until no
   // computation uses the window any more.
   // Fails with kInvalidArgument if an access is still held, and with the engine's or the device's
   // first failure.
@@ -40,8 +40,8 @@ class ActivationFlow {
   void release(const LeasedActivation& lease) noexcept;
   // Fails with kInvalidArgument if accesses of the plan are missing or still held.
   void require_complete() const;
-  // Waits until no computation uses the window any more, and returns the totals since the last
-  // call. Requires: the plan is complete.
+  // The call waits until no computation uses the window any more. It returns the totals since the
+  // last call. Requires: the plan is complete.
   // Fails with the engine's or the device's first failure.
   ActivationReport finish();
   // Ends a plan early. Returns when no transfer is in flight and no computation uses the window any

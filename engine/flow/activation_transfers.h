@@ -43,7 +43,7 @@ class ActivationTransfers {
   void release(std::uint32_t access);
   // Whether the access has been issued, and its transfers are on their way to the device.
   bool is_ready(std::uint32_t access) const { return access < ready_; }
-  // Starts nothing more, and forgets pending work.
+  // From now on, nothing more is started, and pending work is forgotten.
   void stop();
   // Whether no transfer is in flight.
   bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }

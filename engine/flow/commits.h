@@ -59,9 +59,9 @@ class Commits {
   bool may_store(std::uint64_t step) const;
   // Whether update `step` will be committed, once all of its blocks are on storage.
   bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
-  // Notes that the block is at rest as update `step` has left it.
+  // Takes note that the block is at rest as update `step` has left it.
   void updated(BlockId block, std::uint64_t step);
-  // Notes that the block is at rest, and that `step` leaves it unchanged.
+  // Takes note that the block is at rest, and that `step` leaves it unchanged.
   void left(BlockId block, std::uint64_t step);
 
   // The facts about a step at the end of its finish().
@@ -77,7 +77,7 @@ class Commits {
   void want_now();
   // Makes the first commit, of the present state. Requires: all that want_now() requires.
   void want_first(StepEnd end);
-  // Notes that every rank now has all commits of this rank.
+  // Takes note that every rank now has all commits of this rank.
   void count_for_all();
 
   // Holds back the commit of `step`. It does not begin before the step that computes now has the

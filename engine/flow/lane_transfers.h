@@ -27,7 +27,7 @@ class LaneTransfers {
   // Starts to bring the block's record and parameters. Returns whether the slot has the parameters
   // already.
   bool load(OptimizerLane& lane);
-  // Starts to bring gradients that wait outside host memory. Requires: no more gradients are added.
+  // Begins to bring gradients that wait outside host memory. Requires: no more gradients are added.
   void load_gradients(OptimizerLane& lane);
   // Whether everything that was started has arrived.
   bool is_read(const OptimizerLane& lane) const;

@@ -5,8 +5,8 @@
 
 namespace sluice {
 
-// Records `event` behind the work on `stream` and behind the work that `event` marked before, even
-// if that work was on another stream.
+// The function records `event` behind the work on `stream`, and behind the work that `event` marked
+// before. That earlier work may be on another stream.
 inline void record_lease_end(Device& device, EventId event, StreamId stream) noexcept {
   try {
     device.wait(stream, event);

@@ -6,8 +6,7 @@
 // Speculative updates are written to shadow copies on storage. Later, apply() adopts these copies,
 // or the updates are repeated from the old state. With a durable store, a lane keeps its block
 // until there is a free copy, which no commit names (engine/flow/commits.h).
-// Blocks that make up for updates that they have missed take lanes, too
-// (engine/flow/late_updates.h).
+// A block that makes up for missed updates takes a lane, too (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
@@ -85,14 +84,14 @@ class OptimizerPass {
   // Cancels the announced update: apply() will not be called. Each lane drops the block that it has
   // read ahead.
   void cancel();
-  // Starts nothing more, permanently.
+  // From now on, nothing more is started.
   void stop();
 
   // Advances everything that can move.
   void pump();
 
-  // Whether every block of the last update passed to apply() has been updated. Writes may still be
-  // under way.
+  // Whether every block of the last update passed to apply() has been updated. Some writes may
+  // still be under way.
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }

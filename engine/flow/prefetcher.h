@@ -1,12 +1,12 @@
-// The prefetcher brings units into the device window ahead of their use, as the window plan says.
-// Blocks go from storage to a parameter slot and then to the device, one by one and strictly in
-// schedule order. A fetch starts as soon as the leases on the bytes that it overwrites have been
-// released. The fetch's copies wait on the device for the computation that still reads these bytes.
-// A block that has not been updated yet delays the blocks after it. A block that the pass has in a
-// slot is copied from this slot. If ranks share the parameters, the blocks are those of the rank's
-// own shard, and a gather completes the unit. There is one gather per fetch, in the order of the
-// fetches. A shard at home on the device is gathered from its home. A unit that is leased at home
-// needs no copy; it is ready once it has been updated.
+// The prefetcher brings units into the device window ahead of their use, as the window plan says. A
+// block goes from storage to a parameter slot and then to the device. The blocks do so one by one,
+// strictly in schedule order. A fetch starts as soon as the leases on the bytes that it overwrites
+// have been released. The fetch's copies wait on the device for the computation that still reads
+// these bytes. A block that has not been updated yet delays the blocks after it. A block that the
+// pass has in a slot is copied from this slot. If ranks share the parameters, the blocks are those
+// of the rank's own shard, and a gather completes the unit. There is one gather per fetch, in the
+// order of the fetches. A shard at home on the device is gathered from its home. A unit that is
+// leased at home needs no copy; it is ready once it has been updated.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot, and copies free the slots. The copies wait for
@@ -58,7 +58,7 @@ class Prefetcher {
   // before the call.
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
-  // Starts no more fetches. Work under way continues until it ends; wait for idle().
+  // From now on, no fetch is started. Work under way continues until it ends; wait for idle().
   void stop();
   // After stop(), allows fetches for the uses before `end`, and no other fetches. `end` is at least
   // the number of uses whose fetches have begun.

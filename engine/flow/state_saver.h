@@ -55,8 +55,8 @@ class StateSaver {
   void begin(std::uint64_t step, std::vector<BlockId> blocks, Work work);
   // Whether an update of the block after `step` updates has to wait.
   bool holds(BlockId block, std::uint64_t step) const;
-  // Notes that an update waits for the block. The saver takes this block next, unless another block
-  // is wanted already. Requires: holds().
+  // Takes note that an update waits for the block. The saver takes this block next, unless another
+  // block is wanted already. Requires: holds().
   void want(BlockId block);
   // Whether an update waits.
   bool is_wanted() const { return wanted_.has_value(); }
@@ -74,7 +74,7 @@ class StateSaver {
   std::uint64_t block_count() const { return blocks_.size(); }
 
   void pump();
-  // Starts nothing more, permanently.
+  // From now on, nothing more is started.
   void stop() { is_stopped_ = true; }
   // Whether no transfer, copy or thread is at work.
   bool is_at_rest() const { return busy_ == 0; }

@@ -95,7 +95,8 @@ class UpdateOrder {
   // The block's place in forward order.
   std::uint32_t rank(BlockId block) const { return rank_[index_of(block)]; }
 
-  // Marks a block that has a tentative update and no lane, or that has to wait for another start.
+  // The call marks a block that has a tentative update and no lane, or that has to wait for another
+  // start.
   void set_tentative(BlockId block) { states_[index_of(block)] = State::kTentative; }
   bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
   void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }

@@ -30,8 +30,8 @@ struct ActivationAccess {
   ActivationAction action = ActivationAction::kSave;
   std::uint32_t source = 0;  // the access that saved this
   std::uint32_t place = 0;   // in the window
-  // For a save: the activation also goes to its home, because another activation takes its place
-  // before the activation is loaded. For a load: the activation comes from its home.
+  // In a save, the activation also goes to its home, because another activation takes its place
+  // before the activation is loaded. In a load, the activation comes from its home.
   bool moves = false;
   bool empties_home = false;  // a load that moves, and the last one of its source to do so
   std::optional<std::uint32_t> evicted = {};  // last access of the overwritten one

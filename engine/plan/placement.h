@@ -153,8 +153,8 @@ struct Placement {
   bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
   // Whether some gradients come to a lane from outside host memory.
   bool gradients_leave() const { return lane_gradients.count != 0; }
-  // The bytes of the device's pools, which the tiers cut from one slab. Then the sum of these bytes
-  // and the ranks' memory.
+  // The bytes of the device's pools, which the tiers cut from one slab. device_bytes() is the sum
+  // of these bytes and the ranks' memory.
   std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + announced_window.size_bytes() +
            gradient_slots.size_bytes() + device_gradient_bytes + device_record_bytes + tally_bytes +
@@ -216,8 +216,8 @@ struct PassNeeds {
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
                      bool device_is_host);
 
-// Tries to place the state under `budgets`. If a pair of budgets works, every pair of larger
-// budgets works, too.
+// The function tries to place the state under `budgets`. If a pair of budgets works, every pair of
+// larger budgets works, too.
 // Fails with kOutOfMemory if a budget cannot hold its mandatory pools, or the state that `choices`
 // puts there. The message lists the pools. It names the smallest budget that works while the other
 // budget stays as it is. If no size of this budget alone works, the message names a pair of

@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// Counts the bytes that a queue moves for steps.
+// The meter counts the bytes that a queue moves for steps.
 class TrafficMeter {
  public:
   // `queue` must outlive the meter. The meter counts from resume() on.

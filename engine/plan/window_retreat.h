@@ -1,4 +1,4 @@
-// Places in the device window to which a step can always retreat. Each stay of a unit has one
+// The places in the device window to which a step can always retreat. Each stay of a unit has one
 // place, and units that are held at the same time never overlap. Pure; callable from any thread.
 //
 // A stay is a unit's time in the window, from a use until the unit is no longer held. A unit that

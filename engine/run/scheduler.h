@@ -36,8 +36,8 @@ class Scheduler {
   // task is thrown to the caller.
   void run(const std::function<void()>& task);
 
-  // Blocks until `ready` returns true. The scheduler's thread evaluates `ready` whenever something
-  // has happened on this thread.
+  // The call blocks until `ready` returns true. The scheduler's thread evaluates `ready` whenever
+  // something has happened on this thread.
   // Fails with the first failure, as soon as there is one. An exception from `ready` counts as a
   // failure.
   void await(const std::function<bool()>& ready);

@@ -23,7 +23,7 @@ class StepFailure {
 
   // Throws the failure that stops the engine, if there is one.
   void throw_if_unusable();
-  // Waits until `ready` holds on the scheduler's thread. Throws the same failures as
+  // The call waits until `ready` holds on the scheduler's thread. Throws the same failures as
   // throw_if_unusable().
   void await(const std::function<bool()>& ready);
   // Throws the failure of computation or copies. Requires: all computation and copies have

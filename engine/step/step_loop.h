@@ -162,8 +162,8 @@ class StepLoop {
   void throw_if_active() const;
   void check_application(const char* call, const std::optional<std::string>& application) const;
   void begin();
-  // Notes that something has moved. Other parts may then move, too, after all pending events have
-  // been handled.
+  // Takes note that something has moved. Other parts may then move, too, after all pending events
+  // have been handled.
   void note_change() { has_changed_ = true; }
   bool pump();
   void check_acquire(UnitId unit, Pass pass) const;

@@ -51,7 +51,7 @@ struct Transfer {
   // invalid.
   std::function<void()> done;
   // The owner sets this priority before a fetch. It is the priority of the read when the drive is
-  // busy. Writes come last.
+  // busy. All writes come last.
   IoPriority read_priority = IoPriority::kNormal;
   // The owner sets this for activations. It is their unit, for the trace.
   std::uint32_t activation_unit = kTraceNone;
@@ -105,8 +105,8 @@ class BlockStore {
   // Whether a store to the plane is in flight, so that the plane cannot be fetched.
   bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
 
-  // Notes that an update in place has changed the plane to `version`. Requires: the plane is at
-  // home in memory.
+  // Takes note that an update in place has changed the plane to `version`. Requires: the plane is
+  // at home in memory.
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 

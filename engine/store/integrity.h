@@ -45,7 +45,8 @@ class Integrity {
   // of the planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
-  // Notes the checksum of the bytes written as `version`. `sum` is empty if wants() returned false.
+  // Takes note of the checksum of the bytes written as `version`. `sum` is empty if wants()
+  // returned false.
   void stored(std::uint32_t plane, std::uint64_t version, std::optional<std::uint64_t> sum);
 
   struct Stored {

@@ -43,7 +43,8 @@ class PlaneCopies {
   // Requires: no commit is under way.
   void begin_commit();
   bool is_committing() const { return is_committing_; }
-  // The commit is now valid on every rank. Copies that only the previous commit names become free.
+  // The commit is now valid on every rank. A copy becomes free if only the previous commit names
+  // it.
   // Requires: a commit is under way.
   void end_commit();
 

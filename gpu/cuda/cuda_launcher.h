@@ -1,7 +1,7 @@
-// Runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. Only for .cu files, because nvcc
-// includes the declarations of the CUDA runtime. Thread rule: as Device. The device must outlive
-// the launcher. Invariants: a team adds in the same order on every GPU. The lanes of a warp are
-// added by halves. Then the warps are added in order. Grids stride over 64-bit indices.
+// Runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. The header is only for .cu files,
+// because nvcc includes the declarations of the CUDA runtime. Thread rule: as Device. The device
+// must outlive the launcher. Invariants: a team adds in the same order on every GPU. The lanes of a
+// warp are added by halves. Then the warps are added in order. Grids stride over 64-bit indices.
 #pragma once
 
 #include <algorithm>

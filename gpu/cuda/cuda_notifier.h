@@ -1,8 +1,8 @@
-// Runs host functions after earlier work on CUDA streams has ended. The streams get no callbacks. A
-// callback would delay the next copy of its stream until a thread of the runtime has run it.
-// Instead, an event follows the work, and one thread asks for the events. The notifier does not use
-// a stream to wait for events, because such a wait may block other streams in the same hardware
-// queue.
+// The notifier runs host functions after earlier work on CUDA streams has ended. The streams get no
+// callbacks. A callback would delay the next copy of its stream until a thread of the runtime has
+// run it. Instead, an event follows the work, and one thread asks for the events. The notifier does
+// not use a stream to wait for events, because such a wait may block other streams in the same
+// hardware queue.
 //
 // While functions wait, the thread asks at least every 100 us, which costs a few percent of a core.
 // The notifier polls often at first and then less often. So the delay of a function is at most

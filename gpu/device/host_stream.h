@@ -85,7 +85,7 @@ class HostStream {
 
   // Returns at once. `task` runs after all tasks that were enqueued earlier.
   void enqueue(HostTask task);
-  // Blocks until all tasks have run that were enqueued before the call.
+  // The call blocks until all tasks have run that were enqueued before it.
   void await();
 
  private:

@@ -1,7 +1,7 @@
 // The operations on gradients and state in device memory: conversions, accumulation, the squared
-// norm, unscaling, and the optimizers. As on the CPU, every result has the bits of the scalar
-// definitions (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h). Only the sign and
-// the payload of a NaN may differ.
+// norm, unscaling, and the optimizers. Every result has the bits of the scalar definitions, as on
+// the CPU (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h). Only the sign and the
+// payload of a NaN may differ.
 //
 // Thread rule: as Device. Every call enqueues its work and returns. Later work on the same stream
 // may reuse the memory. Arrays are device memory and do not overlap. All arrays except the scales

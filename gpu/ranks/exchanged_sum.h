@@ -44,7 +44,7 @@ struct ExchangedSumBody {
   }
 };
 
-// Sums eight elements per index. Requires: every array begins at a multiple of 16 bytes.
+// The body sums eight elements per index. Requires: every array begins at a multiple of 16 bytes.
 template <class To, class From>
 struct PackedSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
@@ -61,7 +61,7 @@ struct PackedSumBody : ExchangedSumBody<To, From> {
   }
 };
 
-// Sums one element per index. Arrays may begin anywhere.
+// The body sums one element per index. Arrays may begin anywhere.
 template <class To, class From>
 struct SingleSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {

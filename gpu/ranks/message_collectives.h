@@ -1,7 +1,7 @@
 // Collectives between processes on hosts. Ranks of one host share memory and read each other's
 // memory (gpu/ranks/host_exchange.h). Ranks of different hosts exchange messages, over MPI
-// (gpu/ranks/mpi_collectives.h) or over sockets (gpu/ranks/socket_collectives.h). Pieces of data go
-// directly from each rank to each other rank. In a reduction, the rank that receives the pieces
+// (gpu/ranks/mpi_collectives.h) or over sockets (gpu/ranks/socket_collectives.h). Each rank sends
+// pieces of data directly to each other rank. In a reduction, the rank that receives the pieces
 // adds them in rank order. Such a reduction is several times faster than MPI_Reduce_scatter. Its
 // bits do not depend on how data is divided or routed.
 //

@@ -74,7 +74,7 @@ class MessageThread {
   // Requires: has_ended().
   ~MessageThread();
 
-  // Blocks until the connection is open. Called before any other function.
+  // The call blocks until the connection is open. Called before any other function.
   // Fails with the exceptions of Connection::open, and with kRanks if other ranks do not come
   // within the timeout. After kRanks, the thread may still be inside the connection. This object
   // must stay alive until has_ended() returns true.
@@ -94,7 +94,7 @@ class MessageThread {
   const HostNeighbors& neighbors() const { return neighbors_; }
 
   void start(const std::shared_ptr<MessageBatch>& batch);
-  // Blocks until every message has ended.
+  // The call blocks until every message has ended.
   // Fails with kRanks, naming the ranks that did not answer. The timeout counts from the end of the
   // message that ended last.
   void wait(const MessageBatch& batch, const RankWait& how);
@@ -103,8 +103,8 @@ class MessageThread {
   // themselves. Keeps only the first failure.
   void fail(const std::string& failure);
 
-  // Asks the thread to end every process of the run. Waits until the processes have ended, but no
-  // longer than the timeout.
+  // Asks the thread to end every process of the run. The call waits until the processes have ended,
+  // but no longer than the timeout.
   void abort() noexcept;
 
  private:

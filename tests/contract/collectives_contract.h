@@ -127,7 +127,7 @@ TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
   });
 }
 
-// Sums wrap around, and minima are those of unsigned values. Each result goes into the next
+// The sums wrap around, and the minima are those of unsigned values. Each result goes into the next
 // operation, so an implementation that reads words after they have changed fails.
 TEST_P(CollectivesContract, IntegersAddUpAndTheLeastIsFound) {
   run([](Collectives& ranks, Device& device) {

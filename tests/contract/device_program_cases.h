@@ -16,8 +16,8 @@ namespace sluice {
 
 // Whole pipelines.
 
-// Copies items up, across and down on three streams, each through two slots. Every slot is reused
-// 150 times, so a missing or misplaced wait gives a wrong item.
+// The program copies items up, across and down on three streams, each through two slots. Every slot
+// is reused 150 times, so a missing or misplaced wait gives a wrong item.
 TEST_P(DeviceContract, PipelineThroughTwoSlotsDeliversEveryItem) {
   constexpr std::uint64_t kItems = 300;
   constexpr std::uint64_t kItemBytes = 32_KiB;

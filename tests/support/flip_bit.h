@@ -1,4 +1,4 @@
-// Damages bytes in a file, and restores them.
+// The functions damage bytes in a file, and restore them.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,10 +1,10 @@
 // An IoQueue over files in memory that simulates a drive whose power can be cut. A cut keeps, drops
-// or tears unflushed data, sector by sector. The seed decides which. Reads return written data even
-// before a flush, as from a drive's cache.
+// or tears unflushed data, sector by sector. The seed decides which. A read returns written data
+// even before a flush, as from a drive's cache.
 //
-// Requests wait for run_one(), which completes one of them. The seed decides which one. For code
-// that waits for its requests, submit() completes requests itself. It throws PowerCut at a given
-// point.
+// All requests wait for run_one(), which completes one of them. The seed decides which one. For
+// code that waits for its requests, submit() completes requests itself. It throws PowerCut at a
+// given point.
 //
 // Thread rule: one thread.
 #pragma once
@@ -44,9 +44,9 @@ class PowerCutDisk final : public IoQueue {
   void lose_writes(bool loses) { loses_writes_ = loses; }
   // The next request of `kind` fails. A failed write changes nothing.
   void fail_next(IoKind kind, int error) { failing_ = {kind, error}; }
-  // Stores data as if it had been flushed long ago.
+  // The call stores data as if it had been flushed long ago.
   void put(int file, std::uint64_t offset_bytes, std::span<const std::byte> data);
-  // Flips stored bits, as a failing medium does.
+  // The call flips stored bits, as a failing medium does.
   void flip(int file, std::uint64_t offset_bytes, std::uint8_t bits);
 
   // Cuts the power. Waiting requests have no effect or a partial effect, and are forgotten.

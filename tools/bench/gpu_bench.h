@@ -38,7 +38,7 @@ struct CopyBenchOptions {
   std::uint64_t unit_bytes = 0;
   unsigned rounds = 0;
 };
-// Copies this many bytes up and down in a plain loop, and returns the seconds.
+// The function copies this many bytes up and down in a plain loop, and returns the seconds.
 struct PlainCopy {
   std::byte* host_up = nullptr;  // null = no copy in this direction
   std::byte* device_up = nullptr;
@@ -87,12 +87,12 @@ struct TrainingBench {
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
-// Measures how fast the drive under `path` reads, writes, and does both. The results become the
-// drive's rates in `rates`. The test file has no name.
+// The function measures how fast the drive under `path` reads, writes, and does both. The results
+// become the drive's rates in `rates`. The test file has no name.
 // Fails with kNoSpace, kInput or kIo.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 
-// Writes random tokens below `vocabulary` (uint16) to `path`.
+// The function writes random tokens below `vocabulary` (uint16) to `path`.
 void write_random_tokens(const std::string& path, std::uint32_t vocabulary, std::uint64_t count);
 
 }  // namespace sluice

@@ -131,7 +131,8 @@ class StepBench {
 // storage. This traffic is 14 bytes read and 12 bytes written per parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
-// Measures Adam and norms over split bf16 state on `threads` threads, while nothing else runs.
+// The function measures Adam and norms over split bf16 state on `threads` threads, while nothing
+// else runs.
 CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// Writes traces for other programs. The formats are Chrome's JSON (which Perfetto opens), CSV and
-// JSON.
+// These functions write traces for other programs. The formats are Chrome's JSON (which Perfetto
+// opens), CSV and JSON.
 #pragma once
 
 #include <vector>

@@ -34,8 +34,8 @@ struct MachineCalibration {
   std::vector<double> path_rates = {};
   double adam_parameters_per_second = 0;
 
-  // Sets the storage rates for requests of `request_bytes`. `depth` requests are in flight. Rates
-  // between the measured sizes and depths are interpolated over the logarithms. Beyond the measured
+  // Sets the storage rates for requests of `request_bytes`. `depth` requests are in flight. A rate
+  // between the measured sizes and depths is interpolated over the logarithms. Beyond the measured
   // ones, the nearest rate counts. The latency is that of a small read alone, minus the part that
   // other requests in flight hide.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;

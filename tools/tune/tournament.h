@@ -1,5 +1,6 @@
-// Runs of a few steps that decide between candidates and the given config. The runs take turns in
-// rounds, so that a disturbance affects all of them. The given config wins ties.
+// A tournament consists of runs of a few steps. They decide between candidates and the given
+// config. The runs take turns in rounds, so that a disturbance affects all of them. The given
+// config wins ties.
 //
 // Thread rule: one tournament at a time.
 #pragma once

@@ -27,7 +27,7 @@ enum class OptimizerKind : std::uint8_t {
 
 SLUICE_EXPORT std::string_view name_of(OptimizerKind kind);
 
-// The numbers in which the moments are kept between updates. Updates compute in fp32 in any case.
+// The numbers in which the moments are kept between updates. All updates compute in fp32.
 enum class OptimizerState : std::uint8_t {
   kFp32,
   kBf16,  // rounded stochastically, so that small changes add up

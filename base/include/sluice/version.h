@@ -7,7 +7,7 @@
 
 #include <string_view>
 
-// For the preprocessor: 10000 * major + 100 * minor + patch.
+// The version for the preprocessor: 10000 * major + 100 * minor + patch.
 #define SLUICE_VERSION 100
 
 namespace sluice {

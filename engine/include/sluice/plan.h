@@ -25,7 +25,8 @@ struct RunMachine {
   // part. The default of `device_bytes`, for a GPU of unknown size, is enough for any plan.
   std::uint64_t device_bytes = std::uint64_t{1} << 62;
   std::uint64_t host_memory_bytes = 0;
-  // The free bytes of the file system that holds a path. Empty: every path has enough room.
+  // The free bytes of the file system that holds a path. If this is empty, every path has enough
+  // room.
   std::function<std::uint64_t(const std::string& path)> free_bytes = {};
 };
 

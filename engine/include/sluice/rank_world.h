@@ -42,8 +42,8 @@ struct RankWorldOptions {
   // Called about four times a second, on any thread, while an operation waits for other processes.
   // `waiting` names the ranks and the operation.
   std::function<void(const std::string& waiting)> on_wait = {};
-  // The path of libsluice_mpi.so. Empty: the library is found beside the program, beside Sluice's
-  // library, where Sluice was installed, or where Sluice was built.
+  // The path of libsluice_mpi.so. If this is empty, the library is found beside the program, beside
+  // Sluice's library, where Sluice was installed, or where Sluice was built.
   std::string mpi_library = {};
 };
 

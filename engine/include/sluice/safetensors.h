@@ -48,7 +48,8 @@ class SLUICE_EXPORT SafetensorsReader {
   // The result is null if no tensor has that name.
   const SafetensorsTensor* find(const std::string& name) const;
 
-  // Copies elements [first_element, ...) as fp32. Each fp32, bf16 or fp16 value arrives exactly.
+  // The call copies elements [first_element, ...) as fp32. Each fp32, bf16 or fp16 value arrives
+  // exactly.
   // Fails with:
   // - kInput: the name is unknown, the type is another one, the tensor does not have the range, or
   //   the file has been cut since.

@@ -43,7 +43,8 @@ class SLUICE_EXPORT Lease {
   // Fails with kInvalidArgument if the unit has no such tensor, or if the lease, its step or its
   // engine is over.
   const std::byte* parameter(std::size_t tensor) const;
-  // The same as elements of T: float, Bf16 or Fp16 (sluice/elements.h).
+  // Does the same as parameter(std::size_t), but gives elements of T: float, Bf16 or Fp16
+  // (sluice/elements.h).
   // Fails in the same cases, and with kInvalidArgument if T is not the compute dtype.
   template <class T>
   const T* parameter(std::size_t tensor) const {
@@ -115,8 +116,8 @@ class SLUICE_EXPORT ActivationLease {
 // One training step. The application acquires and releases units in the order of the schedule, and
 // then finish() updates the state. If a step leaves a unit out, repeats it or uses it out of order,
 // computation has to wait. The next step is then expected to use the units in the same order as
-// this one. Announced units (UnitSpec::is_announced) are used in the order of their announcement,
-// at any place between the other units.
+// this one. A step uses announced units (UnitSpec::is_announced) in the order of their
+// announcement, at any place between the other units.
 class SLUICE_EXPORT Step {
  public:
   Step(Step&& other) noexcept;
@@ -139,8 +140,8 @@ class SLUICE_EXPORT Step {
   // - kIo and others: a transfer has failed.
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
 
-  // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
-  // transfers are on their way to the device; the stream itself waits for their end.
+  // Makes `unit` available to work enqueued on `stream` after this call. The call blocks until the
+  // unit's transfers are on their way to the device. The stream itself waits for their end.
   // Fails with:
   // - kInvalidArgument: the unit does not exist, `stream` is not of the engine's device, or too
   //   many leases are held.
@@ -195,7 +196,8 @@ class SLUICE_EXPORT Step {
   std::uint64_t walk_ = 0;
 };
 
-// Forward passes without gradients, one per batch. The destructor ends them, even halfway.
+// An inference consists of forward passes without gradients, one per batch. The destructor ends
+// them, even halfway.
 class SLUICE_EXPORT Inference {
  public:
   Inference(Inference&& other) noexcept;

@@ -106,11 +106,12 @@ struct StepOptions {
   std::uint32_t micro_batches = 1;
   // The order in which the application goes through units and micro-batches.
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  // The number by which the sum of the micro-batches' gradients is divided. Empty = micro_batches,
-  // which gives the mean. 1 keeps the sum, for an application that scales its losses itself.
+  // The number by which the sum of the micro-batches' gradients is divided. If this is empty, the
+  // divisor is micro_batches, which gives the mean. A divisor of 1 keeps the sum, for an
+  // application that scales its losses itself.
   std::optional<double> gradient_divisor = {};
-  // The learning rates of Config::Optimizer::groups, in the order of the groups. Empty =
-  // `learning_rate` times each group's factor.
+  // The learning rates of Config::Optimizer::groups, in the order of the groups. If this is empty,
+  // the rate of a group is `learning_rate` times the group's factor.
   std::vector<double> group_learning_rates = {};
 };
 

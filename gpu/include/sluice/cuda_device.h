@@ -5,8 +5,8 @@
 // Thread rule: as Device.
 // Beyond the contract of Device: host functions of different streams may run one after another, so
 // no host function may wait for a host function of another stream. If a host function throws, the
-// failure reaches work enqueued later, but not copies that are already in a stream. Copies from
-// host to host run on a thread of the CUDA runtime.
+// failure reaches work enqueued later, but not copies that are already in a stream. A copy from
+// host to host runs on a thread of the CUDA runtime.
 #pragma once
 
 #include <cstddef>

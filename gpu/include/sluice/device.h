@@ -64,7 +64,7 @@ class SLUICE_EXPORT Device {
 
   // `name` appears in traces and thread names.
   virtual StreamId create_stream(std::string_view name, StreamPriority priority) = 0;
-  // Waits for the stream's work before destroying the stream.
+  // The call first waits for the stream's work.
   virtual void destroy_stream(StreamId stream) noexcept = 0;
   virtual EventId create_event() = 0;
   virtual void destroy_event(EventId event) noexcept = 0;
@@ -88,21 +88,22 @@ class SLUICE_EXPORT Device {
   virtual void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
                     StreamId stream) = 0;
   virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
-  // Runs `function` on a thread of the device after earlier work on `stream`; later work on
-  // `stream` waits for `function`. Functions of different streams may run one after another, so no
-  // function may wait for another function. The functions of one stream run in the order of the
-  // calls, even after a failure.
+  // A thread of the device runs `function` after earlier work on `stream`. Later work on `stream`
+  // waits for `function`. Functions of different streams may run one after another, so no function
+  // may wait for another function. The functions of one stream run in the order of the calls, even
+  // after a failure.
   // An exception from `function` is a failure of the stream's work. After a failure on any stream,
   // later copies, fills and computation are skipped. Copies, fills and computation that were
   // already enqueued may be skipped, too. Events still complete and host functions still run,
   // because both report completions and every waiter must wake. Before using results of earlier
   // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
-  // Reports that earlier work on `stream` has ended, by running `function` as call_host() does. In
-  // contrast to call_host(), later work on `stream` does not wait for `function`. So a GPU goes on
-  // with later work at once, and copies and computation keep their pace. The functions given to
-  // notify() for one stream run in the order of the calls. They may run before or after functions
-  // given to call_host(). destroy_stream() waits for them; synchronize() does not.
+  // Reports that earlier work on `stream` has ended. For that, `function` runs as under
+  // call_host(). In contrast to call_host(), later work on `stream` does not wait for `function`.
+  // So a GPU goes on with later work at once, and copies and computation keep their pace. The
+  // functions given to notify() for one stream run in the order of the calls. They may run before
+  // or after functions given to call_host(). destroy_stream() waits for them; synchronize() does
+  // not.
   virtual void notify(StreamId stream, std::function<void()> function) {
     call_host(stream, std::move(function));
   }

@@ -19,7 +19,7 @@ struct FakeCudaFault {
   bool is_lasting = false;
   bool refuses_callbacks = true;  // with is_lasting: cudaStreamAddCallback fails, too
 };
-// Counts calls from now on.
+// The count of calls begins now.
 void arm_fake_cuda_fault(const FakeCudaFault& fault);
 
 struct FakeCudaFaultReport {

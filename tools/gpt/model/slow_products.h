@@ -1,4 +1,4 @@
-// Notes about the products that the plain kernel computes, because the fast library has no
+// The notes are about products that the plain kernel computes, because the fast library has no
 // algorithm for them. There is one note for each shape. Thread rule: one thread at a time.
 #pragma once
 
