@@ -1,5 +1,5 @@
 // The functions read stored elements as fp32 values and write them, on the host and on the device.
-// These are the conversions of sluice/dtype.h, chosen by a C++ type instead of a DType value. Pure.
+// The conversions are those of sluice/dtype.h, chosen by a C++ type instead of a DType value. Pure.
 #pragma once
 
 #include <sluice/device_function.h>

@@ -1,5 +1,5 @@
 // The frame around every call of the C interface. This code turns exceptions into a status and a
-// message. It lets only one thread of one process use a handle at a time.
+// message. The guard lets only one thread of one process use a handle at a time.
 #pragma once
 
 #include <sys/types.h>

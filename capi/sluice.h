@@ -64,10 +64,10 @@ typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
   // Frozen; the tensors are bytes of any meaning, such as quantized weights. The engine keeps the
-  // bytes and their order, and moves only them. Checkpoints and durable stores are compared with
-  // the model by the number of words of a tensor. An opaque tensor has as many words of a
-  // parameter's size as its bytes fill. The caller compares types and shapes itself, for example by
-  // a text that it saves with the checkpoint.
+  // bytes and their order, and never computes with them. Checkpoints and durable stores are
+  // compared with the model by the number of words of a tensor. An opaque tensor has as many words
+  // of a parameter's size as its bytes fill. The caller compares types and shapes itself, for
+  // example by a text that it saves with the checkpoint.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
 // This value is added to a sluice_frozen. The unit then stands in neither order, and each step says
@@ -404,8 +404,8 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
 // then fails with SLUICE_RANKS.
 typedef struct sluice_ranks sluice_ranks;
 
-// Begins to listen at `address`. This is an IP address of this host that all other ranks can reach.
-// If all ranks are on this host, "127.0.0.1" will do.
+// Begins to listen at `address`. The address is an IP address of this host that all other ranks can
+// reach. If all ranks are on this host, "127.0.0.1" will do.
 sluice_status sluice_ranks_create(const char* address, uint32_t rank, uint32_t rank_count,
                                   sluice_ranks** ranks);
 // The engine has to be destroyed first. Null does nothing.
@@ -441,13 +441,13 @@ sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tenso
 // success. Any other number is a failure, which stops the engine with SLUICE_RANKS. The function
 // must not call the same engine.
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
-// This call is for an application that splits its model itself, by tensor or pipeline parallelism.
-// The engines that together have the whole model form a group (<sluice/norm_group.h>). They clip by
-// the group's norm, skip the same steps and keep the same loss scale. sluice_finish_step() calls
-// `add` once, on its own thread. All members of the group finish equally often. `elsewhere` has the
-// numbers of the tensors that another member counts, because that member has equal copies. A null
-// `add` ends the group. Must not be called while a step is active. `context` must stay valid until
-// the group ends or the engine is destroyed.
+// The norm group is for an application that splits its model itself, by tensor or pipeline
+// parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
+// All members clip by the group's norm, skip the same steps and keep the same loss scale.
+// sluice_finish_step() calls `add` once, on its own thread. All members of the group finish equally
+// often. `elsewhere` has the numbers of the tensors that another member counts, because that member
+// has equal copies. A null `add` ends the group. Must not be called while a step is active.
+// `context` must stay valid until the group ends or the engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 

@@ -31,8 +31,8 @@ void encode_moments_reference(CodeBook book, std::span<const float> values,
 // found from the largest magnitude alone, because the lowest signed code has the value -0.993.
 void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
 
-// The function reads elements [begin, begin + values.size()) of a run. They may begin inside a
-// group.
+// The function reads elements [begin, begin + values.size()) of a run. These elements may begin
+// inside a group.
 void decode_moments(CodeBook book, const MomentCodes& moment, std::uint64_t begin,
                     std::span<float> values);
 

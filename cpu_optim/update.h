@@ -117,9 +117,9 @@ struct NonFiniteState {
 NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
 // This function reads and writes the same bytes as update_simd(), in the same streams, in the same
-// order and with the same instruction set. It changes no byte, except that parameters of kFp16
-// become zero. No update can be faster, so the speed of this function is the limit. `seed` is 0,
-// but the compiler must not know this.
+// order and with the same instruction set. The function changes no byte, except that parameters of
+// kFp16 become zero. No update can be faster, so the speed of this function is the limit. `seed` is
+// 0, but the compiler must not know this.
 void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 
 // The instruction set that update_simd() and gradient_ops.h use here: AVX3 (AVX-512), AVX2, SSE4,

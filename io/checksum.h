@@ -1,5 +1,6 @@
-// The checksum of a block's bytes. It is XXH3 with 64 bits, at about 12 GB/s on one core. The
-// checksum finds accidental damage, but is no defence against deliberate forgery. Pure; any thread.
+// The checksum of a block's bytes. The checksum is XXH3 with 64 bits, at about 12 GB/s on one core.
+// The checksum finds accidental damage, but is no defence against deliberate forgery. Pure; any
+// thread.
 #pragma once
 
 #include <cstddef>

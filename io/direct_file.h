@@ -45,7 +45,7 @@ class DirectFile {
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
   // Offset, length and memory address must be multiples of this number. The number comes from
-  // statx(STATX_DIOALIGN). It is 4096 if the kernel does not tell. At least 512.
+  // statx(STATX_DIOALIGN). The number is 4096 if the kernel does not tell. At least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
   // The value is false if the file system refused O_DIRECT. All reads and writes then use the page
   // cache.

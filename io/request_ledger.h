@@ -2,9 +2,9 @@
 // counters(), it counts the results of ended requests. Every queue has a ledger.
 //
 // Thread rule: any thread.
-// Invariant: a request is opened once and ends once. It is closed once, after its callback has
-// returned. A call of wait_idle() ignores requests that are opened later, so that submissions of
-// other threads cannot delay its return forever.
+// Invariant: a request is opened once and ends once. A request is closed once, after its callback
+// has returned. A call of wait_idle() ignores requests that are opened later, so that submissions
+// of other threads cannot delay its return forever.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +23,7 @@ class RequestLedger {
   // have the next tickets.
   std::uint64_t open(std::uint64_t request_count);
 
-  // The call counts one attempt at `request`. This call comes before on_complete. If on_complete
+  // The call counts one attempt at `request`. The call comes before on_complete. If on_complete
   // wakes a thread, that thread then finds the request already counted.
   void count(const IoRequest& request, TransferStep step);
 

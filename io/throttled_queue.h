@@ -1,11 +1,11 @@
-// An IoQueue that emulates a drive with given limits. It passes every request to a real queue. It
-// completes the request no sooner than a drive of the given bandwidth and latency would. It is for
-// benchmarks and tests, because the speed of real drives drifts. A limit is exact if it is well
-// below the limits of the real drive. The emulated drive works on one request at a time in each
-// direction. With half duplex, it works on only one request in all. Requests are taken by priority,
-// and then in the order of arrival. The bytes of a request move at the given rate. Requests
-// complete in the same order, `latency` later. All times are computed from the arrivals and not
-// from a thread's wake-up, so that no overshoot adds up. Waiting costs no CPU.
+// An IoQueue that emulates a drive with given limits. The queue passes every request to a real
+// queue. The queue completes the request no sooner than a drive of the given bandwidth and latency
+// would. The queue is for benchmarks and tests, because the speed of real drives drifts. A limit is
+// exact if it is well below the limits of the real drive. The emulated drive works on one request
+// at a time in each direction. With half duplex, it works on only one request in all. Requests are
+// taken by priority, and then in the order of arrival. The bytes of a request move at the given
+// rate. Requests complete in the same order, `latency` later. All times are computed from the
+// arrivals and not from a thread's wake-up, so that no overshoot adds up. Waiting costs no CPU.
 //
 // Thread rule: as IoQueue. Callbacks run on a thread of this queue, in order of completion.
 // Invariants: as IoQueue. The owner of a request sees the real queue's result (bytes, errno).

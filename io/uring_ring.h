@@ -1,5 +1,5 @@
-// A ring of io_uring. The class wraps the part of liburing that the queue uses. It reports what a
-// kernel or a container refuses.
+// A ring of io_uring. The class wraps the part of liburing that the queue uses. The class reports
+// what a kernel or a container refuses.
 //
 // Thread rule: any thread may make a ring. After begin(), only the thread that called begin() uses
 // the ring.
@@ -50,8 +50,8 @@ class UringRing {
   void reap(std::vector<Completion>& target);
 
   // The next functions are for an unusable ring. take_back() appends completions with `result` for
-  // all entries that the kernel never took. look() checks for completions of the other entries. It
-  // returns whether the kernel allows this.
+  // all entries that the kernel never took. look() checks for completions of the other entries. The
+  // call returns whether the kernel allows this.
   void take_back(std::vector<Completion>& target, int result);
   bool look();
 

@@ -42,8 +42,8 @@ static_assert(sizeof(TraceBlockHeader) == kTraceAlignBytes);
 
 std::uint64_t trace_checksum(const TraceBlockHeader& header, std::span<const std::byte> payload);
 
-// The text of the section "sluice-trace" is JSON. It has the version, the layout of a record, the
-// names of kinds and reasons, and the clocks, host and rank of this process.
+// The text of the section "sluice-trace" is JSON. The text has the version, the layout of a record,
+// the names of kinds and reasons, and the clocks, host and rank of this process.
 std::string trace_description(const TraceOptions& options);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // A training step under a placement, in the form that engine/bound/bound.h takes: its schedule, its
-// window and its activations. It includes an example of the uses that the step announces. Constant
-// after construction, callable from any thread.
+// window and its activations. The step's description includes an example of the uses that the step
+// announces. Constant after construction, callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace sluice {
 
-// Uses that the step announces. They come before use number `before_use` of the step's schedule.
-// The step announces them before use number `announced_before`, which is the same use or an earlier
-// one.
+// Uses that the step announces. Announced uses come before use number `before_use` of the step's
+// schedule. The step announces them before use number `announced_before`, which is the same use or
+// an earlier one.
 struct PlannedAnnouncement {
   std::uint32_t before_use = 0;
   std::uint32_t announced_before = before_use;

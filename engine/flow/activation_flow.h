@@ -40,8 +40,8 @@ class ActivationFlow {
   void release(const LeasedActivation& lease) noexcept;
   // Fails with kInvalidArgument if accesses of the plan are missing or still held.
   void require_complete() const;
-  // The call waits until no computation uses the window any more. It returns the totals since the
-  // last call. Requires: the plan is complete.
+  // The call waits until no computation uses the window any more. The call returns the totals since
+  // the last call. Requires: the plan is complete.
   // Fails with the engine's or the device's first failure.
   ActivationReport finish();
   // Ends a plan early. Returns when no transfer is in flight and no computation uses the window any
@@ -71,7 +71,7 @@ class ActivationFlow {
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access, as the application sees it
   std::vector<StreamId> streams_;  // by access
-  // For each access that may need a transfer, the two events around the wait for the access.
+  // The two events around the wait for an access, for each access that may need a transfer.
   std::vector<Event> asked_events_;
   std::vector<Event> granted_events_;
 };

@@ -1,6 +1,6 @@
-// Gradients that wait for their update on the device. They are copied and added there, with the
-// bits of the CPU. The device sums the squares of each leaf of the norm, and only these sums come
-// to the host.
+// Gradients that wait for their update on the device. Such gradients are copied and added there,
+// with the bits of the CPU. The device sums the squares of each leaf of the norm, and only these
+// sums come to the host.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: all work waits only for earlier work on the stream; a norm also waits for the worker.

@@ -1,7 +1,7 @@
 // Gradients that wait for their update on storage. Each of a unit's gradients passes through host
 // memory block by block. There the block is added to the sum so far, with one fp32 addition and one
-// rounding per element, as in the gradient set. It is also counted in the unit's norm. Then the
-// block goes to storage. One gradient is processed at a time.
+// rounding per element, as in the gradient set. The block is also counted in the unit's norm. Then
+// the block goes to storage. One gradient is processed at a time.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a block waits for one staging slot, or for two if it is added to a sum. Earlier blocks

@@ -1,5 +1,5 @@
-// The transfers and copies of the optimizer pass. They bring a block's planes into the block's
-// lane, and home again. Speculative updates go to shadow copies on storage.
+// The transfers and copies of the optimizer pass. These transfers bring a block's planes into the
+// block's lane, and home again. Speculative updates go to shadow copies on storage.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -34,8 +34,8 @@ class LaneTransfers {
 
   // Starts to copy updated parameters to their home on the device.
   void copy_to_device(OptimizerLane& lane);
-  // Whether the block may be written to storage. This needs an earlier commit that has its table,
-  // and a free copy.
+  // Whether the block may be written to storage. Writing a block needs an earlier commit that has
+  // its table, and a free copy.
   bool may_write(const OptimizerLane& lane) const;
   // Starts to write the planes whose home is storage. Requires: may_write().
   void write(OptimizerLane& lane);

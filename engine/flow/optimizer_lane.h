@@ -58,8 +58,8 @@ struct OptimizerLane {
   Outcome outcome = Outcome::kHome;
   Gradients gradients_are = Gradients::kHere;
   bool is_assuming = false;  // for the worker: its update with assumed coefficients is running
-  // The block makes up for updates that it has missed (engine/flow/late_updates.h). These are the
-  // updates.
+  // The block makes up for updates that it has missed (engine/flow/late_updates.h). The list has
+  // these updates.
   bool is_late = false;
   std::vector<std::shared_ptr<const UnitCoefficients>> missed;
   // A weight has overflowed with the assumed coefficients. The overflow is an error only if the

@@ -1,11 +1,11 @@
-// The optimizer pass updates every block once per step. It reads the parts that are not in memory,
-// runs Adam, and writes the results back. Several blocks are in flight, so that reading, computing
-// and writing overlap. If all of a unit's state is on the device, the same arithmetic runs there
-// (engine/flow/device_updates.h). A lane holds one block from the start of its reads to the end of
-// its writes. engine/flow/update_order.h chooses the next block and the time of its update.
-// Speculative updates are written to shadow copies on storage. Later, apply() adopts these copies,
-// or the updates are repeated from the old state. With a durable store, a lane keeps its block
-// until there is a free copy, which no commit names (engine/flow/commits.h).
+// The optimizer pass updates every block once per step. The pass reads the parts that are not in
+// memory, runs Adam, and writes the results back. Several blocks are in flight, so that reading,
+// computing and writing overlap. If all of a unit's state is on the device, the same arithmetic
+// runs there (engine/flow/device_updates.h). A lane holds one block from the start of its reads to
+// the end of its writes. engine/flow/update_order.h chooses the next block and the time of its
+// update. Speculative updates are written to shadow copies on storage. Later, apply() adopts these
+// copies, or the updates are repeated from the old state. With a durable store, a lane keeps its
+// block until there is a free copy, which no commit names (engine/flow/commits.h).
 // A block that makes up for missed updates takes a lane, too (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only.
@@ -78,8 +78,8 @@ class OptimizerPass {
   void catch_up(const UnitPlace& unit);
   // Does the same for all units.
   void catch_up();
-  // The bytes on storage that late updates have read since the last call. They have written as
-  // many.
+  // The bytes on storage that late updates have read since the last call. Late updates have written
+  // as many.
   std::uint64_t take_late_bytes() { return std::exchange(late_bytes_, 0); }
   // Cancels the announced update: apply() will not be called. Each lane drops the block that it has
   // read ahead.
@@ -95,7 +95,7 @@ class OptimizerPass {
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether the state is between two steps. This is so if only some blocks have been updated
+  // Whether the state is between two steps. The state is so if only some blocks have been updated
   // permanently, or if a failure has kept a block from its home.
   bool is_partial() const;
   // The version before the last update.

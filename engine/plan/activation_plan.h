@@ -2,14 +2,14 @@
 // gradients that each backward use passes back. If the engine keeps activations
 // (Config::Activations), the application saves and loads them in a sequence that the schedule
 // fixes. So the movement of activations can be planned, like the movement of parameters. The plan
-// gives each activation a place in the device's activation window. It also says which activations
-// have to leave for their home and come back. The plan is a pure function of (shape, places) and
-// fixes the traffic to the byte. Callable from any thread.
+// gives each activation a place in the device's activation window. The plan also says which
+// activations have to leave for their home and come back. The plan is a pure function of (shape,
+// places) and fixes the traffic to the byte. Callable from any thread.
 //
 // The sequence is: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use
-// k is the reverse of forward use k. It loads value k - 1 for the recomputation, loads gradient k
-// and saves gradient k - 1. Some accesses do not exist, before the first use and after the last
-// one. They are left out.
+// k is the reverse of forward use k. Backward use k loads value k - 1 for the recomputation, loads
+// gradient k and saves gradient k - 1. Some accesses do not exist, before the first use and after
+// the last one. Such accesses are left out.
 #pragma once
 
 #include <cstdint>

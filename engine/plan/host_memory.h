@@ -1,7 +1,7 @@
 // The functions compare the host memory that a run takes with the host's free memory. So a run that
-// the kernel would kill halfway is refused before it takes any memory. They also choose budgets for
-// a config without budgets. They read the topology, and are otherwise pure. Any thread may call
-// them.
+// the kernel would kill halfway is refused before it takes any memory. The functions also choose
+// budgets for a config without budgets. The functions read the topology, and are otherwise pure.
+// Any thread may call them.
 #pragma once
 
 #include <cstdint>

@@ -44,14 +44,14 @@ struct Placement {
   // gradients, and their entry is host memory.
   std::vector<Tier> gradient_tier;
 
-  // Whether the device's memory is host memory that the engine may use in place. This needs
+  // Whether the device's memory is host memory that the engine may use in place. In-place use needs
   // memory.unified and a single rank. Then computation uses a unit's parameters at their home if
-  // all of them are in host memory. Updates use a unit's parameters at their home if they are on
-  // the device.
+  // all of them are in host memory. An update uses a unit's parameters at their home if the
+  // parameters are on the device.
   bool is_unified = false;
   std::vector<bool> is_leased_in_host;  // by unit; empty: no unit is
-  // Whether a unit's first gradient of a step may be computed straight in the set. This needs a set
-  // whose part is in host memory.
+  // Whether a unit's first gradient of a step may be computed straight in the set. Such a gradient
+  // needs a set whose part is in host memory.
   bool leases_gradient_set = false;
 
   // Device memory.
@@ -219,16 +219,16 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
 // The function tries to place the state under `budgets`. If a pair of budgets works, every pair of
 // larger budgets works, too.
 // Fails with kOutOfMemory if a budget cannot hold its mandatory pools, or the state that `choices`
-// puts there. The message lists the pools. It names the smallest budget that works while the other
-// budget stays as it is. If no size of this budget alone works, the message names a pair of
-// budgets.
+// puts there. The message lists the pools. The message names the smallest budget that works while
+// the other budget stays as it is. If no size of this budget alone works, the message names a pair
+// of budgets.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
 
 // The length of the device's report about a unit whose gradients wait on the device. The report has
-// the sum of squares, as fp64, of each leaf that this rank owns. It also has 32 bits that say
-// whether an update has made a weight overflow.
+// the sum of squares, as fp64, of each leaf that this rank owns. The report also has 32 bits that
+// say whether an update has made a weight overflow.
 std::uint64_t tally_bytes_of(const UnitPlace& unit);
 
 // Gives a shadow to every block that can have one.

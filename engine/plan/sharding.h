@@ -15,8 +15,9 @@ namespace sluice {
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 
 // The number of consecutive ranks that add up their gradients and gather parameters among
-// themselves first. These are the ranks of a group, or of a node (sharding.reduction "nodes"); 1 =
-// all ranks do so at once. Requires: the same as group_size(), and also node_ranks.
+// themselves first. The first level consists of the ranks of a group, or of a node
+// (sharding.reduction "nodes"); 1 = all ranks do so at once. Requires: the same as group_size(),
+// and also node_ranks.
 // Fails with kConfig if the nodes do not divide the ranks, and for nodes together with groups.
 std::uint32_t first_level_ranks(const Config::Sharding& sharding, std::uint32_t count);
 

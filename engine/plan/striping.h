@@ -23,7 +23,7 @@ std::vector<double> storage_weights(const Config::Storage& storage);
 // The dealer gives pieces of storage to drives. Each piece goes to the drive that is furthest
 // behind its share of the bytes so far.
 //
-//   weights {3, 1}, equal pieces -> drives 0 0 1 0, 0 0 1 0, ...
+//   Example: with weights {3, 1} and equal pieces, the drives are 0 0 1 0, 0 0 1 0, ...
 class DriveDealer {
  public:
   // Requires: positive weights.

@@ -51,9 +51,9 @@ std::vector<bool> updated_units(const Layout& layout, const Placement& placement
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
 
-// The traffic of one step. This is the sum of three parts: every fetch of `plan`, the state of each
-// updated block, once in and once out, and the bytes that `activations` moves. A speculative step
-// that is redone moves each block's state once more.
+// The traffic of one step. The traffic is the sum of three parts: every fetch of `plan`, the state
+// of each updated block, once in and once out, and the bytes that `activations` moves. A
+// speculative step that is redone moves each block's state once more.
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
                              const Schedule& schedule, const WindowPlan& plan,
                              const ActivationPlan& activations = {});

@@ -1,6 +1,6 @@
-// The units in the device window while a step is planned. They are kept by place, and in the order
-// in which they should make room. Each operation costs about the logarithm of the number of units,
-// so that models with many small units are planned quickly. Used only by
+// The units in the device window while a step is planned. The units are kept by place, and in the
+// order in which they should make room. Each operation costs about the logarithm of the number of
+// units, so that models with many small units are planned quickly. Used only by
 // engine/plan/window_plan.cc.
 //
 // Thread rule: one thread, because one plan owns the object.

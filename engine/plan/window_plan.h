@@ -23,9 +23,9 @@ namespace sluice {
 struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: still there from an earlier use, or homed on the device
-  // These are indices into the schedule: the uses whose units this fetch overwrites, and the uses
-  // that had the unit in another place. Each entry is the last earlier use of its unit. All uses in
-  // the list must have been released and computed before a copy may start.
+  // The entries are indices into the schedule: the uses whose units this fetch overwrites, and the
+  // uses that had the unit in another place. Each entry is the last earlier use of its unit. All
+  // uses in the list must have been released and computed before a copy may start.
   std::vector<std::uint32_t> evicted_uses;
 };
 

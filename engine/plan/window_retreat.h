@@ -22,7 +22,7 @@ struct WindowRetreat {
   std::uint64_t window_bytes = 0;          // enough to hold all of them
 };
 
-// The stays are put at the window's two ends in turn. This works for two leases, where a stay
+// The stays are put at the window's two ends in turn. Two ends work for two leases, where a stay
 // overlaps in time only with its neighbors. Requires: the window is as large as the largest sum of
 // two neighbors.
 WindowRetreat retreat_to_both_ends(const Schedule& schedule,
@@ -30,8 +30,8 @@ WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::uint64_t window_bytes);
 
 // Each stay is put at the lowest address that the earlier stays leave free. The function tries the
-// stays ordered by time and by size, and also all units side by side. It returns the smallest
-// result.
+// stays ordered by time and by size, and also all units side by side. The function returns the
+// smallest result.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 

@@ -1,6 +1,6 @@
-// The planner says before a run what the run will need and cost. It gives the memory by pool, the
-// bytes per step, and the step's time by resource and policy. It also gives these numbers for other
-// homes of the state. The planner is pure, and asks no machine.
+// The planner says before a run what the run will need and cost. The planner gives the memory by
+// pool, the bytes per step, and the step's time by resource and policy. The planner also gives
+// these numbers for other homes of the state. The planner is pure, and asks no machine.
 #pragma once
 
 #include <optional>

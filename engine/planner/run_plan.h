@@ -1,5 +1,5 @@
-// The plan of a run. It has the part of the state that each rank keeps, the budgets, the size of
-// every pool, the home of every block, and the time at which blocks are updated. Only this file
+// The plan of a run. The plan has the part of the state that each rank keeps, the budgets, the size
+// of every pool, the home of every block, and the time at which blocks are updated. Only this file
 // makes such a plan. The plan is used by the engine, `sluice plan`, `trace whatif`, the benches,
 // the choice of the micro-batches' order and the check of the host's memory. So the results of
 // these users cannot differ from the run.

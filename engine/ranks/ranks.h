@@ -1,7 +1,7 @@
 // The ranks that train together, as the engine sees them. The object has each rank's part of the
-// state and the sequences of collectives. It also makes the decisions that all ranks make from the
-// same values. The ZeRO stages 0 to 3 are presets of these parts. Without collectives there is one
-// rank, and no bytes are moved.
+// state and the sequences of collectives. The object also makes the decisions that all ranks make
+// from the same values. The ZeRO stages 0 to 3 are presets of these parts. Without collectives
+// there is one rank, and no bytes are moved.
 //
 // In hybrid sharding, `sharding.group_ranks` consecutive ranks form a group, and every group has a
 // copy of the state. Gathers stay within the group. Gradients are added within each group, in rank
@@ -75,7 +75,8 @@ class Ranks {
 
   // The result is null for one rank.
   RankSequence* gathers() const { return gathers_.get(); }
-  // This sequence is for announced units. It is null if the model has none. Requires: reserve().
+  // This sequence is for announced units. The sequence is null if the model has none. Requires:
+  // reserve().
   RankSequence* announced_gathers() const { return announced_gathers_.get(); }
   // Requires: are_several().
   RankSequence& resident_gathers() const { return *resident_gathers_; }

@@ -76,7 +76,8 @@ class StepTimeline {
   void resume(std::uint32_t use, StreamId stream, const Resumption& how);
 
   // Between the two events, computation waited for `cause`, such as a boundary activation. Both
-  // come after the last use that has resumed. Both events stay unchanged until the step has ended.
+  // events come after the last use that has resumed. Both events stay unchanged until the step has
+  // ended.
   void pause(EventId asked, EventId granted, const WaitCause& cause);
 
   // From now on, `use` waits for `cause`, or for nothing. `kTraceNone` stands for the end of the

@@ -1,7 +1,7 @@
 // A thread that runs posted tasks one after another. The engine's scheduler and its worker are such
 // threads. A caller that would otherwise wait for its task can run the task in the thread's place.
-// This is quicker, because waking two threads takes longer than most tasks. Tasks that capture at
-// most two pointers need no allocation.
+// Running the task there is quicker, because waking two threads takes longer than most tasks. Tasks
+// that capture at most two pointers need no allocation.
 // Thread rule: any thread may call post() and post_here(). The destructor runs the tasks that were
 // posted before it, and then joins the thread.
 // Invariant: tasks run one at a time, in order, on this thread or in post_here().

@@ -1,6 +1,6 @@
 // The thread on which the engine's arithmetic runs: Adam, gradient accumulation and norms. Tasks
-// run in the order posted, and CpuOptimizer spreads each of them over the cores. This keeps the
-// scheduler free for completions.
+// run in the order posted, and CpuOptimizer spreads each of them over the cores. A thread of its
+// own keeps the scheduler free for completions.
 // Thread rule: post() from the scheduler's thread.
 #pragma once
 

@@ -2,9 +2,9 @@
 // them have come. The fetches for these uses follow a plan of their own, beside the fetches of the
 // schedule.
 //
-// Thread rule: the application's thread calls check(), next(), has_come() and is_over(). It also
-// calls add(), but only while the scheduler's thread waits. The scheduler's thread calls everything
-// else.
+// Thread rule: the application's thread calls check(), next(), has_come() and is_over(). The
+// application's thread also calls add(), but only while the scheduler's thread waits. The
+// scheduler's thread calls everything else.
 #pragma once
 
 #include <cstdint>

@@ -94,9 +94,9 @@ class StepLoop {
   }
   // Requires: no step is active, and Engine::set_norm_group() has checked `group`.
   void set_norm_group(NormGroup group) { norm_group_ = std::move(group); }
-  // These calls are for a durable store. commit_first() makes the first commit, of the present
-  // state, and commit_now() commits the last step. Each of these calls returns when every rank has
-  // the commit.
+  // Commits are made only with a durable store. commit_first() makes the first commit, of the
+  // present state, and commit_now() commits the last step. Each of these calls returns when every
+  // rank has the commit.
   // Requires: no step is active.
   void commit_first();
   // Sets the application's text for all later commits.

@@ -1,7 +1,7 @@
 // The places for blocks that pass through memory on their way to storage, from storage or to a
-// file. Several blocks pass at once. Each place has a thread. It does all the work for the block in
-// the place, and also waits there for transfers. So transfers of some blocks run beside the
-// arithmetic of others, and the number of places bounds the memory.
+// file. Several blocks pass at once. Each place has a thread. The place's thread does all the work
+// for the block in the place, and also waits there for transfers. So transfers of some blocks run
+// beside the arithmetic of others, and the number of places bounds the memory.
 //
 // Thread rule: one thread calls the functions. The tasks run on the threads of their places,
 // several at a time.

@@ -46,14 +46,14 @@ class BlockStore;
 
 // One transfer of one block's plane. The owner must not move the object until `done` runs.
 struct Transfer {
-  // The owner sets this function once. It runs on the scheduler's thread when the transfer has
-  // ended, with success or failure. After a failure, the scheduler has failed() and the bytes are
-  // invalid.
+  // The owner sets this function once. The function runs on the scheduler's thread when the
+  // transfer has ended, with success or failure. After a failure, the scheduler has failed() and
+  // the bytes are invalid.
   std::function<void()> done;
-  // The owner sets this priority before a fetch. It is the priority of the read when the drive is
-  // busy. All writes come last.
+  // The owner sets this priority before a fetch. The priority is the priority of the read when the
+  // drive is busy. All writes come last.
   IoPriority read_priority = IoPriority::kNormal;
-  // The owner sets this for activations. It is their unit, for the trace.
+  // The owner sets this for activations. The value is their unit, for the trace.
   std::uint32_t activation_unit = kTraceNone;
   // The name that messages give to a transfer that is not state.
   std::string subject = {};
@@ -85,8 +85,8 @@ class BlockStore {
   // The owner waits for transfer.done. Until transfer.done runs, `target` belongs to the transfer.
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
-  // Starts writing `source` as `version`, which is later than the home's version. It is the next
-  // version, unless the block has missed updates (engine/flow/late_updates.h). Other rules are
+  // Starts writing `source` as `version`, which is later than the home's version. `version` is the
+  // next version, unless the block has missed updates (engine/flow/late_updates.h). Other rules are
   // those of fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);

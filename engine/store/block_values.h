@@ -28,9 +28,9 @@ struct BlockView {
 // - The source's own errors.
 void set_values(const Layout& layout, const BlockView& view, StateSource& source);
 
-// The function reads only the masters of every tensor that has elements in the block. It puts them
-// into the memory that set_values() would use. Returns false, and reads nothing, if the block has
-// no such memory.
+// The function reads only the masters of every tensor that has elements in the block. The function
+// puts them into the memory that set_values() would use. Returns false, and reads nothing, if the
+// block has no such memory.
 bool read_masters(const Layout& layout, const BlockView& view, StateSource& source);
 
 // Does the work of set_values() for masters that read_masters() has read, with zero moments.

@@ -49,8 +49,8 @@ struct CommitChoice {
   std::vector<SlotTwin> mends;
 };
 
-// The record that a slot holds. This is the newer one of its whole twins. Requires: choose_commit()
-// has not failed.
+// The record that a slot holds. A slot's record is the newer one of those twins that are whole.
+// Requires: choose_commit() has not failed.
 const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slot);
 
 // Fails with:

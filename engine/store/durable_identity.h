@@ -24,8 +24,8 @@ class DurableIdentity {
   std::uint64_t layout_hash() const { return layout_hash_; }
   std::uint64_t config_hash() const { return config_hash_; }
 
-  // The record's settings, as JSON. They have everything that messages name, and the units and
-  // their tensors if there is room. `changes` is an array of the changes accepted so far.
+  // The record's settings, as JSON. The settings have everything that messages name, and the units
+  // and their tensors if there is room. `changes` is an array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
   // The hashes and the settings are those of a record. The text says how the record's model or

@@ -51,8 +51,8 @@ std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const Sur
 std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlane& plane,
                        std::span<std::byte> buffer);
 
-// Removes the store's files. The lock files stay. They then say that no store was made. Returns the
-// number of freed bytes.
+// Removes the store's files. The lock files stay. The lock files then say that no store was made.
+// Returns the number of freed bytes.
 // Fails with kInput if a job has the store's lock.
 std::uint64_t remove_store(const StoreSurvey& store);
 

@@ -91,8 +91,9 @@ class Tiers {
   std::byte* activation_staging(std::uint32_t slot) const;
   std::byte* commit_buffer(std::uint32_t buffer) const;
   std::span<std::byte> save_buffer(std::uint32_t buffer) const;
-  // All memory that takes part in transfers from and to storage. It has the parameter slots, the
-  // lanes, and the staging buffers of activations and gradients. It lies at the arena's end.
+  // All memory that takes part in transfers from and to storage. This memory has the parameter
+  // slots, the lanes, and the staging buffers of activations and gradients. This memory lies at the
+  // arena's end.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.

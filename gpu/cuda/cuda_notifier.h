@@ -9,8 +9,8 @@
 // about a quarter of the time that the work took.
 //
 // Thread rule: any thread may call every function.
-// Invariant: the functions of one stream run in the order of add(), one at a time. This holds after
-// a failure of the GPU, too.
+// Invariant: the functions of one stream run in the order of add(), one at a time. The order holds
+// after a failure of the GPU, too.
 #pragma once
 
 #include <condition_variable>

@@ -1,7 +1,7 @@
 // A stream of the host device. A worker thread runs tasks in the order of their arrival. A thread
 // that waits for the stream runs the tasks that the worker has not begun. A record on an idle
-// stream completes on the thread that enqueues it. This saves time, because waking a sleeping
-// thread takes as long as a small collective between ranks.
+// stream completes on the thread that enqueues it. Running tasks there saves time, because waking a
+// sleeping thread takes as long as a small collective between ranks.
 //
 // Thread rule: any thread may call every public function.
 // Invariants: tasks run one at a time, in order. A task's captures are destroyed before the next

@@ -187,7 +187,8 @@ SLUICE_RULE(AdagradCoefficients, adagrad_element, false, true);
 SLUICE_RULE(SgdCoefficients, sgd_element, true, false);
 #undef SLUICE_RULE
 
-// The array of a moment. It has fp32 or bf16 values, and the pointer for the other type is null.
+// The array of a moment. The array has fp32 or bf16 values, and the pointer for the other type is
+// null.
 struct DeviceMoment {
   float* values;
   std::uint16_t* bf16;

@@ -1,4 +1,4 @@
-// This code adds the elements that ranks have exchanged. It runs on a device, in the order of
+// This code adds the elements that ranks have exchanged. The sum runs on a device, in the order of
 // base/ordered_sum.h. This rank's own elements stay where they are. The other ranks' elements lie
 // side by side in one buffer. The same body runs on the GPU and, in tests, on the host. Pure.
 #pragma once

@@ -39,8 +39,8 @@ struct alignas(128) RankSignals {
   // The value is not 0 if this rank has failed. The value helps other ranks to name the rank that
   // caused a failure.
   std::atomic<std::uint64_t> failed{0};
-  // The address of the data of step `published` in the rank's own memory. It is for data that is
-  // not in a slot.
+  // The address of the data of step `published` in the rank's own memory. The address is for data
+  // that is not in a slot.
   std::atomic<std::uint64_t> address{0};
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");

@@ -19,18 +19,20 @@ struct Launch {
   std::uint32_t local_rank = 0;
   std::uint32_t local_rank_count = 1;
   bool knows_local_ranks = false;  // the launcher has set both numbers
-  // The address and port at which torchrun's ranks meet. They are empty and 0 for other launchers.
+  // The address and port at which torchrun's ranks meet. The address and the port are empty and 0
+  // for other launchers.
   std::string master_address;
   std::uint16_t master_port = 0;
 };
 
-// A function that returns the value of a variable, or null. It is std::getenv except in tests.
+// A function that returns the value of a variable, or null. The function is std::getenv except in
+// tests.
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
 // Returns nothing if no launcher is found. There is one rank then.
 // Fails with kConfig if a variable is not a number or is out of range, or if a launcher's variables
-// are incomplete. It also fails if two launchers contradict each other, and the message then names
-// both.
+// are incomplete. The call also fails if two launchers contradict each other, and the message then
+// names both.
 std::optional<Launch> find_launch(const EnvironmentLookup& environment);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// Collectives between threads of one process. Each thread has its own host device. This is the
-// plain version, and the oracle for the other versions. Every rank reads the other ranks' memory
-// directly.
+// Collectives between threads of one process. Each thread has its own host device. Such collectives
+// are the plain version, and the oracle for the other versions. Every rank reads the other ranks'
+// memory directly.
 //
 // Thread rule: any thread may use a LocalWorld. The collectives of a rank follow the rule of
 // Collectives.

@@ -1,5 +1,5 @@
-// The connection between processes under the messages of gpu/ranks/message_thread.h. It has
-// messages from point to point, the list of processes that share a host, and a way to end all
+// The connection between processes under the messages of gpu/ranks/message_thread.h. The connection
+// has messages from point to point, the list of processes that share a host, and a way to end all
 // processes. There are two such connections: sockets (gpu/ranks/socket_port.h) and MPI. For MPI, a
 // small separate library (mpi_port_plugin.cc) is linked to MPI and opened at run time. So a program
 // that contains Sluice starts without MPI.

@@ -1,7 +1,7 @@
 // Collectives between GPUs, by NCCL. Reductions are exact by default. The ranks exchange their
 // elements all to all, and each rank adds its part in rank order. So the bits equal those of the
-// host's collectives. They do not depend on the order in which NCCL would reduce a message of that
-// size.
+// host's collectives. The bits do not depend on the order in which NCCL would reduce a message of
+// that size.
 //
 // Thread rule: as Collectives. Failures are reported on a separate thread.
 // Failure: NCCL reports that a rank is gone, but seldom says which rank. So messages name this

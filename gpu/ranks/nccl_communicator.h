@@ -69,8 +69,8 @@ class NcclCommunicator {
  public:
   struct Options {
     double timeout_s = 120;  // the limit of a call's wait for other ranks
-    // If this is true, copy engines do all-gathers. This needs registered memory and a version of
-    // NCCL that can use copy engines.
+    // If this is true, copy engines do all-gathers. Copy engines need registered memory and a
+    // version of NCCL that can use copy engines.
     bool prefers_copy_engines = true;
   };
 

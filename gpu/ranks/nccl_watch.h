@@ -34,7 +34,7 @@ class NcclWatch {
     Event ended;
     NcclCommunicator* communicator = nullptr;
     std::string_view kind;
-    // This is a copy, because the text may be gone before the watch has seen the end.
+    // The text is a copy, because the original may be gone before the watch has seen the end.
     std::array<char, 96> subject{};
     std::size_t subject_bytes = 0;
     std::optional<std::chrono::steady_clock::time_point> begun_at;

@@ -1,6 +1,6 @@
-// One reduction, seen from one rank. It says which elements of the source each rank adds in rank
-// order (base/ordered_sum.h). It does not depend on how the sources of the ranks are brought
-// together.
+// One reduction, seen from one rank. The reduction says which elements of the source each rank adds
+// in rank order (base/ordered_sum.h). The reduction does not depend on how the sources of the ranks
+// are brought together.
 //
 // Thread rule: a value.
 #pragma once

@@ -1,5 +1,5 @@
-// How a thread waits for other ranks over any connection. This covers how long the thread polls
-// before it sleeps, what it reports while it waits, and when the wait fails.
+// How a thread waits for other ranks over any connection. The class covers how long the thread
+// polls before it sleeps, what it reports while it waits, and when the wait fails.
 //
 // Thread rule: every function from any thread.
 #pragma once
@@ -14,8 +14,8 @@
 namespace sluice {
 
 // The number of polls without news after which a thread sleeps between polls. The number is so
-// large that a thread does not sleep while a peer only computes sums. It is so small that the
-// thread leaves the core to a peer that computes longer.
+// large that a thread does not sleep while a peer only computes sums. The number is so small that
+// the thread leaves the core to a peer that computes longer.
 inline constexpr std::uint32_t kLooksBeforeSleep = 4000;
 inline constexpr std::chrono::microseconds kSleepBetweenLooks{50};
 

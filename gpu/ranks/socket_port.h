@@ -1,8 +1,8 @@
-// Messages between processes over TCP. They are for programs that no MPI has started, such as those
-// of torchrun. Each rank opens a door, which is a listening socket. A text describes the door: its
-// endpoint. The program brings every rank's endpoint to all ranks by its own means. Then every rank
-// connects to every other rank. An endpoint contains a secret, so that no stranger can connect.
-// Data on the connections is not encrypted.
+// Messages between processes over TCP. Such messages are for programs that no MPI has started, such
+// as those of torchrun. Each rank opens a door, which is a listening socket. A text describes the
+// door: its endpoint. The program brings every rank's endpoint to all ranks by its own means. Then
+// every rank connects to every other rank. An endpoint contains a secret, so that no stranger can
+// connect. Data on the connections is not encrypted.
 //
 // A receiver asks for data when its receive begins, and the data is sent only then. So no rank
 // stores data that nothing waits for, and a late message does not delay other messages.
@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// The contents of an endpoint. They tell where and how a rank can be reached.
+// The contents of an endpoint. The contents tell where and how a rank can be reached.
 struct SocketEndpoint {
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 0;

@@ -2,9 +2,9 @@
 // that have the same place in their nodes. The network between nodes then carries each gathered
 // byte once per node instead of once per rank, and its messages are longer by the same factor.
 //
-// The sums of floating-point values differ from the sums in one level. They run over the ranks of
-// each node in rank order, and then over the nodes in order. All additions are in fp32, with one
-// rounding at the end.
+// The sums of floating-point values differ from the sums in one level. These sums run over the
+// ranks of each node in rank order, and then over the nodes in order. All additions are in fp32,
+// with one rounding at the end.
 //
 // Thread rule: as Collectives.
 #pragma once

@@ -301,8 +301,8 @@ TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
   });
 }
 
-// The even ranks form one group, and the odd ranks form another group. Both are in reverse order.
-// So rank 0 of a group has the largest number in the world.
+// The even ranks form one group, and the odd ranks form another group. Both groups are in reverse
+// order. So rank 0 of a group has the largest number in the world.
 TEST_P(CollectivesContract, GroupsOfRanksAreOnTheirOwn) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> group;

@@ -1,6 +1,6 @@
 // The fixture of the collectives contract (collectives_contract.h). The fixture runs a case on
-// every rank. It has device memory that the host fills, and values that follow from rank and index.
-// Used by one thread of each rank at a time.
+// every rank. The fixture has device memory that the host fills, and values that follow from rank
+// and index. Used by one thread of each rank at a time.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -52,8 +52,8 @@ TEST_P(DeviceContract, WaitOnAnEventOfTheSameStreamPasses) {
 }
 
 // The second record can complete only after the wait has passed. So the case would hang if a wait
-// used the state of the event at the time when the wait runs. It has to use the state at the time
-// of the call.
+// used the state of the event at the time when the wait runs. The wait has to use the state at the
+// time of the call.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");

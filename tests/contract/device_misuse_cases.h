@@ -1,5 +1,5 @@
-// Cases of the device contract for calls that it forbids. They fail with kInvalidArgument, and the
-// device can go on.
+// Cases of the device contract for calls that it forbids. Such calls fail with kInvalidArgument,
+// and the device can go on.
 #pragma once
 
 #include <gtest/gtest.h>

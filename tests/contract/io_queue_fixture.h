@@ -1,5 +1,5 @@
-// The fixture of the IoQueue contract. It makes the queue under test, and the files that the queue
-// works on. The cases are in io_queue_contract.h.
+// The fixture of the IoQueue contract. The fixture makes the queue under test, and the files that
+// the queue works on. The cases are in io_queue_contract.h.
 #pragma once
 
 #include <fcntl.h>

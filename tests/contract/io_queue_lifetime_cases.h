@@ -1,5 +1,6 @@
-// The cases of the IoQueue contract about requests and the queue itself. They test empty requests,
-// waiting, freeing, destruction, counters and limits. This file is a part of io_queue_contract.h.
+// The cases of the IoQueue contract about requests and the queue itself. The cases test empty
+// requests, waiting, freeing, destruction, counters and limits. This file is a part of
+// io_queue_contract.h.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// The cases of the IoQueue contract about bytes. They test the place of the moved bytes, and the
-// end of a transfer. This file is a part of io_queue_contract.h.
+// The cases of the IoQueue contract about bytes. The cases test the place of the moved bytes, and
+// the end of a transfer. This file is a part of io_queue_contract.h.
 #pragma once
 
 #include <sys/mman.h>

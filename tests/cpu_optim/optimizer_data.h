@@ -1,7 +1,7 @@
-// Arrays for the optimizer's tests. They hold seeded values. These are ordinary values, mixed with
-// special values of every kind. Their memory begins at a chosen offset from alignment. Guard
-// elements lie on both sides. Two copies of one object start equal, so every error of a kernel
-// shows as a difference, even outside of the kernel's range. Not thread-safe.
+// Arrays for the optimizer's tests. The arrays hold seeded values. The values are ordinary values,
+// mixed with special values of every kind. Their memory begins at a chosen offset from alignment.
+// Guard elements lie on both sides. Two copies of one object start equal, so every error of a
+// kernel shows as a difference, even outside of the kernel's range. Not thread-safe.
 #pragma once
 
 #include <algorithm>

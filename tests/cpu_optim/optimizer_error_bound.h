@@ -1,5 +1,5 @@
 // The formulas of base/optimizer_math.h in fp64, for one element. Each value has a bound on the
-// distance of the fp32 result. This is the running error bound of numerical analysis (Higham,
+// distance of the fp32 result. The bound is the running error bound of numerical analysis (Higham,
 // "Accuracy and Stability of Numerical Algorithms", 3.3). Every fp32 operation adds an error of
 // half a unit in the last place of its result. This error is kUnit times the result's magnitude, or
 // half of the smallest denormal number. The errors of the operands propagate by the rules of the

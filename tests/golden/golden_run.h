@@ -1,4 +1,4 @@
-// The functions read the files of twin.py. These have the configuration and the results of a
+// The functions read the files of twin.py. The files have the configuration and the results of a
 // training run in PyTorch. Plain data.
 #pragma once
 
@@ -102,8 +102,8 @@ inline GoldenRun read_golden_run(const std::string& path) {
 
 // Returns norm(parameters - the twin's parameters) / norm(the twin's whole update). `parameters`
 // and `initial` hold the values after and before the run. Key biases (the middle third of
-// c_attn.bias) are left out. They do not change the softmax, so their gradient is rounding noise.
-// Adam makes full steps from this noise.
+// c_attn.bias) are left out. Key biases do not change the softmax, so their gradient is rounding
+// noise. Adam makes full steps from this noise.
 inline double relative_update_error(const GoldenRun& run, const GoldenRun::Tensors& parameters,
                                     const GoldenRun::Tensors& initial) {
   double difference = 0;

@@ -1,8 +1,8 @@
-// The number of cases and the first seed of a randomized test. They come from SLUICE_TEST_CASES and
-// SLUICE_TEST_SEED in the environment, which tools/test.sh sets for --cases and --seed.
-// SLUICE_TEST_CASES_SCALE multiplies the default number (--slow). If the environment gives no first
-// seed, one more case has a seed from the date, so that not every run repeats the same cases. This
-// seed is printed. Pure, except for the environment, the date and standard output.
+// The number of cases and the first seed of a randomized test. These numbers come from
+// SLUICE_TEST_CASES and SLUICE_TEST_SEED in the environment, which tools/test.sh sets for --cases
+// and --seed. SLUICE_TEST_CASES_SCALE multiplies the default number (--slow). If the environment
+// gives no first seed, one more case has a seed from the date, so that not every run repeats the
+// same cases. This seed is printed. Pure, except for the environment, the date and standard output.
 #pragma once
 
 #include <chrono>

@@ -36,7 +36,7 @@ class MemoryGroup {
     if (exists()) ::rmdir(folder_.c_str());
   }
 
-  // Whether the group could be made. This needs root, and a hierarchy that is not mounted
+  // Whether the group could be made. A group needs root, and a hierarchy that is not mounted
   // read-only.
   bool exists() const { return !folder_.empty(); }
 

@@ -3,8 +3,8 @@
 // even before a flush, as from a drive's cache.
 //
 // All requests wait for run_one(), which completes one of them. The seed decides which one. For
-// code that waits for its requests, submit() completes requests itself. It throws PowerCut at a
-// given point.
+// code that waits for its requests, submit() completes requests itself. The call throws PowerCut at
+// a given point.
 //
 // Thread rule: one thread.
 #pragma once

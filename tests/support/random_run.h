@@ -1,5 +1,5 @@
-// A random run to plan, of any kind that can be planned. It has a small model, a config, and ranks.
-// The same seed gives the same run. Thread rule: one thread.
+// A random run to plan, of any kind that can be planned. Such a run has a small model, a config,
+// and ranks. The same seed gives the same run. Thread rule: one thread.
 #pragma once
 
 #include <cmath>

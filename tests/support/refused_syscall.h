@@ -1,6 +1,6 @@
 // Runs a piece of a test on a thread for which the kernel refuses one system call. Older kernels,
-// containers and simpler file systems do the same. This is done by a seccomp filter, which needs no
-// privilege and ends with its thread.
+// containers and simpler file systems do the same. The refusal is done by a seccomp filter, which
+// needs no privilege and ends with its thread.
 #pragma once
 
 #include <linux/filter.h>

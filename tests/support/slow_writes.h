@@ -1,5 +1,5 @@
 // Slows down the writes of a checkpoint beside training, so that the steps of a test overtake the
-// checkpoint. It can also make one of these writes fail.
+// checkpoint. The object can also make one of these writes fail.
 //
 // Thread rule: an object is made and destroyed while no such write is under way.
 #pragma once
@@ -20,8 +20,8 @@ class SlowWrites {
 
 // The calls of pwrite() by these threads so far.
 int count_writes();
-// One call of these threads fails with `error`. It is the call with the number `number`, counted
-// from 0 from now on.
+// One call of these threads fails with `error`. The failing call is the call with the number
+// `number`, counted from 0 from now on.
 void fail_write(int number, int error);
 void fail_sync(int number, int error);
 

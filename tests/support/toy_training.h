@@ -1,8 +1,8 @@
-// A small training job with a made-up computation. It runs through the engine and, as the oracle,
-// in plain arrays (toy_oracle.cc). The "gradient" of an element depends on the parameter's bits,
-// the step, the micro-batch and the use. So a stale or misplaced parameter, a lost gradient or a
-// wrong order of additions changes the result. The uses in forward, the uses of frozen units, and
-// inferences have no result. So every use computes a digest of the bytes on the device, on the
+// A small training job with a made-up computation. The job runs through the engine and, as the
+// oracle, in plain arrays (toy_oracle.cc). The "gradient" of an element depends on the parameter's
+// bits, the step, the micro-batch and the use. So a stale or misplaced parameter, a lost gradient
+// or a wrong order of additions changes the result. The uses in forward, the uses of frozen units,
+// and inferences have no result. So every use computes a digest of the bytes on the device, on the
 // use's stream, at the beginning and at the end of its lease. tests/support/same_training.h
 // compares both digests.
 #pragma once

@@ -1,5 +1,5 @@
-// A ring that reads from a pipe. A read stays in the kernel until the test writes. It ends short if
-// the test writes too few bytes.
+// A ring that reads from a pipe. A read stays in the kernel until the test writes. A read ends
+// short if the test writes too few bytes.
 #pragma once
 
 #include <fcntl.h>

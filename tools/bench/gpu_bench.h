@@ -1,7 +1,7 @@
-// Measurements of a GPU and of training on it. They cover copies between host and device, the speed
-// of the optimizer's kernel as a share of the memory's bandwidth, and steps of GPT-2 with its state
-// in several places. The functions take any device, so that tests run them on the host. Thread
-// rule: one measurement at a time.
+// Measurements of a GPU and of training on it. The measurements cover copies between host and
+// device, the speed of the optimizer's kernel as a share of the memory's bandwidth, and steps of
+// GPT-2 with its state in several places. The functions take any device, so that tests run them on
+// the host. Thread rule: one measurement at a time.
 #pragma once
 
 #include <array>

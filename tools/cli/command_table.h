@@ -1,5 +1,5 @@
-// Makes the manual page, and the completion for shells. Both come from the same table of commands
-// and options as --help. Pure.
+// Makes the manual page, and the completion for shells. Both outputs come from the same table of
+// commands and options as --help. Pure.
 //
 // Thread rule: at start-up.
 #pragma once

@@ -15,7 +15,7 @@ struct FilePlace {
   std::string path;    // the path as given by the user
   std::string folder;  // of the target; absolute, without links; empty = no such folder
   std::string target;  // the path at the end of all links; the file need not exist
-  // This is set if the path names a descriptor of this process, such as 1 for /dev/stdout.
+  // The value is set if the path names a descriptor of this process, such as 1 for /dev/stdout.
   std::optional<int> descriptor;
   int error = 0;  // errno if the path cannot be followed
   FileKind kind = FileKind::kMissing;

@@ -1,5 +1,6 @@
-// A web server for one user of this machine. It listens on 127.0.0.1 and answers GET requests.
-// Their address must end with `?token=` and the server's token, which no other user knows.
+// A web server for one user of this machine. The server listens on 127.0.0.1 and answers GET
+// requests. Their address must end with `?token=` and the server's token, which no other user
+// knows.
 //
 // Thread rule: one thread.
 // Invariants: a slow or silent client does not delay other clients. Such a client is dropped after

@@ -17,11 +17,11 @@ CLI::Validator between(double least, double most);
 // A size in bytes, such as 10MiB or 24G, above 0.
 CLI::Validator is_size();
 
-// Also accepts rates as data sheets print them: "7000MB/s" for 7000MB, and "7G" for 7GB. This is
-// for options with is_size().
+// Also accepts rates as data sheets print them: "7000MB/s" for 7000MB, and "7G" for 7GB. The suffix
+// is for options with is_size().
 CLI::Validator rate_suffix();
 
-// This call comes once, when all options are defined. Makes each numeric option of `app` and its
+// The call comes once, when all options are defined. Makes each numeric option of `app` and its
 // subcommands require a finite decimal number. For an integer type, the number must be whole. For
 // an unsigned type, it must not be negative. The number may end in K, M, B, G or T, in upper or
 // lower case, for thousands, millions, billions (both B and G) and trillions.

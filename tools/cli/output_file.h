@@ -145,8 +145,8 @@ class OutputFiles {
   std::vector<std::unique_ptr<OutputFile>> outputs_;
 };
 
-// Writes `text` as the whole output and commits it. This is for commands that write a file in one
-// piece.
+// Writes `text` as the whole output and commits it. The function is for commands that write a file
+// in one piece.
 void write_whole(OutputFile& output, std::string_view text);
 
 // Attempts each output independently. A disk that is too full for one output may still hold the

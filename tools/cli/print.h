@@ -13,15 +13,15 @@
 namespace sluice {
 
 // The function opens /dev/null for each of the descriptors 0, 1 and 2 that is closed. Otherwise the
-// next opened file would get such a descriptor, and printed text would go into that file. It is
-// called at the start of main().
+// next opened file would get such a descriptor, and printed text would go into that file. The
+// function is called at the start of main().
 void keep_standard_descriptors() noexcept;
 
 // From this call on, all text that say() prints goes to standard error, because standard output
 // gets an output's data.
 void leave_standard_output_to_data() noexcept;
 
-// The descriptor to which say() writes. This is standard output, or standard error after
+// The descriptor to which say() writes. The descriptor is standard output, or standard error after
 // leave_standard_output_to_data(). For coloured().
 int said_descriptor() noexcept;
 

@@ -1,5 +1,5 @@
-// `sluice bench adam` measures the speed of the CPU update. It compares this speed with the limit
-// of the machine's memory, which is measured in the same run.
+// `sluice bench adam` measures the speed of the CPU update. The command compares this speed with
+// the limit of the machine's memory, which is measured in the same run.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// `sluice bench gpu` measures the rates of the GPU. It also measures the training speed of GPT-2 in
-// three sizes, with the state in host memory and on NVMe.
+// `sluice bench gpu` measures the rates of the GPU. The command also measures the training speed of
+// GPT-2 in three sizes, with the state in host memory and on NVMe.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // `sluice bench matrix` measures the table of `sluice plan --matrix` on a small model, with the
-// ranks that mpirun starts. It prints the planned values beside the measured ones.
+// ranks that mpirun starts. The command prints the planned values beside the measured ones.
 #pragma once
 
 #include <cstdint>

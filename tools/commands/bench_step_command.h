@@ -1,5 +1,5 @@
-// `sluice bench step` measures the time of a training step under every overlap policy. It compares
-// the times with the limits that emulated computation and a throttled drive set.
+// `sluice bench step` measures the time of a training step under every overlap policy. The command
+// compares the times with the limits that emulated computation and a throttled drive set.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// `sluice plan --plot` draws the time of a step over budgets of host memory. It also draws the time
-// that each resource works in the step.
+// `sluice plan --plot` draws the time of a step over budgets of host memory. The command also draws
+// the time that each resource works in the step.
 #pragma once
 
 #include <optional>

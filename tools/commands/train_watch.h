@@ -1,5 +1,5 @@
 // The parts of `sluice train` that look at the model between steps: validation, samples, and the
-// event file for TensorBoard. They change no bit of the training.
+// event file for TensorBoard. Validation, samples and events change no bit of the training.
 //
 // Thread rule: one thread. With several ranks, all ranks take part.
 #pragma once
@@ -51,7 +51,7 @@ class TrainWatch {
   void begin();
   void accept() noexcept { events_.accept(); }
 
-  // The caller calls this function before the record of a step is written. It validates if a
+  // The caller calls this function before the record of a step is written. The call validates if a
   // validation is due.
   void step_ended(StepRecord& record);
   // The caller calls this function when the step has been printed. The call prints the validation

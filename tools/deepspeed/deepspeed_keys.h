@@ -18,7 +18,7 @@ enum class DeepspeedClass : std::uint8_t {
   kMap,     // the key's value goes into keys of Sluice
   kDerive,  // Sluice derives the value itself
   kNote,    // the key has no effect on training
-  // An error for the values in `refuse`. They change the numbers, or need what Sluice lacks.
+  // An error for the values in `refuse`. Such values change the numbers, or need what Sluice lacks.
   kRefuse,
   kError,    // no key of DeepSpeed; DeepSpeed refuses or misreads it
   kForeign,  // no key of DeepSpeed; DeepSpeed ignores it

@@ -1,8 +1,8 @@
 // The memory that DeepSpeed's own estimators state for a model. A plan can show its numbers beside
 // them. The estimators are estimate_zero2_model_states_mem_needs() in
 // deepspeed/runtime/zero/stage_1_and_2.py, and estimate_zero3_model_states_mem_needs() in
-// deepspeed/runtime/zero/stage3.py. The numbers equal the estimators' numbers to the byte. They
-// count parameters, gradients and optimizer state, and no activations.
+// deepspeed/runtime/zero/stage3.py. The numbers equal the estimators' numbers to the byte. The
+// estimators count parameters, gradients and optimizer state, and no activations.
 //
 // Thread rule: pure; any thread.
 #pragma once

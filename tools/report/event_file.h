@@ -1,5 +1,5 @@
-// Event files as TensorBoard reads them. They consist of records, each with its length and masked
-// CRC32C sums. A record is an `Event` message in protobuf's encoding
+// Event files as TensorBoard reads them. Such files consist of records, each with its length and
+// masked CRC32C sums. A record is an `Event` message in protobuf's encoding
 // (tensorflow/core/lib/io/record_writer.h, util/event.proto, framework/summary.proto). Only the
 // fields that scalars and texts need are written.
 //

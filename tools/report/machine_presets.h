@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-// `flops` is the rate per second of dense matrix products in bf16 with fp32 sums. For v100, it is
-// in fp16.
+// `flops` is the rate per second of dense matrix products in bf16 with fp32 sums. The figure of
+// v100 is for fp16.
 struct GpuPreset {
   const char* name;
   std::uint64_t memory_bytes;

@@ -1,5 +1,5 @@
-// The memory that the ranks of a run take, for the report of `sluice train`. It consists of pools,
-// homes, and the peak use in each phase of the steps.
+// The memory that the ranks of a run take, for the report of `sluice train`. The memory consists of
+// pools, homes, and the peak use in each phase of the steps.
 #pragma once
 
 #include <cstdint>

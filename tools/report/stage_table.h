@@ -12,9 +12,9 @@
 
 namespace sluice {
 
-// The bytes of one rank. `window_bytes` are the parameters that stage 3 gathers on the device. They
-// are for the leases and for two units ahead. `parameter_bytes` include the parameters that stage 3
-// keeps gathered.
+// The bytes of one rank. `window_bytes` are the parameters that stage 3 gathers on the device.
+// These parameters are for the leases and for two units ahead. `parameter_bytes` include the
+// parameters that stage 3 keeps gathered.
 struct StageMemory {
   // The bytes at rest, on any tier.
   std::uint64_t parameter_bytes = 0;

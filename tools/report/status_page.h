@@ -2,8 +2,8 @@
 // mode 0600. The process writes this page after every step, and `sluice top` reads it. The format
 // is private to one version of Sluice. Reading needs no lock. A sequence counter is odd during a
 // write. A checksum detects a damaged page. The writer holds a lock (flock) on the file until the
-// process ends. So a reader recognises the page of a killed process. This works even from another
-// process namespace, and even after the process number is in use again.
+// process ends. So a reader recognises the page of a killed process. Recognition works even from
+// another process namespace, and even after the process number is in use again.
 //
 // Thread rule: one thread writes. Any thread may call read_status_pages().
 #pragma once
@@ -80,8 +80,8 @@ struct RunStatus {
   // The rate of all ranks together.
   double flops_per_s() const { return flops_per_token * tokens_per_s(); }
   double mfu() const { return peak_flops > 0 ? flops_per_s() / peak_flops : 0; }
-  // The reason for which computation waited longest in the last step. It is kNone if computation
-  // never waited.
+  // The reason for which computation waited longest in the last step. The reason is kNone if
+  // computation never waited.
   TraceReason longest_wait() const;
 };
 static_assert(std::is_trivially_copyable_v<RunStatus> && sizeof(RunStatus) < 3072);

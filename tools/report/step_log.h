@@ -1,5 +1,5 @@
-// The figures of a training run's steps. Each step has one row of CSV and one line of JSON. They
-// are written when the step ends, so a killed run leaves the figures of all earlier steps.
+// The figures of a training run's steps. Each step has one row of CSV and one line of JSON. The
+// figures are written when the step ends, so a killed run leaves the figures of all earlier steps.
 //
 // Thread rule: one thread.
 #pragma once

@@ -1,5 +1,6 @@
-// Figures as SVG files. They have bars and lines, a legend, values as text, and a description for
-// screen readers. The same figures give the same file, byte for byte. Pure; any thread.
+// Figures as SVG files. The figures have bars and lines, a legend, values as text, and a
+// description for screen readers. The same figures give the same file, byte for byte. Pure; any
+// thread.
 #pragma once
 
 #include <optional>

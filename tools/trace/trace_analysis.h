@@ -1,5 +1,5 @@
-// The meaning of a trace's records. It has each step's time by part and by cause, the cause of
-// every wait, and the use of each drive, link and processor.
+// The meaning of a trace's records. The analysis has each step's time by part and by cause, the
+// cause of every wait, and the use of each drive, link and processor.
 //
 // Thread rule: pure; the trace must outlive the analysis.
 // Invariants: the parts of a step sum to its time, and every wait has one cause.
@@ -67,8 +67,8 @@ struct StepShare {
 
   std::int64_t total_ns() const { return static_cast<std::int64_t>(end_ns - begin_ns); }
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // The part of `background_ns` that no wait for storage, copies or the optimizer covers. It is 0
-  // if these waits are longer.
+  // The part of `background_ns` that no wait for storage, copies or the optimizer covers. The
+  // result is 0 if these waits are longer.
   std::int64_t hidden_ns() const;
 };
 
@@ -80,7 +80,7 @@ struct Percentiles {
 };
 Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns);
 
-// A flow of bytes. This is one direction of one drive, the copies in one direction, or the
+// A flow of bytes. A flow is one direction of one drive, the copies in one direction, or the
 // collectives of one sort.
 struct FlowKey {
   TraceKind kind = TraceKind::kRead;

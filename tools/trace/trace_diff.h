@@ -1,5 +1,5 @@
 // Compares two traces. The result says how much longer the steps of the second trace are, by part
-// and by unit. It has 95 % confidence intervals of the differences (Welch's t).
+// and by unit. The result has 95 % confidence intervals of the differences (Welch's t).
 //
 // Thread rule: pure.
 #pragma once

@@ -1,5 +1,5 @@
 // The page of `sluice trace diff --html`: a verdict, bars of both traces, and a table of every
-// change with its confidence interval. It needs no script and no other file.
+// change with its confidence interval. The page needs no script and no other file.
 //
 // Thread rule: pure.
 #pragma once

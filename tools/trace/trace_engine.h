@@ -1,5 +1,5 @@
 // A trace's description of the engine that wrote it: units, budgets, placement. The data is plain,
-// and comes from the section "engine". It is empty for a trace without this section.
+// and comes from the section "engine". The description is empty for a trace without this section.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The answers of `sluice trace` as JSON. They have the same figures as the text for people, but
-// unrounded. Times are in seconds. Figures that are not known are null.
+// The answers of `sluice trace` as JSON. The answers have the same figures as the text for people,
+// but unrounded. Times are in seconds. Figures that are not known are null.
 //
 // Thread rule: pure.
 #pragma once

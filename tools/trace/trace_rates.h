@@ -1,4 +1,5 @@
-// The rates of the machine on which a trace was taken. They are computed from the trace's records.
+// The rates of the machine on which a trace was taken. The rates are computed from the trace's
+// records.
 //
 // Thread rule: pure.
 #pragma once

@@ -1,5 +1,5 @@
-// The functions read trace files (docs/tracing.md). A file has one rank. It may be complete, cut
-// off anywhere, or damaged.
+// The functions read trace files (docs/tracing.md). A file has one rank. The file may be complete,
+// cut off anywhere, or damaged.
 //
 // Thread rule: one thread at a time. The functions are pure, except for reading the file.
 // Invariants: a block with a wrong checksum is skipped and counted. The memory for a trace is at

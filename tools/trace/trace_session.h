@@ -26,9 +26,9 @@ struct TraceEnd {
 
 class TraceSession {
  public:
-  // If `output` is not wanted, there is no trace. `output` must outlive the session. It gets its
-  // final name by accept() or at the end of the trace. `ring_bytes` is the size of each thread's
-  // ring.
+  // If `output` is not wanted, there is no trace. `output` must outlive the session. The output
+  // gets its final name by accept() or at the end of the trace. `ring_bytes` is the size of each
+  // thread's ring.
   // Fails with the errors of OutputFile::begin().
   TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();

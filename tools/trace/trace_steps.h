@@ -16,8 +16,8 @@
 
 namespace sluice {
 
-// All steps that ended. If there are other steps, the first step is left out. It touches memory for
-// the first time and finds no data there.
+// All steps that ended. If there are other steps, the first step is left out. The first step
+// touches memory for the first time and finds no data there.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 struct StepMeans {

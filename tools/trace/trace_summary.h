@@ -1,5 +1,5 @@
-// The summary of traces on a terminal. It has a verdict, the parts of a step's time, the drives'
-// rates, and the longest waits with their remedies. The summary has at most 40 lines.
+// The summary of traces on a terminal. The summary has a verdict, the parts of a step's time, the
+// drives' rates, and the longest waits with their remedies. The summary has at most 40 lines.
 #pragma once
 
 #include <optional>
@@ -33,9 +33,9 @@ struct StorageBytes {
   double written_per_day = 0;
 };
 
-// The function takes the steps whose update ended while the trace ran. This leaves out the last
-// step. It also leaves out the first step, which finds nothing in memory. Returns nothing for a
-// trace of less than three steps.
+// The function takes the steps whose update ended while the trace ran. The last step is not one of
+// these. The function also leaves out the first step, which finds nothing in memory. Returns
+// nothing for a trace of less than three steps.
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine);
 
 // Requires: `ranks` is not empty.

@@ -1,7 +1,7 @@
 // A calibration of this machine: the rates of its drives by request size and depth, and the rate of
-// Adam. It takes about 10 seconds to measure, and is kept in a file for later runs of `sluice
-// tune`. The file names the hardware and the day, so a calibration of another machine or of long
-// ago is noticed.
+// Adam. A calibration takes about 10 seconds to measure, and is kept in a file for later runs of
+// `sluice tune`. The file names the hardware and the day, so a calibration of another machine or of
+// long ago is noticed.
 //
 // Thread rule: one thread measures. Any thread may read a finished calibration.
 #pragma once

@@ -1,5 +1,5 @@
-// The model of a training run under changed settings. It makes the same plan as the engine, and
-// simulates the plan's step at measured rates. For tune_search(), it says how long a step would
+// The model of a training run under changed settings. The model makes the same plan as the engine,
+// and simulates the plan's step at measured rates. For tune_search(), it says how long a step would
 // take.
 //
 // Thread rule: learn() comes before anything else. Any thread may call the const functions.
@@ -35,7 +35,7 @@ class RunModel {
   bool is_on_host() const { return is_on_host_; }
   // Fails with kConfig if the settings do not fit together.
   TrainConfig config_with(const TuneSettings& settings) const;
-  // The text of a config file. It has the given values, with `settings` in their place.
+  // The text of a config file. The text has the given values, with `settings` in their place.
   std::string text_with(const TuneSettings& settings) const;
 
   TunePrediction predict(const TuneSettings& settings) const;

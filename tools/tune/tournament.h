@@ -1,4 +1,4 @@
-// A tournament consists of runs of a few steps. They decide between candidates and the given
+// A tournament consists of runs of a few steps. The runs decide between candidates and the given
 // config. The runs take turns in rounds, so that a disturbance affects all of them. The given
 // config wins ties.
 //
@@ -28,10 +28,10 @@ struct TournamentPlan {
   std::size_t candidates = 0;
 };
 
-// The function plans as much as fits into `seconds`. It assumes that a step takes `step_s` and a
-// run begins after `begin_s`. `steps` is the number of steps that the user has chosen, and the plan
-// keeps it. 0 means that the user has chosen none. The plan has at least one round of one step for
-// one candidate.
+// The function plans as much as fits into `seconds`. The function assumes that a step takes
+// `step_s` and a run begins after `begin_s`. `steps` is the number of steps that the user has
+// chosen, and the plan keeps it. 0 means that the user has chosen none. The plan has at least one
+// round of one step for one candidate.
 TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, unsigned steps,
                                std::size_t candidates);
 

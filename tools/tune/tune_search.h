@@ -50,9 +50,9 @@ using TunePredictor = std::function<TunePrediction(const TuneSettings& settings)
 struct TuneResult {
   TuneCandidate given;
   // The candidates that the model predicts to be quicker than the given config, with the quickest
-  // candidate first. Each candidate has as few settings as possible. It differs from the others in
-  // an axis that is not fine. If the given config is impossible, the list has the quickest of all
-  // possible configs.
+  // candidate first. Each candidate has as few settings as possible. Each candidate differs from
+  // the others in an axis that is not fine. If the given config is impossible, the list has the
+  // quickest of all possible configs.
   std::vector<TuneCandidate> best;
   std::size_t predictions = 0;  // the number of candidates that the model has looked at
 };

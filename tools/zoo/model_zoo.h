@@ -1,6 +1,6 @@
-// Descriptions of models, for plans. They are read from config files (config.json of Hugging Face's
-// transformers), or from the headers of safetensors files. A model has the tensors' names and
-// shapes, in the units that an engine would get, but no weights.
+// Descriptions of models, for plans. The descriptions are read from config files (config.json of
+// Hugging Face's transformers), or from the headers of safetensors files. A model has the tensors'
+// names and shapes, in the units that an engine would get, but no weights.
 //
 // Thread rule: any thread.
 #pragma once
@@ -40,8 +40,9 @@ struct ZooModel {
   std::uint64_t layers = 0;
   std::uint64_t vocabulary = 0;  // 0: no logits for each token
   std::uint64_t context = 0;     // the largest number of tokens of a sequence
-  // The number of values per token that a layer keeps for its backward pass. These are the inputs
-  // of the norms, products and activations. This assumes that attention keeps no matrix of scores.
+  // The number of values per token that a layer keeps for its backward pass. These values are the
+  // inputs of the norms, products and activations. This assumes that attention keeps no matrix of
+  // scores.
   std::uint64_t kept_values = 0;
 
   bool has_tied_head = false;

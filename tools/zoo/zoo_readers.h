@@ -1,5 +1,5 @@
 // The readers of model_zoo.h, by family. Each function sets everything except `architecture` and,
-// for a tied head, the orders of units. They fail with kConfig.
+// for a tied head, the orders of units. The functions fail with kConfig.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -16,8 +16,8 @@ namespace sluice {
 std::optional<ZooModel> read_decoder(const ConfigJson& file, const std::string& type);
 std::optional<ZooModel> read_other_transformer(const ConfigJson& file, const std::string& type);
 
-// The function reads the headers of safetensors files. `config` may be null. It is read for the
-// context, and for the number of experts that a token uses.
+// The function reads the headers of safetensors files. `config` may be null. `config` is read for
+// the context, and for the number of experts that a token uses.
 // Fails with:
 // - kInput: a file cannot be read, or has extents that no tensor has.
 // - kConfig: the tensors have no common structure, or are quantized.

@@ -106,8 +106,8 @@ enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
 // Whether leases and updates use the state in place, in host memory or on the device, without
-// copies. This needs a single rank, and a device that has no memory of its own, such as the host
-// device.
+// copies. Use in place needs a single rank, and a device that has no memory of its own, such as the
+// host device.
 enum class UnifiedMemory : std::uint8_t {
   kAuto,  // where the device allows it
   kOff,   // copies, as on a GPU
@@ -213,15 +213,15 @@ struct Config {
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
     // At stage 3, a unit whose parameters take at most this many bytes stays whole on every rank's
-    // device, as at stage 2. This needs room in memory.device beside the window. A larger value
-    // saves gathers, but takes more device memory. Below the default size, a gather's time is
+    // device, as at stage 2. Staying whole needs room in memory.device beside the window. A larger
+    // value saves gathers, but takes more device memory. Below the default size, a gather's time is
     // latency and does not depend on its length. 0 = none.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // The members below are for the code that makes the collectives.
     RankReduction reduction = RankReduction::kExact;
-    // The number of consecutive ranks that form a node under kNodes. It must divide the number of
-    // ranks. 0 stands for the ranks of a host, and RankWorld::shared() then sets this number. With
-    // split_ranks(), the application sets the number of the part's ranks on a host.
+    // The number of consecutive ranks that form a node under kNodes. This number must divide the
+    // number of ranks. 0 stands for the ranks of a host, and RankWorld::shared() then sets this
+    // number. With split_ranks(), the application sets the number of the part's ranks on a host.
     std::uint32_t node_ranks = 0;
     double timeout_s = 120;  // how long a rank waits for another
   } sharding;

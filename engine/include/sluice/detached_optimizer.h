@@ -121,7 +121,7 @@ class SLUICE_EXPORT DetachedOptimizer {
              std::span<const float> source);
 
   DetachedReport report();
-  // Lines of text for the user. They name choices that this machine forced.
+  // Lines of text for the user. The lines name choices that this machine forced.
   const std::vector<std::string>& notes() const;
 
  private:

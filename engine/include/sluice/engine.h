@@ -123,8 +123,8 @@ class SLUICE_EXPORT Engine {
   // - kInput: the loss scale is impossible.
   // - kRanks: ranks have sources at different positions.
   // After a failure, either function can be called again.
-  // `application` is the application's data. It is committed with this state to a durable store, as
-  // in FinishOptions::application.
+  // `application` is the application's data. The data is committed with this state to a durable
+  // store, as in FinishOptions::application.
   void restore(StateSource& source, const std::string& application = {});
 
   // Sets the fp32 masters of `tensors`, and with them their parameters, between two steps. Moments,
@@ -276,8 +276,8 @@ class SLUICE_EXPORT Engine {
   std::vector<UnitTime> unit_times() const;
   // The scratch files, one per path of storage.paths. There are none if nothing is on storage.
   std::span<const DirectFile> storage_files() const;
-  // Lines of text for the user. They name choices that this machine forced, such as threads instead
-  // of io_uring.
+  // Lines of text for the user. The lines name choices that this machine forced, such as threads
+  // instead of io_uring.
   const std::vector<std::string>& notes() const;
 
  private:

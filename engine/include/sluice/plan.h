@@ -58,7 +58,7 @@ struct Plan {
 // The device is as large as host_device_bytes(config).
 SLUICE_EXPORT RunMachine this_machine(const Config& config);
 
-// The memory of a host device (sluice/host_device.h). This is memory.device, if the config sets
+// The memory of a host device (sluice/host_device.h). The size is memory.device, if the config sets
 // memory.device. Otherwise it is a quarter of the machine's memory, but at most half of the free
 // memory.
 SLUICE_EXPORT std::uint64_t host_device_bytes(const Config& config);

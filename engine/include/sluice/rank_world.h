@@ -37,7 +37,7 @@ enum class RankDevice : std::uint8_t { kHost, kGpu };
 struct RankWorldOptions {
   RankDevice device = RankDevice::kHost;
   // The time for which a rank waits for others, and the order in which GPUs add gradients. Both
-  // come from Config::sharding.
+  // options come from Config::sharding.
   Config::Sharding sharding = {};
   // Called about four times a second, on any thread, while an operation waits for other processes.
   // `waiting` names the ranks and the operation.
@@ -90,8 +90,8 @@ class SLUICE_EXPORT RankWorld {
   std::unique_ptr<Collectives> join(HostDevice& device);
   std::unique_ptr<Collectives> join(CudaDevice& device);
 
-  // Closes the connections between the ranks when all ranks have come to the end. This is the last
-  // call, after the collectives are destroyed.
+  // Closes the connections between the ranks when all ranks have come to the end. The call of
+  // leave() is the last one, after the collectives are destroyed.
   // Fails with kRanks if another rank does not come.
   void leave();
   // If MPI connects the ranks, the call ends every rank, and may end this process, too. Otherwise

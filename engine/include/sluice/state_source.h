@@ -71,9 +71,9 @@ class SLUICE_EXPORT StateSource {
   virtual void prepare(const StateDescription& wanted) { (void)wanted; }
   // Fills `values` with elements [first_element, first_element + values.size()) of kMaster, kExpAvg
   // or kExpAvgSq. The three kinds are a complete state, because compute parameters are the masters
-  // rounded to the compute dtype. The engine asks for moments only if the optimizer keeps them. It
-  // never asks for moments of a frozen unit, whose masters are its parameters. For a tensor of an
-  // opaque unit, each value is a float_of_word(). Called on the application's thread, unless
+  // rounded to the compute dtype. The engine asks for moments only if the optimizer keeps them. The
+  // engine never asks for moments of a frozen unit, whose masters are its parameters. For a tensor
+  // of an opaque unit, each value is a float_of_word(). Called on the application's thread, unless
   // allows_threads() returns true.
   // Fails with the source's own errors. The engine then has no state, and accepts another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,

@@ -153,11 +153,11 @@ class SLUICE_EXPORT Step {
   // - kIo and others: a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
-  // These calls are for activations that the engine keeps. The call save() gives memory for
-  // activation `ref`. Work that is enqueued on `stream` after the call writes this memory. The call
-  // load() gives the memory of a saved activation. Work that is enqueued after the call reads this
-  // memory. The calls follow the sequence of engine/plan/activation_plan.h, which skips no use and
-  // repeats none. Both calls block until the needed transfers are under way.
+  // The functions save() and load() are for activations that the engine keeps. The call save()
+  // gives memory for activation `ref`. Work that is enqueued on `stream` after the call writes this
+  // memory. The call load() gives the memory of a saved activation. Work that is enqueued after the
+  // call reads this memory. The calls follow the sequence of engine/plan/activation_plan.h, which
+  // skips no use and repeats none. Both calls block until the needed transfers are under way.
   // Fails with:
   // - kInvalidArgument: `ref` is not next, too many are held, or the application keeps activations
   //   itself.

@@ -101,9 +101,9 @@ class SLUICE_EXPORT Device {
   // Reports that earlier work on `stream` has ended. For that, `function` runs as under
   // call_host(). In contrast to call_host(), later work on `stream` does not wait for `function`.
   // So a GPU goes on with later work at once, and copies and computation keep their pace. The
-  // functions given to notify() for one stream run in the order of the calls. They may run before
-  // or after functions given to call_host(). destroy_stream() waits for them; synchronize() does
-  // not.
+  // functions given to notify() for one stream run in the order of the calls. These functions may
+  // run before or after functions given to call_host(). destroy_stream() waits for them;
+  // synchronize() does not.
   virtual void notify(StreamId stream, std::function<void()> function) {
     call_host(stream, std::move(function));
   }

@@ -1,5 +1,5 @@
-// The input of the tests of the bounds. It is a model of equal blocks, its placement, and the
-// machine's rates.
+// The input of the tests of the bounds. The input is a model of equal blocks, its placement, and
+// the machine's rates.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // A table of jobs that are listed in advance. Each job has a predicate that says when the job may
-// start. It runs on a line that serves one job at a time. Time moves from the end of one job to the
-// next end. This file is a part of schedule_oracle.cc.
+// start. Each job runs on a line that serves one job at a time. Time moves from the end of one job
+// to the next end. This file is a part of schedule_oracle.cc.
 #pragma once
 
 #include <algorithm>

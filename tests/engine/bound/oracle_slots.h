@@ -21,7 +21,7 @@ class OracleSlots {
   bool has_room_for_a_lane() const { return free_ > 0; }
   bool has_room_for_a_fetch() const { return free_ > lanes_ - std::min(lanes_, lane_users_); }
 
-  // Returns the job that fills the slot. This is `job` if the block was not in a slot.
+  // Returns the job that fills the slot. The result is `job` if the block was not in a slot.
   int join(int block, bool is_lane, int job) {
     Slot& slot = slots_[block];
     if (!holds(block)) {

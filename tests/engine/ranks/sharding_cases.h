@@ -1,5 +1,5 @@
-// The common part of the tests of several ranks, which are threads or processes. It has configs by
-// stage, and the comparison with the oracle. Pure, except for the files of a config.
+// The common part of the tests of several ranks, which are threads or processes. The header has
+// configs by stage, and the comparison with the oracle. Pure, except for the files of a config.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Searches every order of events in a small training. The ranks, blocks, lanes, stores, commits and
 // votes form a state machine over the product's PlaneCopies. In each reachable state, a power cut
-// must leave a step that every rank can open. This must hold for every choice of the unflushed data
-// that the cut keeps. Every state except the last must have a next state.
+// must leave a step that every rank can open. A step must remain for every choice of the unflushed
+// data that the cut keeps. Every state except the last must have a next state.
 //
 // The events of a block: it takes a lane, its store begins when a copy is free, the store ends. The
 // events of a commit: it begins, its data is flushed, its record is durable. Another event: all

@@ -1,5 +1,5 @@
 // Failures of single calls of the stand-in for the CUDA runtime. A test counts the calls of a run.
-// It then repeats the run and lets each call fail once.
+// The test then repeats the run and lets each call fail once.
 // Thread rule: every function from any thread.
 #pragma once
 
@@ -32,8 +32,8 @@ FakeCudaFaultReport disarm_fake_cuda_fault();
 // The stand-in calls this function for each call. The function counts the call, and returns its
 // failure, or 0. A lasting failure begins here.
 int fake_cuda_fault_of(const char* call);
-// The stand-in calls this function. It returns `status`, and cudaGetLastError() returns `status`
-// next on this thread.
+// The stand-in calls this function. The function returns `status`, and cudaGetLastError() returns
+// `status` next on this thread.
 int fake_cuda_answer(int status);
 // The stand-in asks whether calls are counted. If so, one thread makes and destroys all streams.
 bool is_fake_cuda_fault_armed();

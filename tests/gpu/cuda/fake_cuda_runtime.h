@@ -1,9 +1,9 @@
 // A replacement for the CUDA runtime over the host device. The replacement has the functions that
-// gpu/cuda_*.cc call. It is linked instead of the runtime, so that the CUDA device runs its
-// contract tests without a GPU. The tests check how this code uses the runtime's promises. They do
-// not check the promises themselves. Host functions of all streams run one at a time, as CUDA is
-// allowed to do. There are several GPUs. Every thread has a current GPU, which is 0 at first, and
-// nearly every call makes a context on the current GPU.
+// gpu/cuda_*.cc call. The replacement is linked instead of the runtime, so that the CUDA device
+// runs its contract tests without a GPU. The tests check how this code uses the runtime's promises.
+// The tests do not check the promises themselves. Host functions of all streams run one at a time,
+// as CUDA is allowed to do. There are several GPUs. Every thread has a current GPU, which is 0 at
+// first, and nearly every call makes a context on the current GPU.
 // Thread rule: every function from any thread.
 #pragma once
 
@@ -33,9 +33,9 @@ std::uint64_t fake_cuda_registered_bytes();
 // takes about 0.5 GB.
 std::set<int> take_fake_cuda_contexts();
 
-// Launches a kernel. It runs `work` on `stream`, a cudaStream_t, beside the kernels of other
-// streams. The first launch on a GPU loads the kernel called `name`. A kernel without a name needs
-// no loading. cudaGetLastError tells the caller that the launch has failed.
+// Launches a kernel. The kernel runs `work` on `stream`, a cudaStream_t, beside the kernels of
+// other streams. The first launch on a GPU loads the kernel called `name`. A kernel without a name
+// needs no loading. cudaGetLastError tells the caller that the launch has failed.
 // Requires: the stream's GPU is the thread's current GPU.
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name = nullptr);
 

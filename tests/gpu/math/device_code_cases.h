@@ -1,5 +1,5 @@
-// The cases of DeviceMath's updates with moments in bf16 or as 8-bit codes. They are for tests that
-// instantiate DeviceMathTest (device_math_cases.h).
+// The cases of DeviceMath's updates with moments in bf16 or as 8-bit codes. The cases are for tests
+// that instantiate DeviceMathTest (device_math_cases.h).
 #pragma once
 
 #include <cmath>

@@ -306,7 +306,7 @@ TEST_P(DeviceMathTest, UpdatesAsTheCpu) {
   }
 }
 
-// One master is too large for its parameter's type. It lies in the last, short access.
+// One master is too large for its parameter's type. The master lies in the last, short access.
 TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   const SgdCoefficients c{.gradient_scale = 1, .l2 = 0, .momentum = 0, .learning_rate = -1};
   for (const DType type : kMathTypes) {
@@ -345,7 +345,7 @@ TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   }
 }
 
-// One moment is infinite, but its master is finite. It lies in the last, short access.
+// One moment is infinite, but its master is finite. The moment lies in the last, short access.
 TEST_P(DeviceMathTest, NoticesAMomentThatIsNotFinite) {
   for (const DeviceCoefficients& c : {DeviceCoefficients(adam_coefficients({}, 1e-3, 1, 1.0f)),
                                       DeviceCoefficients(adam_l2_coefficients({}, 1e-3, 1, 1.0f)),

@@ -1,6 +1,6 @@
 // The common part of the ranks of the stand-in for NCCL (fake_nccl.cc). Ranks meet here and
-// exchange messages. The offsets of buffers in symmetric windows are compared here. They have to be
-// equal on all ranks.
+// exchange messages. The offsets of buffers in symmetric windows are compared here. The offsets
+// have to be equal on all ranks.
 // Thread rule: every function from any thread.
 #pragma once
 

@@ -35,8 +35,8 @@ inline DeviceUnit device_unit(Device& device, const UnitSpec& unit, DType type) 
   return made;
 }
 
-// The object copies between the host and the device through page-locked memory. It waits for each
-// copy.
+// The object copies between the host and the device through page-locked memory. The object waits
+// for each copy.
 class Transfers {
  public:
   Transfers(Device& device, StreamId stream) : device_(device), stream_(stream) {}

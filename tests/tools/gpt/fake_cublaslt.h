@@ -1,8 +1,8 @@
 // A stand-in for cuBLASLt (fake_cublaslt.cc), in a library that has the real one's name. Code that
 // opens the library at run time finds the stand-in if the program is linked to it. The stand-in
 // computes on the stand-in for the CUDA runtime. The stand-in is as awkward as the library may be.
-// It splits every sum in two, and adds the parts in the least exact way that its caller allows. It
-// knows no algorithm for bf16 matrices whose rows are not 16 bytes apart.
+// The stand-in splits every sum in two, and adds the parts in the least exact way that its caller
+// allows. The stand-in knows no algorithm for bf16 matrices whose rows are not 16 bytes apart.
 // Thread rule: any thread.
 #pragma once
 

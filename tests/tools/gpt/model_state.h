@@ -132,7 +132,7 @@ inline PassResult run_training_pass(GptCompute& compute, const ModelSpec& spec,
   return result;
 }
 
-// The value of ||a - b|| / ||b||. It is NaN if a or b has a NaN.
+// The value of ||a - b|| / ||b||. The result is NaN if a or b has a NaN.
 template <class A, class B>
 double relative_difference(const A& a, const B& b) {
   if (a.size() != b.size()) return std::numeric_limits<double>::quiet_NaN();

@@ -1,5 +1,5 @@
-// SHA-256 (FIPS 180-4), written from the standard. This is an oracle for the hashes that the tools
-// compute with OpenSSL. The whole message is in memory. Pure.
+// SHA-256 (FIPS 180-4), written from the standard. The code is an oracle for the hashes that the
+// tools compute with OpenSSL. The whole message is in memory. Pure.
 #pragma once
 
 #include <array>

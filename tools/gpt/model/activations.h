@@ -4,8 +4,8 @@
 // values that cross the boundaries. All values are fp32, and every array starts at a multiple of
 // 256 bytes. With R = batch * sequence rows and width W, a block keeps 16 R W floats and a few
 // numbers per row. The scratch memory adds 6 R W floats, and the head adds R * vocabulary floats.
-// If products take bf16, two factors of 4 R W bf16 values are added. This is plain memory, and the
-// owner orders its use.
+// If products take bf16, two factors of 4 R W bf16 values are added. The object is plain memory,
+// and the owner orders its use.
 #pragma once
 
 #include <cstdint>
@@ -60,12 +60,13 @@ struct Activations {
   float* logits = nullptr;      // [R, vocabulary], later overwritten by their gradient
   float* row_losses = nullptr;  // [R]
 
-  // The gradient that flows down the residual stream, [R, W]. It is null with checkpoints.
+  // The gradient that flows down the residual stream, [R, W]. The pointer is null with checkpoints.
   float* d_residual = nullptr;
   float* d_narrow = nullptr;  // [R, W]
   float* d_wide = nullptr;    // [R, 4 W]
   std::span<float> attention_scratch;
-  // The factors of the current product, [R, 4 W] in bf16. They are null without bf16 factors.
+  // The factors of the current product, [R, 4 W] in bf16. The pointers are null without bf16
+  // factors.
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
 

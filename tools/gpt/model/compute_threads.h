@@ -1,7 +1,7 @@
-// The threads that compute the model. They are an arena of a fixed number of workers, including the
-// calling thread. The caller cuts the work into numbered tasks that depend on sizes only. Results
-// do not depend on the worker that runs a task, or on the time, as long as tasks write disjoint
-// memory.
+// The threads that compute the model. The threads are an arena of a fixed number of workers,
+// including the calling thread. The caller cuts the work into numbered tasks that depend on sizes
+// only. Results do not depend on the worker that runs a task, or on the time, as long as tasks
+// write disjoint memory.
 // Thread rule: one call at a time.
 #pragma once
 

@@ -31,7 +31,7 @@ class CublasLt {
   std::string version() const;
 
   // `type` is T. Returns false and enqueues nothing if the library knows no algorithm for the
-  // product. This may happen for bf16 at odd addresses.
+  // product. A missing algorithm is possible for bf16 at odd addresses.
   // Fails with kInternal.
   bool multiply(const Product& product, DType type, StreamId stream);
 

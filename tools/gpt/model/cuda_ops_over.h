@@ -1,7 +1,7 @@
-// The DeviceOps of a GPU. They consist of the kernel bodies over a launcher, and of cuBLASLt's
-// products. If the library has no algorithm for a product, the plain body computes the product, and
-// the user gets a note. The launcher is CudaLauncher on a GPU. Tests use other launchers and
-// another library instead. Thread rule: as DeviceOps.
+// The DeviceOps of a GPU. Such operations consist of the kernel bodies over a launcher, and of
+// cuBLASLt's products. If the library has no algorithm for a product, the plain body computes the
+// product, and the user gets a note. The launcher is CudaLauncher on a GPU. Tests use other
+// launchers and another library instead. Thread rule: as DeviceOps.
 #pragma once
 
 #include <memory>

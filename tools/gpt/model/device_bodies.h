@@ -291,7 +291,7 @@ struct MeanBody {
   }
 };
 
-// The body computes one element of the result. This is the plain product, and the oracle of the
+// The body computes one element of the result. The product is the plain one, and the oracle of the
 // fast one.
 template <class T, class Result>
 struct ProductBody {

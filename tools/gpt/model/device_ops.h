@@ -1,8 +1,8 @@
 // The arithmetic of GPT-2 over device memory, as operations on a stream. DeviceGpt uses these
 // operations only. One implementation runs on a GPU (cuda_ops.h). Tests run the same bodies on the
 // host device. Matrices are row-major, one row per token. "T" is the type of parameters and
-// activations, and "G" is the type of gradients at rest. Both are fixed when the operations are
-// made.
+// activations, and "G" is the type of gradients at rest. Both types are fixed when the operations
+// are made.
 //
 // Thread rule: one thread at a time. Every call enqueues its work and returns. Later work on the
 // same stream may reuse the memory that a call names.
@@ -20,8 +20,8 @@
 
 namespace sluice::gpt {
 
-// result = a * b in the sense of `form`, plus addend, plus bias. This is done `batch` times, and
-// each time the operands lie one batch stride further. a and b are T.
+// result = a * b in the sense of `form`, plus addend, plus bias. The product is computed `batch`
+// times, and each time the operands lie one batch stride further. a and b are T.
 struct Product {
   Form form = Form::kAB;
   std::uint64_t m = 0;  // rows of the result
@@ -146,8 +146,8 @@ class DeviceOps {
   // The name of the library that multiplies, as text for people: "cuBLASLt 13.0" or "plain
   // kernels".
   virtual std::string description() const = 0;
-  // Returns notes for the user about products that take far longer than expected. These are the
-  // products found since the last call.
+  // Returns notes for the user about products that take far longer than expected. The notes are
+  // about products found since the last call.
   virtual std::vector<std::string> take_notes() { return {}; }
 
   virtual void multiply(const Product& product, StreamId stream) = 0;

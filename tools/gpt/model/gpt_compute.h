@@ -1,11 +1,11 @@
 // This class computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings
-// the units. This is use i of the forward order, and later use i of the backward order
+// the units. The order is use i of the forward order, and later use i of the backward order
 // (gpt_model_spec). The caller passes the addresses of the unit's tensors, which may differ at
 // every use. All arithmetic is fp32, except matrix products with bf16 factors. Such products round
-// activations and gradients to bf16. They take the parameters as they are, and sum in fp32. Results
-// do not depend on the number of threads. They do not depend on the addresses either, as long as
-// tensors start at multiples of 256 bytes. Thread rule: one call at a time. Each call returns when
-// its work is done.
+// activations and gradients to bf16. Such products take the parameters as they are, and sum in
+// fp32. Results do not depend on the number of threads. The results do not depend on the addresses
+// either, as long as tensors start at multiples of 256 bytes. Thread rule: one call at a time. Each
+// call returns when its work is done.
 //
 //   compute.start_training(tokens, targets);
 //   for (use = 0; use < compute.use_count(); ++use) compute.forward(use, parameters);
@@ -13,9 +13,9 @@
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 //
 // With checkpoints at the units' boundaries, the caller brings the values that cross the boundaries
-// to every use. backward() then computes the rest of a unit's activations again. These are the same
-// operations on the same values, so they give the same bits. With checkpoints, several
-// micro-batches may be under way at the same time.
+// to every use. backward() then computes the rest of a unit's activations again. The operations are
+// the same, on the same values, so they give the same bits. With checkpoints, several micro-batches
+// may be under way at the same time.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,7 @@ class GptCompute {
   // The work of all matrix products so far.
   MatrixWork matrix_work() const { return products_.work(); }
 
-  // The number of uses of units per pass. This is the length of forward_order and of
+  // The number of uses of units per pass. The number is the length of forward_order and of
   // backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
@@ -139,13 +139,13 @@ class GptCompute {
   void mlp_backward(std::uint32_t layer);
   void attention_part_backward(std::uint32_t layer);
   void embedding_backward_use();
-  // Returns `values` [rows, columns] in the type that products take. They are unchanged, or rounded
-  // into `rounded`.
+  // Returns `values` [rows, columns] in the type that products take. The values are unchanged, or
+  // rounded into `rounded`.
   ConstMatrix factor(const float* values, std::uint64_t rows, std::uint64_t columns,
                      std::uint16_t* rounded);
   ConstMatrix weight_factor(const void* weight, std::uint64_t rows, std::uint64_t columns) const;
   Matrix weight_gradient(std::uint32_t tensor, std::uint64_t rows, std::uint64_t columns);
-  // The gradient of the logits. It is rounded in place.
+  // The gradient of the logits. The gradient is rounded in place.
   ConstMatrix logits_gradient() const;
   DType factor_type() const;
   // The call computes the gradients of weight, bias and x of y = x W + b.
@@ -174,8 +174,8 @@ class GptCompute {
   std::uint32_t logits_of_ = 0;
 
   // The addresses of the current use's activations, in `activations_` or in the caller's memory.
-  // The activations of the final norm are [R, W], too. They are kept apart, unless they cross a
-  // boundary (with a tied head).
+  // The activations of the final norm are [R, W], too. The activations of the final norm are kept
+  // apart, unless they cross a boundary (with a tied head).
   Batch* batch_ = nullptr;
   std::uint32_t micro_batch_ = 0;
   const float* input_ = nullptr;

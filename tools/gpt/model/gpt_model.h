@@ -1,6 +1,6 @@
-// GPT-2 as the engine sees it. It has the tensors of each unit, with the names and shapes of the
-// published checkpoints. It also has the order in which computation acquires the units, and the
-// initial values. Pure functions, callable from any thread.
+// GPT-2 as the engine sees it. The model has the tensors of each unit, with the names and shapes of
+// the published checkpoints. The model also has the order in which computation acquires the units,
+// and the initial values. Pure functions, callable from any thread.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,8 @@
 
 namespace sluice::gpt {
 
-// Element (i, j) is data[i * stride + j]. This is a view, so the memory must outlive the call.
+// Element (i, j) is data[i * stride + j]. A ConstMatrix is a view, so the memory must outlive the
+// call.
 struct ConstMatrix {
   const void* data = nullptr;
   std::uint64_t rows = 0;

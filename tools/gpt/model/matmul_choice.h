@@ -1,6 +1,6 @@
 // The functions choose the library and the kernels that compute a run's matrix products on the
 // host. The config's run.matmul says what the user wants. The choice follows from the config, the
-// processor and the installed libraries. It never follows from a measurement at run time.
+// processor and the installed libraries. The choice never follows from a measurement at run time.
 // The functions are pure, except that oneDNN is opened once (onednn.h).
 #pragma once
 
@@ -37,7 +37,8 @@ struct MatmulChoice {
 // names the available libraries and kernels.
 MatmulChoice choose_matmul(const MatmulWish& wish, DType parameters);
 
-// The library and kernels that compute the products. They decide the last bits of the products.
+// The library and kernels that compute the products. The library and the kernels decide the last
+// bits of the products.
 struct MatrixKernels {
   std::string library;  // "OpenBLAS 0.3.21", "oneDNN 2.6.3"
   std::string kernels;  // the processor family that the library chose: "SkylakeX", "amx"
@@ -47,10 +48,10 @@ MatrixKernels matrix_kernels(const MatmulChoice& choice);
 // "oneDNN 2.6.3, kernels amx, factors bf16"
 std::string describe(const MatrixKernels& kernels);
 
-// The row of the committed table that chose the library of fp32 products. It is the family of
+// The row of the committed table that chose the library of fp32 products. The row is the family of
 // oneDNN's kernels, or "default for " and a family that has no row. The result is empty if the
-// table was not asked. This is so if `wish` names a library, factors are bf16, or oneDNN is
-// missing.
+// table was not asked. The table is not asked if `wish` names a library, factors are bf16, or
+// oneDNN is missing.
 std::string table_row(const MatmulWish& wish, const MatmulChoice& choice);
 
 // If oneDNN is missing, describes what a run with `choice` would gain from oneDNN. Otherwise the

@@ -14,7 +14,7 @@ struct RowMoments {
   float inverse_deviation;  // 1 / sqrt(variance + 1e-5)
 };
 
-// y = GELU(x) = x / (1 + exp(-2u)), u = sqrt(2 / pi) * (x + 0.044715 x^3). This is the tanh
+// y = GELU(x) = x / (1 + exp(-2u)), u = sqrt(2 / pi) * (x + 0.044715 x^3). The formula is the tanh
 // approximation of GPT-2 (Hendrycks & Gimpel 2016), rewritten with 0.5 * (1 + tanh(u)) =
 // sigmoid(2u). The exponential is a polynomial. The relative error of y stays below 3e-6.
 void gelu_row(const float* x, float* y, std::uint64_t count);
@@ -31,8 +31,8 @@ enum class Into : std::uint8_t { kOverwrite, kAccumulate };
 void layer_norm_backward_row(const float* x, RowMoments moments, const float* weight,
                              const float* dy, float* dx, std::uint64_t count, Into into);
 
-// The function overwrites the scores s of one attention row with softmax(scale * s). It returns
-// log(sum(exp(scale * s))).
+// The function overwrites the scores s of one attention row with softmax(scale * s). The function
+// returns log(sum(exp(scale * s))).
 float softmax_row(float* scores, float scale, std::uint64_t count);
 
 // The function overwrites the scores with the probabilities p = exp(scale * s - log_sum).

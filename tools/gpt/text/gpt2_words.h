@@ -1,5 +1,5 @@
 // The functions split a text into words. GPT-2's tokenizer merges bytes only inside such a word.
-// They are the matches of
+// The words are the matches of
 //
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //

@@ -26,13 +26,13 @@ class Tokenizer {
   const Checksum128& checksum() const { return checksum_; }
   // One more than the largest id. model.vocabulary has to be at least this number.
   TokenId token_count() const { return static_cast<TokenId>(bytes_.size()); }
-  // The length of the longest token that is found before words are split. It is 0 if there is no
-  // such token.
+  // The length of the longest token that is found before words are split. The length is 0 if there
+  // is no such token.
   std::size_t added_bytes_max() const { return added_bytes_max_; }
 
   // Whether a cut at `cut_bytes` keeps the tokens of the text. The cut must not be inside an added
-  // token. It must not be at the end of an added token either, if a space is added there. Requires:
-  // behind the cut, the text goes on for added_bytes_max(), or ends earlier.
+  // token. The cut must not be at the end of an added token either, if a space is added there.
+  // Requires: behind the cut, the text goes on for added_bytes_max(), or ends earlier.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
 
   // Appends the tokens of `text`, which begins at `offset_bytes` of a longer text. Messages name

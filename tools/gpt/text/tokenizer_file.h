@@ -1,4 +1,4 @@
-// The functions read the files of byte-level BPE tokenizers. These are `tokenizer.json` of the
+// The functions read the files of byte-level BPE tokenizers. Such files are `tokenizer.json` of the
 // tokenizers package, or GPT-2's vocab.json with merges.txt beside it.
 //
 // Thread rule: any thread.

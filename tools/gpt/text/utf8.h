@@ -13,8 +13,8 @@ struct Utf8Character {
   std::size_t size_bytes = 1;
 };
 
-// The first character of `text`. It is a sequence that Unicode calls well-formed (table 3-7 of the
-// standard), or a single byte. Requires: `text` is not empty.
+// The first character of `text`. A character is a sequence that Unicode calls well-formed (table
+// 3-7 of the standard), or a single byte. Requires: `text` is not empty.
 Utf8Character first_utf8(std::string_view text);
 
 // Returns `text` with U+FFFD in place of each byte outside of well-formed sequences.

@@ -67,7 +67,7 @@ class Checkpointing {
   // state, and a run that continues with other kernels reports the change. To be called before
   // resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
-  // Lines of text for the user. They say which checkpoints were skipped, and why.
+  // Lines of text for the user. The lines say which checkpoints were skipped, and why.
   const std::vector<std::string>& notes() const { return notes_; }
 
   // All changes of kernels since the run began. To be called after resume().
@@ -103,8 +103,8 @@ class Checkpointing {
   const std::vector<SavedCheckpoint>& saved() const { return saved_; }
   // The command that resumes the run where this process ends.
   const std::string& command() const { return options_.command; }
-  // The folder of the newest checkpoint that this run has saved or has started from. It is empty if
-  // there is no such checkpoint.
+  // The folder of the newest checkpoint that this run has saved or has started from. The path is
+  // empty if there is no such checkpoint.
   const std::string& saved_path() const { return saved_path_; }
 
  private:

@@ -53,7 +53,7 @@ class ComputeDevice {
   // The library and kernels of the matrix products. On a GPU, the GPU's name stands for the
   // kernels.
   const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
-  // The result of gpt::table_row(). It is empty on a GPU.
+  // The result of gpt::table_row(). The text is empty on a GPU.
   const std::string& table_row() const { return table_row_; }
   // Names a library that would compute the products faster if it were installed. The text is empty
   // if there is none.

@@ -15,7 +15,8 @@
 
 namespace sluice {
 
-// One micro-batch. It has sequences x context tokens, and for each token the token that follows.
+// One micro-batch. A micro-batch has sequences x context tokens, and for each token the token that
+// follows.
 struct TokenBatch {
   std::vector<std::uint32_t> tokens;
   std::vector<std::uint32_t> targets;
@@ -33,7 +34,8 @@ class Dataset {
   std::uint64_t training_tokens() const { return training_tokens_; }
   std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
 
-  // Each rank has its own micro-batches. They are numbered within a step, over all ranks.
+  // Each rank has its own micro-batches. The micro-batches are numbered within a step, over all
+  // ranks.
   // Fails with kInput if the file has become shorter since the constructor read it.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 

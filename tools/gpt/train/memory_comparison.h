@@ -1,7 +1,7 @@
-// The same training with all of its state in memory. It is measured right before a run (`sluice
-// train --compare-memory`). This time is the yardstick for the cost of offloading. T_min and
-// T_bound are no such yardstick. They are computed from the run's own rates, and computation is
-// slower beside transfers and updates than alone.
+// The same training with all of its state in memory. The training in memory is measured right
+// before a run (`sluice train --compare-memory`). This time is the yardstick for the cost of
+// offloading. T_min and T_bound are no such yardstick. The two limits are computed from the run's
+// own rates, and computation is slower beside transfers and updates than alone.
 //
 // Thread rule: one thread.
 #pragma once

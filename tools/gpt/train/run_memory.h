@@ -1,5 +1,6 @@
-// How `sluice train` and `sluice plan` divide the machine's memory. This covers the needs of the
-// program and its activations, default budgets, and the check that everything fits. Any thread.
+// How `sluice train` and `sluice plan` divide the machine's memory. The functions cover the needs
+// of the program and its activations, default budgets, and the check that everything fits. Any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@ namespace sluice {
 
 struct Placement;
 
-// The bytes of activations that the run keeps beside the engine's pools. They lie on the host if
-// `device_is_host`. Otherwise they lie on a GPU.
+// The bytes of activations that the run keeps beside the engine's pools. These activations lie on
+// the host if `device_is_host`. Otherwise they lie on a GPU.
 std::uint64_t kept_activation_bytes(const TrainConfig& config, bool device_is_host);
 
 // The memory that `ranks` on this host have to share, and the bytes that each rank takes beside its

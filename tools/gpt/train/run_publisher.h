@@ -1,5 +1,5 @@
 // Keeps the status page of a `sluice train` up to date (tools/report/status_page.h). An update
-// takes a few microseconds per step. It never makes a run fail.
+// takes a few microseconds per step. An update never makes a run fail.
 //
 // Thread rule: one thread.
 #pragma once

@@ -1,5 +1,5 @@
-// The settings and the data that decide the numbers of a run. They are texts that every saved state
-// keeps. A run that continues from a saved state compares these texts with its own.
+// The settings and the data that decide the numbers of a run. The settings are texts that every
+// saved state keeps. A run that continues from a saved state compares these texts with its own.
 //
 // Thread rule: plain functions.
 #pragma once

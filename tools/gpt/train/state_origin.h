@@ -11,9 +11,9 @@
 
 namespace sluice {
 
-// The folder of a checkpoint. It is `folder` itself, or the newest checkpoint in it. For a model's
-// weights, `folder` may also be a file.
-// Fails with kInput if there is none of these. Fails with kDamaged if `folder` is a part of a
+// The folder of a checkpoint. The folder is `folder` itself, or the newest checkpoint in it. For a
+// model's weights, `folder` may also be a file.
+// Fails with kInput if the folder has no such state. Fails with kDamaged if `folder` is a part of a
 // checkpoint, such as a copy that was cut. Such a part must not begin a run as if it were weights.
 std::string state_origin_in(const std::string& folder);
 

@@ -1,5 +1,6 @@
 // The destructor waits for a stream, because enqueued work uses the local variables of a function.
-// It also waits if an exception leaves that function. Device and stream must outlive the guard.
+// The destructor also waits if an exception leaves that function. Device and stream must outlive
+// the guard.
 // Thread rule: one thread.
 #pragma once
 

@@ -8,7 +8,8 @@
 namespace sluice {
 
 // If `config` names a tokenizer and its data file is a text, the call replaces the data file by the
-// text's token file. It makes this file if the file does not exist (tools/gpt/text/token_file.h).
+// text's token file. The call makes this file if the file does not exist
+// (tools/gpt/text/token_file.h).
 // Fails with:
 // - The errors of token_file_beside() and Tokenizer.
 // - kInput: the data file has the tokens of another tokenizer.

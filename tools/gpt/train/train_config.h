@@ -1,5 +1,5 @@
-// The config of `sluice train`. It has the engine's config, and the sections model, data, batch,
-// optimizer (the schedule of the learning rate) and run of a config file. Plain data.
+// The config of `sluice train`. The config has the engine's config, and the sections model, data,
+// batch, optimizer (the schedule of the learning rate) and run of a config file. Plain data.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The ranks of a `sluice train`. This is a RankWorld (sluice/rank_world.h), this rank's share of
-// its host, and the end of the process when a rank fails.
+// The ranks of a `sluice train`. A TrainRanks has a RankWorld (sluice/rank_world.h) and this rank's
+// share of its host, and ends the process when a rank fails.
 //
 // Thread rule: one thread.
 #pragma once
@@ -16,15 +16,15 @@
 
 namespace sluice {
 
-// A text such as " in groups of 4", which says how `ranks` ranks divide the state or their sums. It
-// is empty for one level.
+// A text such as " in groups of 4", which says how `ranks` ranks divide the state or their sums.
+// The text is empty for one level.
 std::string describe_levels(const Config::Sharding& sharding, std::uint32_t ranks);
 
 // Fails with kConfig if several ranks cannot have these settings.
 void check_ranks_config(const TrainConfig& config);
 
 // The function replaces "auto" for one of several ranks of a host. Such a rank gets a part of the
-// cores. It computes on the host.
+// cores. Such a rank computes on the host.
 void share_host_among(std::uint32_t ranks, TrainConfig& config);
 
 class TrainRanks {
@@ -48,8 +48,8 @@ class TrainRanks {
   // Fails with kRanks or kUnsupported.
   std::unique_ptr<Collectives> join(ComputeDevice& device);
 
-  // Closes the connections between the ranks when all ranks have come to the end. This is the last
-  // call.
+  // Closes the connections between the ranks when all ranks have come to the end. The call is the
+  // last one.
   // Fails with kRanks.
   void leave() { world_->leave(); }
 

@@ -1,6 +1,6 @@
-// The output of a training run for the user and for scripts (docs/cli.md). It has the table of
-// pools at the start, and the JSON file at the end. In between, it has a line for each step, or a
-// progress bar on a terminal.
+// The output of a training run for the user and for scripts (docs/cli.md). The output has the table
+// of pools at the start, and the JSON file at the end. In between, it has a line for each step, or
+// a progress bar on a terminal.
 #pragma once
 
 #include <chrono>
@@ -61,10 +61,10 @@ StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std:
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
                        const HostMemory& memory);
 
-// The share of each library in the multiply-adds. It is empty on a GPU.
+// The share of each library in the multiply-adds. The text is empty on a GPU.
 std::string matrix_report(const RunRecord& run);
 
-// The bytes that a step copies in memory. They are a mean without the first step.
+// The bytes that a step copies in memory. The bytes are a mean without the first step.
 std::string copy_report(const RunRecord& run);
 
 // The run's speed as a share of the speed of the same training in memory, if that speed was

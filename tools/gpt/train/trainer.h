@@ -43,7 +43,7 @@ class Trainer {
 
   // Whether next_logits() works.
   virtual bool can_sample() const { return false; }
-  // The logits of the token that follows `tokens`. They are valid until the next call of any
+  // The logits of the token that follows `tokens`. The logits are valid until the next call of any
   // function. Requires: can_sample(), between 1 and model.context tokens, and no active step.
   virtual std::span<const float> next_logits(std::span<const std::uint32_t> /*tokens*/) {
     throw Error(ErrorCode::kUnsupported, "this trainer draws no samples");
@@ -51,13 +51,13 @@ class Trainer {
 
   virtual std::uint64_t activation_bytes() const = 0;
 
-  // The multiply-adds of the matrix products so far, by library. They are zero on a GPU.
+  // The multiply-adds of the matrix products so far, by library. The numbers are zero on a GPU.
   virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:
   // The call evaluates with one inference of `engine` on `stream` of `device`. `forward` enqueues
-  // the forward pass of a batch on the stream. It then enqueues the addition of the batch's loss to
-  // `loss`.
+  // the forward pass of a batch on the stream. `forward` then enqueues the addition of the batch's
+  // loss to `loss`.
   using ForwardBatch =
       std::function<void(Inference& inference, const TokenBatch& batch, double& loss)>;
   static double mean_loss(Engine& engine, Device& device, const Stream& stream,
