@@ -1,9 +1,9 @@
 // Moments in 8 bits: block-wise dynamic quantization (Dettmers et al. 2022, "8-bit Optimizers via
 // Block-wise Quantization", as in bitsandbytes). Each group of 256 consecutive elements of a tensor
 // has one fp32 scale, the largest magnitude in the group. Each element has a code; the moment is
-// the code's value times the scale. exp_avg has codes of both signs, exp_avg_sq has codes without a
-// sign. These functions define the result; faster versions must give the same bits. Pure, callable
-// from any thread.
+// the code's value times the scale. The moment exp_avg has codes of both signs, exp_avg_sq has
+// codes without a sign. These functions define the result; faster versions must give the same bits.
+// Pure, callable from any thread.
 //
 // An element has the code whose value is nearest to moment / scale. If two codes are equally near,
 // the element has the lower code. A group of zeros has scale 0 and the codes of zero. If one value

@@ -1,7 +1,7 @@
 // Moments in bf16, rounded stochastically. A value between two neighbors in bf16 is rounded to one
-// of them at random, more often to the nearer one, so that the rounding is correct on average.
-// Small changes of a moment, which rounding to nearest would lose at every step, add up. The random
-// bits are a hash of (seed, step, tensor, element of the whole tensor), so placement, block size,
+// of them at random, more often to the nearer one. So the rounding is correct on average. Small
+// changes of a moment, which rounding to nearest would lose at every step, add up. The random bits
+// are a hash of (seed, step, tensor, element of the whole tensor), so placement, block size,
 // threads and ranks never change them. These functions define the result; faster versions must give
 // the same bits. Pure, callable from any thread.
 #pragma once

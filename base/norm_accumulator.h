@@ -34,7 +34,8 @@ class NormAccumulator {
 
   bool finite() const { return !non_finite_; }
 
-  // The total, rounded once to double (nearest, ties to even); NaN when a leaf was not finite.
+  // The total, rounded once to double (nearest, ties to even). The total is NaN if a leaf was not
+  // finite.
   double sum_of_squares() const;
 
  private:

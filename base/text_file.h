@@ -12,7 +12,7 @@
 namespace sluice {
 
 // Returns the bytes of the file, or of the pipe. Returns nothing if the file cannot be read or has
-// more than `bytes_max` bytes; `why` then says so.
+// more than `bytes_max` bytes. Then `why` gives the reason.
 std::optional<std::string> read_text_file(const std::string& path, std::uint64_t bytes_max,
                                           std::string& why);
 

@@ -250,13 +250,13 @@ sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_
                                 const char* application);
 // `*has_one` says whether a checkpoint of sluice_begin_save() has appeared. Each checkpoint is
 // reported once, by one of these two functions. For a reported checkpoint, sluice_saved_path()
-// gives the path. sluice_finish_save() first waits for the save under way; no step may be active.
-// Polling does not finish a checkpoint. The checkpoint appears in a later sluice_begin_step(),
-// sluice_finish_save(), sluice_begin_save(), sluice_save(), sluice_replace_values() or
-// sluice_close(). A checkpoint that has not appeared is lost if the program ends without
-// sluice_finish_save() or sluice_close(). The failure of a save is reported once: by one of these
-// functions, by sluice_begin_save() or by sluice_begin_step(). After a failure, nothing of the
-// checkpoint is left.
+// gives the path. The call sluice_finish_save() first waits for the save under way; no step may be
+// active. Polling does not finish a checkpoint. The checkpoint appears in a later
+// sluice_begin_step(), sluice_finish_save(), sluice_begin_save(), sluice_save(),
+// sluice_replace_values() or sluice_close(). A checkpoint that has not appeared is lost if the
+// program ends without sluice_finish_save() or sluice_close(). The failure of a save is reported
+// once: by one of these functions, by sluice_begin_save() or by sluice_begin_step(). After a
+// failure, nothing of the checkpoint is left.
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 // Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(). Training then
@@ -278,9 +278,9 @@ sluice_status sluice_commit_now(sluice_engine* engine);
 // no durable store.
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
 // sluice_application_text() returns the text saved with the checkpoint of sluice_restore() or the
-// commit of sluice_open_or_create(). sluice_saved_path() returns the path of the last checkpoint
-// that sluice_save(), sluice_poll_save() or sluice_finish_save() reported. Before these calls, both
-// texts are empty. A text is valid until the next of these calls for the same engine.
+// commit of sluice_open_or_create(). The call sluice_saved_path() returns the path of the last
+// checkpoint that sluice_save(), sluice_poll_save() or sluice_finish_save() reported. Before these
+// calls, both texts are empty. A text is valid until the next of these calls for the same engine.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
@@ -393,8 +393,8 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
 
 // Several processes that train one model together, each on its own part of every batch. Each
 // process is a rank. The ranks share the state as sharding.stage of the config says
-// (docs/design/ranks.md). The gradient is the mean over the ranks. Ranks of one host share memory;
-// ranks of different hosts use TCP connections, which are not encrypted.
+// (docs/design/ranks.md). The gradient is the mean over the ranks. Ranks of one host share memory.
+// Ranks of different hosts use TCP connections, which are not encrypted.
 //
 // Each rank calls sluice_ranks_create and sluice_ranks_endpoint. The program brings every rank's
 // endpoint to all ranks, for example through the store of its launcher. Then each rank calls
@@ -443,7 +443,7 @@ sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tenso
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
-// All members clip by the group's norm, skip the same steps and keep the same loss scale.
+// All members clip by the group's norm, skip the same steps and keep the same loss scale. The call
 // sluice_finish_step() calls `add` once, on its own thread. All members of the group finish equally
 // often. `elsewhere` has the numbers of the tensors that another member counts, because that member
 // has equal copies. A null `add` ends the group. Must not be called while a step is active.

@@ -1,6 +1,7 @@
 // Converts runs of moments to 8-bit codes (base/moment_codes.h) and back. A run is a part of one
-// tensor's moment that begins at the start of a group; its last group may be shorter. All functions
-// ignore the caller's floating-point settings. Pure, callable from any thread on disjoint memory.
+// tensor's moment that begins at the start of a group. The last group of a run may be shorter. All
+// functions ignore the caller's floating-point settings. Pure, callable from any thread on disjoint
+// memory.
 #pragma once
 
 #include <cstdint>

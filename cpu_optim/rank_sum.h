@@ -1,4 +1,4 @@
-// The functions compute sums over ranks in rank order, as base/ordered_sum.h defines them.
+// The functions compute sums over ranks in rank order, as base/ordered_sum.h defines them. The call
 // sum_in_order() gives the same bits as sum_in_order_reference(), but is faster. The caller's
 // floating-point environment changes no result and stays unchanged, as in gradient_ops.h. A NaN may
 // differ in sign and payload.

@@ -1,9 +1,9 @@
 // One optimizer step over host memory, in one fused pass. The pass reads the gradient, updates the
 // moments and the master, writes the compute parameter, and notices values that are no longer
-// finite. update_reference() applies the scalar definition (base/optimizer_math.h) in a loop, and
-// is the oracle in tests. update_simd() gives the same bits on every instruction set (Highway,
-// chosen at run time). The results of both functions depend only on the arguments. Any thread may
-// call the functions on disjoint memory.
+// finite. The call update_reference() applies the scalar definition (base/optimizer_math.h) in a
+// loop, and is the oracle in tests. The call update_simd() gives the same bits on every instruction
+// set (Highway, chosen at run time). The results of both functions depend only on the arguments.
+// Any thread may call the functions on disjoint memory.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ bool keeps_exp_avg(const UpdateCoefficients& coefficients);
 bool keeps_exp_avg_sq(const UpdateCoefficients& coefficients);
 
 // A run of elements that share hyperparameters. All arrays hold `element_count` elements and are
-// updated in place; arrays that the layout or the optimizer does not use are null. A moment is
+// updated in place. Arrays that the layout or the optimizer does not use are null. A moment is
 // fp32, bf16 or codes, and both moments are of one kind. With codes, the run begins with a group of
 // its tensor. With bf16, `rounding` says which elements the run has. Codes and bf16 are decoded to
 // fp32, updated, and encoded again. The update of the weight uses the new moments in fp32.
@@ -126,8 +126,8 @@ void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 // SSSE3 or SCALAR on x86. SLUICE_SIMD=name in the environment, in upper or lower case, forces an
 // instruction set. The variable is read once.
 // Fails with kConfig if SLUICE_SIMD names an instruction set that this build or this processor
-// lacks. update_simd() and similar functions then fail, too, so programs call simd_target_name() at
-// the start.
+// lacks. The call update_simd() and similar functions then fail, too, so programs call
+// simd_target_name() at the start.
 std::string_view simd_target_name();
 
 }  // namespace sluice

@@ -4,9 +4,9 @@
 //
 // libtbb is not built with ThreadSanitizer. So the sanitizer does not see that work goes to a
 // worker, or that a thread waits for the worker. Without help, the sanitizer would report every
-// array as a race. worker_arena.cc is compiled without the sanitizer. In builds with the sanitizer,
-// two atomics in this header show both orderings to the sanitizer. The sanitizer still finds races
-// between iterations, and races with other threads.
+// array as a race. The file worker_arena.cc is compiled without the sanitizer. In builds with the
+// sanitizer, two atomics in this header show both orderings to the sanitizer. The sanitizer still
+// finds races between iterations, and races with other threads.
 #pragma once
 
 #include <cstdint>

@@ -85,8 +85,9 @@ class IoQueue {
   // Waits for the requests in flight.
   virtual ~IoQueue() = default;
 
-  // The call adds every request to the queue. sync_queue also completes every request. The call
-  // blocks while the queue is full. The last step of a request is the call of its on_complete.
+  // The call adds every request to the queue. The queue sync_queue also completes every request.
+  // The call blocks while the queue is full. The last step of a request is the call of its
+  // on_complete.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
 
   // Returns when every request submitted before the call has completed and its callback has
@@ -113,8 +114,8 @@ struct IoQueueOptions {
   // every request. If the kernel refuses, note() tells the reason, and nothing else changes. The
   // memory must outlive the queue.
   std::span<std::byte> memory = {};
-  // Descriptors of the files that most requests use. uring_queue registers them with the kernel,
-  // too. The descriptors must stay open while the queue lives.
+  // Descriptors of the files that most requests use. The queue uring_queue registers them with the
+  // kernel, too. The descriptors must stay open while the queue lives.
   std::span<const int> files = {};
 };
 

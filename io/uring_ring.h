@@ -49,9 +49,9 @@ class UringRing {
   // Appends the available completions to `target`.
   void reap(std::vector<Completion>& target);
 
-  // The next functions are for an unusable ring. take_back() appends completions with `result` for
-  // all entries that the kernel never took. look() checks for completions of the other entries. The
-  // call returns whether the kernel allows this.
+  // The next functions are for an unusable ring. The call take_back() appends completions with
+  // `result` for all entries that the kernel never took. The call look() checks for completions of
+  // the other entries. The call returns whether the kernel allows this.
   void take_back(std::vector<Completion>& target, int result);
   bool look();
 

@@ -5,8 +5,8 @@
 // instead (trace_enable, trace_take).
 //
 // Thread rule: any thread may call trace_span(), trace_record(), trace_section() and
-// trace_counts(). Only one thread at a time may call the other functions. trace_take() may be
-// called only while nothing is recorded.
+// trace_counts(). Only one thread at a time may call the other functions. The call trace_take() may
+// be called only while nothing is recorded.
 // Invariants: recording never blocks and never throws, and allocates only for a thread's first
 // record. A full ring drops the record and counts the loss. After a kill, the file has every span
 // that ended at least 100 ms before the kill, and every step and wait that had begun by that time.
@@ -61,8 +61,8 @@ inline constexpr std::uint8_t kTraceReduce = 1;
 inline constexpr std::uint8_t kTraceReduceAndGather = 2;  // the result is whole on every rank
 inline constexpr std::uint8_t kTraceVote = 3;
 
-// One span. A field that the span's kind does not use keeps its default. docs/tracing.md has a
-// table of the fields that each kind uses.
+// One span. A field that the span's kind does not use keeps its default. The page docs/tracing.md
+// has a table of the fields that each kind uses.
 struct TraceRecord {
   std::uint64_t begin_ns = 0;  // steady clock
   std::uint64_t end_ns = 0;
@@ -136,7 +136,7 @@ void trace_enable(std::uint32_t ring_records);
 // without announcements.
 std::vector<TraceRecord> trace_take();
 
-// Not part of the interface. trace_enabled() reads this flag.
+// Not part of the interface. The call trace_enabled() reads this flag.
 inline std::atomic<bool> trace_is_on{false};
 
 // Relaxed, because the flag is a hint and no data depends on the flag.

@@ -27,7 +27,8 @@ void name_trace_units(const std::vector<std::string>& names);
 
 enum class TraceRangeId : std::uint64_t { kNone = 0 };
 
-// Not part of the interface. begin_trace_range() reads this flag and calls the next function.
+// Not part of the interface. The call begin_trace_range() reads this flag and calls the next
+// function.
 inline std::atomic<bool> trace_ranges_are_on{false};
 TraceRangeId start_nvtx_range(const TraceRecord& record);
 void end_nvtx_range(TraceRangeId range);

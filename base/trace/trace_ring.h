@@ -1,6 +1,6 @@
 // A ring with one writer and one reader, which takes the records of one thread to the drainer.
 //
-// Thread rule: only the ring's own thread calls append(); one other thread at a time calls drain().
+// Thread rule: only the ring's own thread calls append(). One other thread at a time calls drain().
 // Invariants: append() never waits. If the ring is full, append() drops the record and counts the
 // loss. While few records wait, the ring uses the same few places again and again, and never
 // touches the others.

@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-// The transfers of boundary activations count as busy time of storage and copies; the rest of the
+// The transfers of boundary activations count as busy time of storage and copies. The rest of the
 // schedule is ideal. No step ends before the transfers of its activations have ended.
 
 // T_bound of `policy` (not kAuto), with the placement's lanes.

@@ -78,7 +78,7 @@ class NewCheckpoint {
   std::string folder_;  // empty once it has its name
 };
 
-// A file of a checkpoint that is being written; any rank and any thread may write parts of it.
+// A file of a checkpoint that is being written. Any rank and any thread may write parts of it.
 class CheckpointFile {
  public:
   // Fails with kInput if the file is missing, because the ranks do not share `folder`, or if the

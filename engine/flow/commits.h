@@ -80,11 +80,11 @@ class Commits {
   // Takes note that every rank now has all commits of this rank.
   void count_for_all();
 
-  // Holds back the commit of `step`. The commit does not begin before the step that computes now
-  // has the units of its first `uses` uses. release() and a failure of the engine end the hold.
-  // want_now() and want_first() are not held. With several ranks, no commit is held, because the
-  // vote on the step waits for that commit. If flushes take long by themselves, no commit is held
-  // either (commit_may_wait). Requires: nothing that these units need waits for that commit.
+  // Holds back the commit of `step` until the step that computes now has the units of its first
+  // `uses` uses. release() and a failure of the engine end the hold, too. want_now() and
+  // want_first() are not held. With several ranks, no commit is held, because the vote on the step
+  // waits for that commit. If flushes take long by themselves, no commit is held either
+  // (commit_may_wait). Requires: nothing that these units need waits for that commit.
   void hold(std::uint64_t step, std::uint32_t uses);
   void release();
 

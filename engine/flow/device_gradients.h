@@ -3,7 +3,7 @@
 // sums come to the host.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: all work waits only for earlier work on the stream; a norm also waits for the worker.
+// Progress: all work waits only for earlier work on the stream. A norm also waits for the worker.
 #pragma once
 
 #include <cstdint>

@@ -40,8 +40,8 @@ class LateUpdates {
   bool is_lazy() const { return placement_.is_lazy; }
   // Update `step` has the coefficients `of_units`, and counts as an update of all units.
   void applied(std::uint64_t step, const UnitCoefficients& of_units);
-  // Whether the unit has missed as many updates as it may. The last update has left such a unit as
-  // it is, and none of its blocks waits here.
+  // Whether the unit has missed the largest allowed number of updates. The last update has left
+  // such a unit as it is, and none of its blocks waits here.
   bool has_missed_most(UnitId unit) const;
   // Asks that the block makes up for its missed updates, up to its unit's version. The call has no
   // effect if no update is missing.

@@ -2,10 +2,10 @@
 // memory, runs Adam, and writes the results back. Several blocks are in flight, so that reading,
 // computing and writing overlap. If all of a unit's state is on the device, the same arithmetic
 // runs there (engine/flow/device_updates.h). A lane holds one block from the start of its reads to
-// the end of its writes. engine/flow/update_order.h chooses the next block and the time of its
-// update. Speculative updates are written to shadow copies on storage. Later, apply() adopts these
-// copies, or the updates are repeated from the old state. With a durable store, a lane keeps its
-// block until there is a free copy, which no commit names (engine/flow/commits.h).
+// the end of its writes. The header engine/flow/update_order.h chooses the next block and the time
+// of its update. Speculative updates are written to shadow copies on storage. Later, apply() adopts
+// these copies, or the updates are repeated from the old state. With a durable store, a lane keeps
+// its block until there is a free copy, which no commit names (engine/flow/commits.h).
 // A block that makes up for missed updates takes a lane, too (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only.
@@ -79,7 +79,7 @@ class OptimizerPass {
   // Does the same for all units.
   void catch_up();
   // The bytes on storage that late updates have read since the last call. Late updates have written
-  // as many.
+  // the same number of bytes.
   std::uint64_t take_late_bytes() { return std::exchange(late_bytes_, 0); }
   // Cancels the announced update: apply() will not be called. Each lane drops the block that it has
   // read ahead.
@@ -182,8 +182,9 @@ class OptimizerPass {
   std::uint32_t updates_posted_ = 0;  // to the worker
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; also during the write of the update before
-  // For each block, the last step that has left the block as it is while an earlier update was on
-  // its way home; 0 = none. That step's commit counts the block once the block is home.
+  // For each block, the number of a step, or 0 for none. It is the last step that has left the
+  // block as it is while an earlier update was on its way home. That step's commit counts the block
+  // once the block is home.
   std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;

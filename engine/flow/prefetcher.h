@@ -6,7 +6,7 @@
 // pass has in a slot is copied from this slot. If ranks share the parameters, the blocks are those
 // of the rank's own shard, and a gather completes the unit. There is one gather per fetch, in the
 // order of the fetches. A shard at home on the device is gathered from its home. A unit that is
-// leased at home needs no copy; it is ready once it has been updated.
+// leased at home needs no copy. The unit is ready once it has been updated.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot, and copies free the slots. The copies wait for

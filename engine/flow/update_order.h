@@ -10,7 +10,7 @@
 // `speculative`: the rules of `eager` hold if the update can be tentative. The other blocks start
 // as under `deferred`, from apply() on.
 // If units without a gradient stay as they are (optimizer.untouched), no block starts before its
-// unit's first gradient. apply() then counts the blocks of the other units as updated.
+// unit's first gradient. The call apply() then counts the blocks of the other units as updated.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -56,8 +56,8 @@ class UpdateOrder {
               std::span<const UnitId> forward_order,
               UntouchedPolicy untouched = UntouchedPolicy::kUpdate);
 
-  // Announces `update` as the successor of the current update. begin_announced() makes it the
-  // current one. Requires: the previous update is being applied, or has ended.
+  // Announces `update` as the successor of the current update. The call begin_announced() makes it
+  // the current one. Requires: the previous update is being applied, or has ended.
   void announce(const Update& update);
   bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
   void begin_announced();
@@ -88,7 +88,7 @@ class UpdateOrder {
     return phase_ == Phase::kAhead && current_.policy == OverlapPolicy::kSpeculative;
   }
 
-  // The block at `place` that starts next. take_next() starts it.
+  // The block at `place` that starts next. The call take_next() starts it.
   std::optional<BlockId> next(UpdatePlace place) const;
   void take_next(UpdatePlace place);
   bool may_update(BlockId block) const;

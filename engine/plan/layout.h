@@ -85,7 +85,7 @@ struct StateFormat {
 };
 static_assert(kAlignElements == kMomentGroupElements, "a block's groups are those of its tensors");
 
-// The moments in a record. Each moment is fp32, bf16 or codes; a moment that the optimizer does not
+// The moments in a record. Each moment is fp32, bf16 or codes. A moment that the optimizer does not
 // keep is null.
 struct RecordMoments {
   float* exp_avg = nullptr;

@@ -153,8 +153,8 @@ struct Placement {
   bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
   // Whether some gradients come to a lane from outside host memory.
   bool gradients_leave() const { return lane_gradients.count != 0; }
-  // The bytes of the device's pools, which the tiers cut from one slab. device_bytes() is the sum
-  // of these bytes and the ranks' memory.
+  // The bytes of the device's pools, which the tiers cut from one slab. The call device_bytes() is
+  // the sum of these bytes and the ranks' memory.
   std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + announced_window.size_bytes() +
            gradient_slots.size_bytes() + device_gradient_bytes + device_record_bytes + tally_bytes +
@@ -247,7 +247,7 @@ std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
 // Whether "auto" may speculate. With a durable store, "auto" may speculate only where no third copy
 // is needed.
 bool may_speculate_by_itself(const Config& config, std::uint32_t ranks);
-// The bytes that each unit needs in the device window; 0 for a unit that is leased at home.
+// The bytes that each unit needs in the device window. A unit that is leased at home needs 0 bytes.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);
 
 }  // namespace sluice

@@ -39,7 +39,7 @@ class StepPlans {
 
   // The plan of a step that has followed `plan` up to `progress`, and then uses `unit` instead of
   // the planned unit. An inference that begins anew after its end has another batch. The plan then
-  // expects as many more batches as there have been. So a few changes are enough for any number of
+  // expects that the number of batches doubles. So a few changes are enough for any number of
   // batches.
   // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
@@ -50,7 +50,7 @@ class StepPlans {
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // The bytes that each unit needs in the device window; 0 for a unit homed on the device.
+  // The bytes that each unit needs in the device window. A unit homed on the device needs 0 bytes.
   std::span<const std::uint64_t> window_unit_bytes() const { return window_unit_bytes_; }
 
  private:

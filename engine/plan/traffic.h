@@ -45,7 +45,7 @@ std::uint64_t nvme_update_bytes(const Layout& layout, const Placement& placement
 std::vector<bool> updated_units(const Layout& layout, const Placement& placement,
                                 const Schedule& schedule);
 
-// The bytes of gradients that a step writes to storage, where they wait; the step reads the same
+// The bytes of gradients that a step writes to storage, where they wait. The step reads the same
 // number of bytes. Every backward use writes its unit's sum of gradients. All but the first use
 // also read the sum so far, and the update reads the final sum.
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,

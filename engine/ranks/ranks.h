@@ -65,7 +65,7 @@ class Ranks {
   bool are_several() const { return count_ > 1; }
 
   // Whether ranks share the optimizer's state, or the parameters. Each of N ranks then has 1/N of
-  // them. shard_parameters() implies shard_optimizer().
+  // them. The call shard_parameters() implies shard_optimizer().
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
   // The number of ranks, from rank 0 on, that together have all of the state.

@@ -31,8 +31,8 @@ class AnnouncedUnits {
   // Fails with kInvalidArgument if a unit does not exist, is not an announced unit, or is given
   // twice.
   void check_announcement(std::span<const UnitId> units) const;
-  // The announced units are numbered in the order of the model. number_of() gives a unit's number,
-  // and all() has the units by number.
+  // The announced units are numbered in the order of the model. The call number_of() gives a unit's
+  // number, and all() has the units by number.
   std::uint32_t number_of(UnitId unit) const { return numbers_[index_of(unit)]; }
   std::span<const UnitId> all() const { return all_; }
   // Whether `unit` in `pass` is the next use.

@@ -4,7 +4,7 @@
 // Leases and steps (sluice/step.h) are the handles of the step loop. Under every policy except
 // serial, the pass continues while the next step computes.
 //
-// Thread rule: one application thread at a time calls the loop; the loop's parts run on the
+// Thread rule: one application thread at a time calls the loop. The loop's parts run on the
 // scheduler's thread.
 #pragma once
 
@@ -94,9 +94,9 @@ class StepLoop {
   }
   // Requires: no step is active, and Engine::set_norm_group() has checked `group`.
   void set_norm_group(NormGroup group) { norm_group_ = std::move(group); }
-  // Commits are made only with a durable store. commit_first() makes the first commit, of the
-  // present state, and commit_now() commits the last step. Each of these calls returns when every
-  // rank has the commit.
+  // Commits are made only with a durable store. The call commit_first() makes the first commit, of
+  // the present state, and commit_now() commits the last step. Each of these calls returns when
+  // every rank has the commit.
   // Requires: no step is active.
   void commit_first();
   // Sets the application's text for all later commits.

@@ -136,8 +136,8 @@ class BlockStore {
   void write_now(BlockId block, Plane plane, std::byte* source);
 
   // Whether a transfer has been in flight for longer than storage.timeout. The scheduler has then
-  // failed with a list of the transfers. Such a transfer may never end, so callers should wait for
-  // it only where they must.
+  // failed with a list of the transfers. Such a transfer may never end. So callers should wait for
+  // it only if they must.
   bool is_stuck() const { return watch_.is_stuck(); }
   // Lines of text for the user, about slow transfers and repeated reads since the last call. Any
   // thread.

@@ -47,8 +47,8 @@ struct CommitRecord {
   std::vector<std::byte> application = {};
 };
 
-// The bytes of the record. commit_slot_bytes() is the length of a slot for the record, in whole
-// pages.
+// The bytes of the record. The call commit_slot_bytes() is the length of a slot for the record, in
+// whole pages.
 std::uint64_t commit_bytes(const CommitRecord& record);
 std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 

@@ -1,11 +1,12 @@
 // The building blocks of kernel bodies. The blocks are stored elements with conversions to fp32,
 // and teams of threads that share a row. So the same source runs on the GPU and, in tests, on the
-// host. A body is a function object with a call operator for one index. gpu/cuda/cuda_launcher.h
-// runs bodies on a GPU, and gpu/math/host_launcher.h runs bodies on the host device. Pure.
+// host. A body is a function object with a call operator for one index. The header
+// gpu/cuda/cuda_launcher.h runs bodies on a GPU, and gpu/math/host_launcher.h runs bodies on the
+// host device. Pure.
 //
-// A team has rank(), size(), sum() and max(). sum() and max() combine the values of all members.
-// All members must call sum() and max(), and all members get the same result. On the host, a team
-// is one thread.
+// A team has rank(), size(), sum() and max(). The call sum() and max() combine the values of all
+// members. All members must call sum() and max(), and all members get the same result. On the host,
+// a team is one thread.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,10 @@
 // The common part of collectives over host memory. Operations become work on the streams of the
 // host device. Operations are numbered in the order of the calls. After the first failure, all
-// later operations fail. An implementation defines how one operation runs on a stream's thread.
-// run() blocks until the operation is done.
+// later operations fail. An implementation defines how one operation runs on a stream's thread. The
+// call run() blocks until the operation is done.
 //
-// Thread rule: as Collectives. run() is called on threads of the device, one at a time per object.
+// Thread rule: as Collectives. The call run() is called on threads of the device, one at a time per
+// object.
 #pragma once
 
 #include <functional>

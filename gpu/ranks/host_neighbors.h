@@ -46,8 +46,8 @@ struct alignas(128) RankSignals {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
 
 // While this object lives, all descendants of this process's parent may read the memory of this
-// process. The permission is needed where the system (Yama) lets only a process's ancestors read.
-// The destructor takes the permission back.
+// process. Some systems (Yama) let only a process's ancestors read. There, the permission is
+// needed. The destructor takes the permission back.
 class ReadPermit {
  public:
   ReadPermit() = default;

@@ -42,8 +42,9 @@ class MessagePort {
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
 
   // The next three functions wait for other ranks without a deadline. Their callers have a
-  // deadline. host_ranks() returns the ranks of this host in order, including this rank. The result
-  // is empty if the connection cannot tell. Every rank calls host_ranks() once, at the same time.
+  // deadline. The call host_ranks() returns the ranks of this host in order, including this rank.
+  // The result is empty if the connection cannot tell. Every rank calls host_ranks() once, at the
+  // same time.
   virtual std::vector<std::uint32_t> host_ranks() = 0;
   // Every rank of the host calls the next two functions at the same time. Requires: host_ranks()
   // has returned at least two ranks. Sends the first rank's data to all ranks of the host. Returns

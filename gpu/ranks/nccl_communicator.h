@@ -35,8 +35,8 @@ class NcclLibrary {
 
   int version() const { return version_; }  // 22809 for 2.28.9
   std::string version_text() const;
-  // has_registration() says that buffers can be registered (NCCL 2.19). has_windows() says that
-  // buffers can be registered in windows, into which copy engines gather (NCCL 2.28).
+  // has_registration() says that buffers can be registered (NCCL 2.19). The call has_windows() says
+  // that buffers can be registered in windows, into which copy engines gather (NCCL 2.28).
   bool has_registration() const;
   bool has_windows() const;
   // Fails with kRanks.

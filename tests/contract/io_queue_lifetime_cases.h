@@ -93,8 +93,8 @@ TEST_P(IoQueueContract, WaitIdleReturnsAfterTheCallbacksHave) {
   }
 }
 
-// Two threads keep the queue busy without a pause. wait_idle() waits only for the requests that
-// were submitted before the call.
+// Two threads keep the queue busy without a pause. The call wait_idle() waits only for the requests
+// that were submitted before the call.
 TEST_P(IoQueueContract, WaitIdleIsNotStarvedByOthers) {
   const UniqueFd file = open_plain(4096);
   const auto queue = make_queue(4);

@@ -3,8 +3,8 @@
 // bits, the step, the micro-batch and the use. So a stale or misplaced parameter, a lost gradient
 // or a wrong order of additions changes the result. The uses in forward, the uses of frozen units,
 // and inferences have no result. So every use computes a digest of the bytes on the device, on the
-// use's stream, at the beginning and at the end of its lease. tests/support/same_training.h
-// compares both digests.
+// use's stream, at the beginning and at the end of its lease. The header
+// tests/support/same_training.h compares both digests.
 #pragma once
 
 #include <cstdint>
@@ -133,8 +133,8 @@ void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice
                const Stream& stream, const Config& config);
 
 // A config for tests, with storage in `path`, blocks of 4,096 elements, and two threads. If
-// SLUICE_TEST_UNIFIED in the environment is "off", memory.unified is off. tools/test.sh --slow runs
-// the engine's tests both ways.
+// SLUICE_TEST_UNIFIED in the environment is "off", memory.unified is off. The script tools/test.sh
+// --slow runs the engine's tests both ways.
 Config toy_config(const std::string& path);
 
 }  // namespace sluice::test

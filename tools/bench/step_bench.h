@@ -37,9 +37,9 @@ struct StepBenchModel {
   unsigned threads = 0;            // threads of the optimizer; 0 = as many as granted cores
   std::uint32_t window_units = 3;  // the units that fit the device window
   bool window_holds_all = false;   // true: all units fit the window
-  // The number of steps per commit of a durable store; 0 = the state lies in scratch files. Each
-  // flush of a commit occupies the throttled drive for flush_s. The names of a store and of a
-  // folder of checkpoints contain `number`. So several engines can use the same `path`.
+  // The number of steps per commit of a durable store. 0 means that the state lies in scratch
+  // files. Each flush of a commit occupies the throttled drive for flush_s. The names of a store
+  // and of a folder of checkpoints contain `number`. So several engines can use the same `path`.
   std::uint32_t number = 0;
   std::uint32_t commit_every = 0;
   double flush_s = 5e-3;

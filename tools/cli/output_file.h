@@ -56,7 +56,7 @@ class OutputFile {
   // Fails with kInput, with path, reason and remedy, and with kNoSpace or kUnsupported.
   void check();
 
-  // Opens the output. write() does this, too. Fails with the errors of check().
+  // Opens the output. The call write() does this, too. Fails with the errors of check().
   void begin();
   // The open descriptor. This object still owns it. Requires: the output is begun.
   int descriptor() const;

@@ -38,8 +38,8 @@ struct WatchedRun {
 
 class TrainWatch {
  public:
-  // `events` is the event file of rank 0. begin() begins this file. `events` and `options` must
-  // outlive the watch.
+  // `events` is the event file of rank 0. The call begin() begins this file. `events` and `options`
+  // must outlive the watch.
   // Fails with:
   // - kInput: a prompt has no tokens.
   // - kUnsupported: samples are wanted from a run that computes on a GPU.

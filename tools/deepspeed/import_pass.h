@@ -1,6 +1,6 @@
 // The state of an import: the entries of the file, found through the table of keys, the growing
-// config, and the report. deepspeed_import.cc drives the import, and each import_*.cc handles a
-// part of the file.
+// config, and the report. The file deepspeed_import.cc drives the import, and each import_*.cc
+// handles a part of the file.
 //
 // Thread rule: one thread. The document and the values must outlive the pass.
 #pragma once

@@ -1,5 +1,5 @@
-// Writes a file of named fp32 tensors in the safetensors format, as an output of a command.
-// engine/checkpoint/safetensors_file.h reads such files.
+// Writes a file of named fp32 tensors in the safetensors format, as an output of a command. The
+// header engine/checkpoint/safetensors_file.h reads such files.
 #pragma once
 
 #include <cstdint>

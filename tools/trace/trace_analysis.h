@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// The reason for a wait. docs/tracing.md has the rules.
+// The reason for a wait. The page docs/tracing.md has the rules.
 enum class StallCause : std::uint8_t {
   kEngine,  // no other cause; hand-overs between threads
   kLatePrefetch,

@@ -1,5 +1,5 @@
-// Well-known models by name, for plans without a file or a network. model_presets.json has the keys
-// of their config.json that a plan needs, the number of parameters, and the source.
+// Well-known models by name, for plans without a file or a network. The file model_presets.json has
+// the keys of their config.json that a plan needs, the number of parameters, and the source.
 //
 // Thread rule: any thread.
 #pragma once

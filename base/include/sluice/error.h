@@ -1,5 +1,5 @@
 // The only exception type of Sluice, and the check for programmer errors. The control plane
-// (construction, configuration, open) throws Error; the data plane returns 0 or an errno and never
+// (construction, configuration, open) throws Error. The data plane returns 0 or an errno and never
 // throws across threads. A message says what failed, on which object, with which numbers, and what
 // to try.
 #pragma once

@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// The tier where a state lives; with kAuto the planner decides.
+// The tier where a state lives. With kAuto, the planner decides.
 enum class TierChoice : std::uint8_t { kAuto, kDevice, kHost, kNvme };
 SLUICE_EXPORT std::string_view name_of(TierChoice tier);
 
@@ -76,7 +76,7 @@ SLUICE_EXPORT std::string_view name_of(ActivationHome home);
 // factor. With a dynamic scale, a step with overflowing gradients is skipped, even if `non_finite`
 // says otherwise.
 struct LossScaleOptions {
-  // The scale of every step; 0 = a dynamic scale, as set below. 1 = no scaling.
+  // The scale of every step. 0 stands for a dynamic scale, as set below. 1 stands for no scaling.
   double static_scale = 1;
   std::uint32_t initial_scale_power = 16;  // starts at two to the power of this; 0..32
   // The number of steps without overflow after which the scale doubles. A small window loses more
@@ -205,15 +205,15 @@ struct Config {
 
   // The part of the state that ranks share (docs/design/ranks.md); ignored for a single rank.
   struct Sharding {
-    // The ZeRO stage. At stage 0, ranks share nothing. At stage 1, they share the optimizer state;
-    // at stage 2, also the gradients; at stage 3, also the parameters.
+    // The ZeRO stage. At stage 0, ranks share nothing. At stage 1, they share the optimizer state.
+    // At stage 2, they also share the gradients. At stage 3, they also share the parameters.
     std::uint32_t stage = 3;
-    // The number of consecutive ranks that share a copy of the state; other ranks have copies of
-    // their own. 0 = all ranks. A divisor of the number of ranks.
+    // The number of consecutive ranks that share a copy of the state. Other ranks have copies of
+    // their own. 0 stands for all ranks. A divisor of the number of ranks.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
     // At stage 3, a unit whose parameters take at most this many bytes stays whole on every rank's
-    // device, as at stage 2. Staying whole needs room in memory.device beside the window. A larger
+    // device, as at stage 2. Such a unit needs room in memory.device beside the window. A larger
     // value saves gathers, but takes more device memory. Below the default size, a gather's time is
     // latency and does not depend on its length. 0 = none.
     std::uint64_t keep_gathered_bytes = 256 << 10;

@@ -33,8 +33,7 @@
 // call during another thread's call, and a call on a lease, step or engine that is over. Failures
 // outside of Sluice throw Error too, each with its own code. Leases and steps may be destroyed in
 // any order, even after their engine. Device and collectives must outlive the engine, which Sluice
-// cannot check. SLUICE_CHECK aborts only where Sluice contradicts itself; please report such a
-// defect.
+// cannot check. SLUICE_CHECK aborts only if Sluice contradicts itself. Please report such a defect.
 #pragma once
 
 #include <functional>
@@ -233,7 +232,7 @@ class SLUICE_EXPORT Engine {
   // is dropped.
   void set_last_words(std::function<void(const std::string& message)> last_words);
   // The number of updates that every block of the state has seen. Under overlap, this number is one
-  // less than StepReport::step until the update has ended; drain() waits for the end.
+  // less than StepReport::step until the update has ended. The call drain() waits for the end.
   std::uint64_t applied_step() const;
   // Does the work of drain(), and returns the position of the training.
   // Fails with kInvalidArgument while a step is active, or if the state has no values.

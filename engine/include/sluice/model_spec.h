@@ -37,7 +37,7 @@ struct UnitSpec {
   bool is_announced = false;
   // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Their
   // elements are words of the size of a parameter (precision.parameters), and every word keeps its
-  // bits. An opaque unit is frozen. float_of_word() puts a word into initial values.
+  // bits. An opaque unit is frozen. The call float_of_word() puts a word into initial values.
   bool is_opaque = false;
 };
 

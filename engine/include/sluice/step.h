@@ -131,8 +131,8 @@ class SLUICE_EXPORT Step {
   // With several ranks, all ranks announce at the same point. The uses are the units of all ranks,
   // in the order of the model. Every rank acquires each of them. A rank that has nothing to compute
   // with a unit releases the lease at once, and contributes a gradient of zeros. In
-  // Pass::kBackward, all ranks use announced units at the same places between the other units;
-  // finish() checks this.
+  // Pass::kBackward, all ranks use announced units at the same places between the other units. The
+  // call finish() checks this.
   // Fails with:
   // - kInvalidArgument: a unit does not exist, is not an announced unit, or is given twice, or
   //   `pass` is kInference.

@@ -141,17 +141,20 @@ struct StepReport {
   StepTimes times;            // how the step's time was spent
   std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
   std::int64_t stall_for_update_ns = 0;  // part of it: parameters were still being updated
-  // The number of times that computation left the schedule; each time, computation waited for the
+  // The number of times that computation left the schedule. Each time, computation waited for the
   // unit that it needed.
   std::uint32_t schedule_changes = 0;
   // The number of uses of announced units, and the bytes that these uses read from storage
   // according to the plan. Engine::predicted_traffic() includes neither.
   std::uint32_t announced_uses = 0;
   std::uint64_t announced_read_bytes = 0;
-  // With optimizer.untouched "skip" or "lazy": the units that no rank has used in backward, which
-  // stay as they are; the bytes on storage that the update of announced units reads and writes
-  // (each), which Engine::predicted_traffic() does not know; and, with "lazy", the bytes that units
-  // have read and written (each) to make up for updates that they had missed.
+  // These counts are for optimizer.untouched "skip" and "lazy":
+  // - untouched_units counts the units that no rank has used in backward. Such units stay as they
+  //   are.
+  // - announced_update_bytes counts the bytes on storage that the update of announced units reads
+  //   and writes (each). Engine::predicted_traffic() does not know them.
+  // - late_update_bytes counts, with "lazy", the bytes that units have read and written (each) to
+  //   make up for missed updates.
   std::uint32_t untouched_units = 0;
   std::uint64_t announced_update_bytes = 0;
   std::uint64_t late_update_bytes = 0;
@@ -164,7 +167,7 @@ struct StepReport {
   CopyTraffic copies;        // likewise
   PhaseMarks buffers;        // likewise: the most in use, with homes and gradients
   // Boundary activations moved since the previous report, from the device to their homes and back.
-  // These bytes are included above where the homes are on storage.
+  // If the homes are on storage, these bytes are included above.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, repeated reads

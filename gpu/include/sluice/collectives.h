@@ -2,9 +2,9 @@
 // on device memory, asynchronously on a stream of the device. `local` joins threads of one process,
 // `mpi` joins processes on hosts, and `nccl` joins GPUs. All three pass the same contract test.
 //
-// Thread rule: one thread at a time calls an object's operations. on_failure() is called before the
-// first operation; abort() may be called from any thread. The thread that owns all objects calls
-// open().
+// Thread rule: one thread at a time calls an object's operations. The call on_failure() is called
+// before the first operation; abort() may be called from any thread. The thread that owns all
+// objects calls open().
 // Invariants: every rank of an object makes the same calls in the same order. Operations whose
 // order depends on timing need a separate object (open()). Every reduction of floating-point values
 // adds in rank order in fp32 and rounds once (base/ordered_sum.h), so all implementations give the
@@ -114,8 +114,8 @@ class SLUICE_EXPORT Collectives {
 
   // Announces that operations will use this device memory again and again, so that an
   // implementation may need fewer copies. Every rank calls use_memory() in the same place, with the
-  // same number of bytes. forget_memory() takes back all announcements, and is called before the
-  // memory is freed.
+  // same number of bytes. The call forget_memory() takes back all announcements, and is called
+  // before the memory is freed.
   virtual void use_memory(std::span<std::byte> /*memory*/) {}
   virtual void forget_memory() noexcept {}
 

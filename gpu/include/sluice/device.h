@@ -4,8 +4,8 @@
 // same contract.
 //
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
-// in which it was enqueued; streams run concurrently unless an event orders them. Host functions
-// run on a thread of the device; they must be short and must not call the device.
+// in which it was enqueued. Streams run concurrently unless an event orders them. Host functions
+// run on a thread of the device. They must be short and must not call the device.
 // Invariants: a call that uses an event refers to the event's latest record at the time of the
 // call, as in CUDA. So a new record of the event does not disturb an earlier wait. An event that
 // was never recorded counts as complete.
@@ -102,7 +102,7 @@ class SLUICE_EXPORT Device {
   // call_host(). In contrast to call_host(), later work on `stream` does not wait for `function`.
   // So a GPU goes on with later work at once, and copies and computation keep their pace. The
   // functions given to notify() for one stream run in the order of the calls. These functions may
-  // run before or after functions given to call_host(). destroy_stream() waits for them;
+  // run before or after functions given to call_host(). The call destroy_stream() waits for them;
   // synchronize() does not.
   virtual void notify(StreamId stream, std::function<void()> function) {
     call_host(stream, std::move(function));

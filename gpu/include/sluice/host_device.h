@@ -26,7 +26,7 @@ class SLUICE_EXPORT HostDevice : public Device {
  public:
   // Enqueues computation on `stream`. Unlike a host function, `work` may be long and may use the
   // device's memory freely. An exception from `work` is kept and rethrown by the next
-  // synchronize(); later work on any stream is skipped, but events still complete.
+  // synchronize(). Later work on any stream is skipped, but events still complete.
   virtual void launch(StreamId stream, std::function<void()> work) = 0;
 
   // Emulates computation without using the CPU. `stream` is busy for `duration_ns` from the moment

@@ -1,5 +1,5 @@
-// The tensors of a detached optimizer, and the same state in plain arrays. update_reference()
-// updates these arrays, which are the oracle.
+// The tensors of a detached optimizer, and the same state in plain arrays. The call
+// update_reference() updates these arrays, which are the oracle.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -25,8 +25,9 @@ class SimulatedRank {
   // Begins the first life, in which the state of step 0 is committed. A life lasts from an opening
   // to the next cut.
   void create();
-  // The two parts of an opening. open() returns the steps on offer. settle() goes back to `step`
-  // and repairs the records. Both throw Error. After `requests` transfers, both throw PowerCut.
+  // The two parts of an opening. The call open() returns the steps on offer. The call settle() goes
+  // back to `step` and repairs the records. Both throw Error. After `requests` transfers, both
+  // throw PowerCut.
   CommitOffer open(std::uint64_t requests);
   void settle(std::uint64_t step, std::uint64_t requests);
   // Describes the fault in the state after settle(), if there is one.

@@ -35,7 +35,7 @@ std::set<int> take_fake_cuda_contexts();
 
 // Launches a kernel. The kernel runs `work` on `stream`, a cudaStream_t, beside the kernels of
 // other streams. The first launch on a GPU loads the kernel called `name`. A kernel without a name
-// needs no loading. cudaGetLastError tells the caller that the launch has failed.
+// needs no loading. The function cudaGetLastError tells the caller that the launch has failed.
 // Requires: the stream's GPU is the thread's current GPU.
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name = nullptr);
 

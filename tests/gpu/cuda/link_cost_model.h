@@ -1,6 +1,6 @@
 // A model of the time that a sequence of runtime calls takes on a GPU. The model also gives the
-// share of this time in which the link upwards moves bytes. link_costs.json has the costs with
-// their sources.
+// share of this time in which the link upwards moves bytes. The file link_costs.json has the costs
+// with their sources.
 //
 //   - one thread makes the calls, one after another;
 //   - streams are spread over the hardware queues in the order of their first call. The head of a

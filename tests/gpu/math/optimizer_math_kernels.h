@@ -1,6 +1,6 @@
 // Runs the element functions of sluice/dtype.h and base/optimizer_math.h on the GPU over arrays.
-// optimizer_math_cuda_test compares the results with the CPU's results. Thread rule: one thread at
-// a time.
+// The test optimizer_math_cuda_test compares the results with the CPU's results. Thread rule: one
+// thread at a time.
 // Fails with std::runtime_error, naming the CUDA call.
 #pragma once
 

@@ -21,7 +21,7 @@
 namespace sluice::gpt {
 
 // result = a * b in the sense of `form`, plus addend, plus bias. The product is computed `batch`
-// times, and each time the operands lie one batch stride further. a and b are T.
+// times, and each time the operands lie one batch stride further. Both a and b are T.
 struct Product {
   Form form = Form::kAB;
   std::uint64_t m = 0;  // rows of the result

@@ -13,9 +13,9 @@
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 //
 // With checkpoints at the units' boundaries, the caller brings the values that cross the boundaries
-// to every use. backward() then computes the rest of a unit's activations again. The operations are
-// the same, on the same values, so they give the same bits. With checkpoints, several micro-batches
-// may be under way at the same time.
+// to every use. The call backward() then computes the rest of a unit's activations again. The
+// operations are the same, on the same values, so they give the same bits. With checkpoints,
+// several micro-batches may be under way at the same time.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +76,8 @@ class GptCompute {
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
   // Begins a pass over one micro-batch. The call copies batch * sequence tokens and as many
-  // targets, sequence by sequence. targets[t] is the token that follows tokens[t]. Training keeps
-  // the values that backward() needs. An evaluation ends with loss().
+  // targets, sequence by sequence. The token targets[t] is the token that follows tokens[t].
+  // Training keeps the values that backward() needs. An evaluation ends with loss().
   // Requires: the sizes match, and `micro_batch` < GptComputeOptions::micro_batches.
   // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,

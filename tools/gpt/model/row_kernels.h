@@ -62,8 +62,8 @@ void column_sums(const float* rows, std::uint64_t row_count, std::uint64_t strid
                  std::uint64_t column_count, float* sums);
 
 // The gradients of a layer norm's weight and bias for a slice of columns, with sums in the order of
-// column_sums(): weight[j] = sum(dy * (x - mean) * inverse_deviation), bias[j] = sum(dy). x and dy
-// share `stride`.
+// column_sums(): weight[j] = sum(dy * (x - mean) * inverse_deviation), bias[j] = sum(dy). Both x
+// and dy share `stride`.
 void layer_norm_parameter_sums(const float* x, const RowMoments* moments, const float* dy,
                                std::uint64_t row_count, std::uint64_t stride,
                                std::uint64_t column_count, float* weight, float* bias);

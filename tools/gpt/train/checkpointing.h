@@ -101,7 +101,7 @@ class Checkpointing {
   void run_ended(Engine& engine, std::uint64_t steps);
   // The checkpoints that this run has saved.
   const std::vector<SavedCheckpoint>& saved() const { return saved_; }
-  // The command that resumes the run where this process ends.
+  // The command with which a user resumes the run where this process ends.
   const std::string& command() const { return options_.command; }
   // The folder of the newest checkpoint that this run has saved or has started from. The path is
   // empty if there is no such checkpoint.

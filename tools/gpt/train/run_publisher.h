@@ -18,8 +18,8 @@ namespace sluice {
 
 class RunPublisher {
  public:
-  // There is no page without run.status, or without a folder for the page. problem() says why a
-  // page could not be made.
+  // There is no page without run.status, or without a folder for the page. The call problem() says
+  // why a page could not be made.
   RunPublisher(const TrainConfig& config, const Engine& engine);
 
   const std::string& problem() const { return problem_; }

@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// The device that computes. kAuto takes a GPU if a suitable one is available.
+// The device that computes. The choice kAuto takes a GPU if a suitable one is available.
 enum class DeviceChoice : std::uint8_t { kAuto, kCuda, kHost };
 
 enum class TokenFormat : std::uint8_t { kAuto, kBytes, kUint16, kUint32 };
@@ -29,7 +29,7 @@ struct TrainConfig : LearningRateOptions {
   double validation_fraction = 0.05;
   std::uint32_t sequences = 8;  // in one micro-batch
   std::uint32_t micro_batches = 1;
-  // No value means "auto". resolve_order() replaces it (tools/gpt/train/order_choice.h).
+  // No value means "auto". The call resolve_order() replaces it (tools/gpt/train/order_choice.h).
   std::optional<MicroBatchOrder> order;
   DeviceChoice device = DeviceChoice::kAuto;
   gpt::MatmulWish matmul;  // on the host
