@@ -18,15 +18,24 @@ def git(*arguments):
 
 
 def paragraphs(text):
-    """The comments of a file, each as one line; an empty comment line ends a paragraph."""
-    lines = []
+    """The comments of a file, each as one line. An empty comment line ends a paragraph. An item of a list is a paragraph, behind the words
+    that begin the list ("Fails with: kIo: ..."), because an item is never read without them.
+    """
+    lines, head = [], ""
     for line in [*text.splitlines(), ""]:
-        match = re.match(r"\s*//+ ?(.*)", line)
-        if match and match[1].strip():
-            lines.append(match[1].strip())
-        elif lines:
+        match = re.match(r"\s*// ?( *)(- )?(.*)", line)
+        is_comment = bool(match and match[3].strip())
+        is_after_list = bool(head) and is_comment and not match[1] and not match[2]
+        if lines and (not is_comment or match[2] or is_after_list):
             yield " ".join(lines)
+            if is_comment and match[2] and not head:
+                head = re.split(r"(?<=[.?!])\s+", " ".join(lines))[-1]
+                head = head + " " if head.endswith(":") else ""
             lines = []
+        if not is_comment or is_after_list:
+            head = ""
+        if is_comment:
+            lines.append((head if match[2] else "") + match[3].strip())
 
 
 def sentences(text):
