@@ -126,7 +126,7 @@ void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 // SSSE3 or SCALAR on x86. SLUICE_SIMD=name in the environment, in upper or lower case, forces an
 // instruction set. The variable is read once.
 // Fails with kConfig if SLUICE_SIMD names an instruction set that this build or this processor
-// lacks. The call update_simd() and similar functions then fail, too, so programs call
+// lacks. The function update_simd() and similar functions then fail, too. So programs call
 // simd_target_name() at the start.
 std::string_view simd_target_name();
 

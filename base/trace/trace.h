@@ -5,8 +5,8 @@
 // instead (trace_enable, trace_take).
 //
 // Thread rule: any thread may call trace_span(), trace_record(), trace_section() and
-// trace_counts(). Only one thread at a time may call the other functions. The call trace_take() may
-// be called only while nothing is recorded.
+// trace_counts(). Only one thread at a time may call the other functions. The function trace_take()
+// may be called only while nothing is recorded.
 // Invariants: recording never blocks and never throws, and allocates only for a thread's first
 // record. A full ring drops the record and counts the loss. After a kill, the file has every span
 // that ended at least 100 ms before the kill, and every step and wait that had begun by that time.

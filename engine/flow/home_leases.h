@@ -1,8 +1,8 @@
 // The leases on units that computation uses at the units' homes. An update of a block writes this
 // home, so the update waits until no lease on the unit is held, and until the computation under
 // released leases has ended. A gradient becomes final only when the computation under all earlier
-// leases has ended. So only the computation under later leases is followed here. After the gradient
-// that the schedule calls the last, a lease is followed as soon as it is released. After any other
+// leases has ended. So only the computation under later leases is followed here. Once the
+// schedule's last gradient has come, a lease is followed as soon as it is released. After any other
 // gradient, leases are followed when no more gradients come.
 //
 // Thread rule: scheduler's thread only.

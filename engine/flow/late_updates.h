@@ -43,7 +43,7 @@ class LateUpdates {
   // Whether the unit has missed the largest allowed number of updates. The last update has left
   // such a unit as it is, and none of its blocks waits here.
   bool has_missed_most(UnitId unit) const;
-  // Asks that the block makes up for its missed updates, up to its unit's version. The call has no
+  // Asks the block to make up for its missed updates, up to its unit's version. The call has no
   // effect if no update is missing.
   // Requires: no other update is making this version of the block.
   void want(const BlockPlace& block);

@@ -73,7 +73,7 @@ class OptimizerPass {
   // counts in the versions of all other units.
   // Requires: is_begun().
   std::uint32_t apply(const UnitCoefficients& coefficients, bool as_assumed);
-  // Asks that the unit's blocks make up for the updates that they have missed (optimizer.untouched
+  // Asks the unit's blocks to make up for the updates that they have missed (optimizer.untouched
   // "lazy"). The unit then has its version. The call has no effect if no update is missing.
   void catch_up(const UnitPlace& unit);
   // Does the same for all units.
@@ -95,8 +95,8 @@ class OptimizerPass {
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether the state is between two steps. The state is so if only some blocks have been updated
-  // permanently, or if a failure has kept a block from its home.
+  // Whether the state is between two steps. The state is between two steps if only some blocks have
+  // been updated permanently, or if a failure has kept a block from its home.
   bool is_partial() const;
   // The version before the last update.
   std::uint64_t version() const { return order_.current().version; }
@@ -182,7 +182,7 @@ class OptimizerPass {
   std::uint32_t updates_posted_ = 0;  // to the worker
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; also during the write of the update before
-  // For each block, the number of a step, or 0 for none. It is the last step that has left the
+  // For each block, the number of a step, or 0 for none. The step is the last one that has left the
   // block as it is while an earlier update was on its way home. That step's commit counts the block
   // once the block is home.
   std::vector<std::uint64_t> left_until_;

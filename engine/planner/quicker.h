@@ -23,8 +23,8 @@ struct Quicker {
 // percent of the quickest.
 std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all, const Config& config);
 
-// If the config itself does not fit, returns the quickest of `all` that fits. Otherwise returns
-// nothing. The config itself is the first of `all`.
+// If the config itself does not fit, the call returns the quickest of `all` that fits. Otherwise
+// returns nothing. The config itself is the first of `all`.
 std::optional<Quicker> quickest_that_fits(const std::vector<PlannedPlacement>& all,
                                           const Config& config);
 

@@ -7,7 +7,7 @@
 //
 // Thread rule: the scheduler's thread calls all functions, except the blocking ones at the end. The
 // blocking functions are called while no step is active. Several threads may call the blocking
-// functions at once, if each has another block, and all of them read or all of them write.
+// functions at once. Then each uses a different block, and all of them read or all of them write.
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h). A store goes to
 // a copy that no commit names, and this copy becomes home when the store has ended.
 //
@@ -50,8 +50,8 @@ struct Transfer {
   // transfer has ended, with success or failure. After a failure, the scheduler has failed() and
   // the bytes are invalid.
   std::function<void()> done;
-  // The owner sets this priority before a fetch. The priority is the priority of the read when the
-  // drive is busy. All writes come last.
+  // The owner sets this priority before a fetch. A busy drive serves reads by this priority. All
+  // writes come last.
   IoPriority read_priority = IoPriority::kNormal;
   // The owner sets this for activations. The value is their unit, for the trace.
   std::uint32_t activation_unit = kTraceNone;

@@ -4,9 +4,9 @@
 // gpu/cuda/cuda_launcher.h runs bodies on a GPU, and gpu/math/host_launcher.h runs bodies on the
 // host device. Pure.
 //
-// A team has rank(), size(), sum() and max(). The call sum() and max() combine the values of all
-// members. All members must call sum() and max(), and all members get the same result. On the host,
-// a team is one thread.
+// A team has rank(), size(), sum() and max(). The functions sum() and max() combine the values of
+// all members. All members must call sum() and max(), and all members get the same result. On the
+// host, a team is one thread.
 #pragma once
 
 #include <cstdint>

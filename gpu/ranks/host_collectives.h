@@ -3,8 +3,8 @@
 // later operations fail. An implementation defines how one operation runs on a stream's thread. The
 // call run() blocks until the operation is done.
 //
-// Thread rule: as Collectives. The call run() is called on threads of the device, one at a time per
-// object.
+// Thread rule: as Collectives. The function run() is called on threads of the device, one at a time
+// per object.
 #pragma once
 
 #include <functional>

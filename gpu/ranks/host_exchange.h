@@ -5,8 +5,8 @@
 // all ranks have read its slot.
 // Larger data stays in the memory of its rank. Each rank publishes the address of its data, and the
 // other ranks copy the data once (process_vm_readv). A copy may go straight to the target.
-// Otherwise it is made in pieces that are small enough to stay in the cache until they are added. A
-// rank goes on when all other ranks have read its data.
+// Otherwise the copy is made in pieces that are small enough to stay in the cache until they are
+// added. A rank goes on when all other ranks have read its data.
 //
 // Thread rule: one thread at a time.
 // Invariants: most operations are one step of the sequence. An all_reduce by reading takes two

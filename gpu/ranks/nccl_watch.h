@@ -50,8 +50,8 @@ class NcclWatch {
   // Waits until the communicator's operations are over, and then forgets the communicator.
   void remove(NcclCommunicator& communicator);
 
-  // begin() is called before the calls that enqueue one operation. The call end() is called after
-  // these calls, with the result of begin().
+  // begin() is called before the calls that enqueue one operation. The function end() is called
+  // after these calls, with the result of begin().
   std::unique_ptr<Operation> begin(StreamId stream);
   void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
            std::string_view kind, std::string_view subject, StreamId stream);

@@ -20,8 +20,8 @@ class SlowWrites {
 
 // The calls of pwrite() by these threads so far.
 int count_writes();
-// One call of these threads fails with `error`. The failing call is the call with the number
-// `number`, counted from 0 from now on.
+// One call of these threads fails with `error`. The call that fails has the number `number`,
+// counted from 0 from now on.
 void fail_write(int number, int error);
 void fail_sync(int number, int error);
 

@@ -1,6 +1,6 @@
 // The functions measure drives by pattern, request size and depth. The functions describe the
-// result as a calibration file. `sluice bench io` prints the calibration, plans and
-// `storage.calibration` read it, and `sluice tune` uses it in the search.
+// result as a calibration file. `sluice bench io` prints the calibration. Plans and
+// `storage.calibration` read the calibration, and `sluice tune` uses it in the search.
 //
 // Thread rule: one measurement at a time.
 #pragma once

@@ -18,8 +18,8 @@ void catch_interrupts();
 // long as the process.
 void defer_interrupts(const char* answer);
 
-// From this call on, signals work as before but print nothing. Silence is for ranks that would only
-// repeat another rank's answer.
+// From this call on, signals work as before but print nothing. The call is for ranks that would
+// only repeat another rank's answer.
 void silence_interrupts();
 
 bool interrupted();

@@ -72,8 +72,8 @@ class OutputFile {
   }
 
   // Gives the output its final name. If the rename fails, a line on standard error reports the
-  // failure, and commit() tries again. The function is too late to refuse, because other outputs
-  // have already been accepted.
+  // failure, and commit() tries again. At this time it is too late to refuse the output, because
+  // other outputs have already been accepted.
   // Requires: the output is begun.
   void accept() noexcept;
   // Makes the output durable under its final name, and closes it. If all data is written but the

@@ -1,6 +1,5 @@
-// The memory and time of a rank for every ZeRO stage and every way to offload the state. The
-// numbers are the table of `sluice plan --matrix`, which `sluice bench matrix` measures. Pure; any
-// thread.
+// The memory and time of a rank for every ZeRO stage and every way to offload the state. `sluice
+// plan --matrix` prints this table, and `sluice bench matrix` measures it. Pure; any thread.
 #pragma once
 
 #include <cstdint>

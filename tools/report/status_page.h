@@ -2,7 +2,7 @@
 // mode 0600. The process writes this page after every step, and `sluice top` reads it. The format
 // is private to one version of Sluice. Reading needs no lock. A sequence counter is odd during a
 // write. A checksum detects a damaged page. The writer holds a lock (flock) on the file until the
-// process ends. So a reader recognises the page of a killed process. Recognition works even from
+// process ends. So a reader recognises the page of a killed process. A reader can do so even from
 // another process namespace, and even after the process number is in use again.
 //
 // Thread rule: one thread writes. Any thread may call read_status_pages().

@@ -73,8 +73,8 @@ class SLUICE_EXPORT RankWorld {
   // The launcher's name: "Open MPI", "MPICH", "Slurm" or "torchrun"; empty without a launcher.
   const std::string& launcher() const;
 
-  // Returns `config` for a rank that shares its host. The value threads 0 becomes this rank's part
-  // of the cores, and sharding.group "node" becomes the number of ranks of the host.
+  // Returns `config` for a rank that shares its host. A value of 0 for threads becomes this rank's
+  // part of the cores, and sharding.group "node" becomes the number of ranks of the host.
   // Fails with kConfig if hosts have different numbers of ranks, or the launcher gives no such
   // numbers.
   Config shared(Config config) const;

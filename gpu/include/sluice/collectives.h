@@ -2,9 +2,9 @@
 // on device memory, asynchronously on a stream of the device. `local` joins threads of one process,
 // `mpi` joins processes on hosts, and `nccl` joins GPUs. All three pass the same contract test.
 //
-// Thread rule: one thread at a time calls an object's operations. The call on_failure() is called
-// before the first operation; abort() may be called from any thread. The thread that owns all
-// objects calls open().
+// Thread rule: one thread at a time calls an object's operations. The function on_failure() is
+// called before the first operation. Any thread may call abort(). The thread that owns all objects
+// calls open().
 // Invariants: every rank of an object makes the same calls in the same order. Operations whose
 // order depends on timing need a separate object (open()). Every reduction of floating-point values
 // adds in rank order in fp32 and rounds once (base/ordered_sum.h), so all implementations give the

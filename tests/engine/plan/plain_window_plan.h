@@ -16,9 +16,10 @@
 
 namespace sluice::test {
 
-// The cost of placing a unit at `begin_bytes`. The cost is the soonest next use of any unit that is
-// evicted, where later is better, and the last use of any of them, where earlier is better. With an
-// earlier last use, prefetch can start sooner.
+// The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the
+// soonest next use of any unit that is evicted, and later is better. The second part is the last
+// use of any of these units, and earlier is better. With an earlier last use, prefetch can start
+// sooner.
 struct PlainCandidate {
   std::uint64_t begin_bytes = 0;
   std::uint32_t soonest_reuse = WindowResident::kNever;

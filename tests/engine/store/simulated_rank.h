@@ -35,7 +35,7 @@ class SimulatedRank {
   // The call flips one bit of one twin. Requires: settle() was called.
   void flip_record_bit(std::uint64_t random);
 
-  // Advances one activity, chosen by `random`, if any activity can advance.
+  // The call advances one activity, chosen by `random`, if any activity can advance.
   void advance(std::uint64_t random);
   // Whether this rank may vote for the next step: the last step is stored completely, and its
   // commit is durable on this rank.
