@@ -15,8 +15,8 @@ struct MemoryRoom {
   std::uint64_t size_bytes = 0;
   std::string bound;            // for example "the cgroup's limit of 200 MiB"
   std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already has
-  // Processes on one machine, or in one control group, share the memory room. So they get the same
-  // id.
+  // Processes on one machine, or in one control group, share the memory room. So processes that
+  // share a memory room get the same id.
   std::uint64_t id = 0;
 };
 

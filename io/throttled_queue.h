@@ -2,10 +2,11 @@
 // queue. The queue completes the request no sooner than a drive of the given bandwidth and latency
 // would. The queue is for benchmarks and tests, because the speed of real drives drifts. A limit is
 // exact if it is well below the limits of the real drive. The emulated drive works on one request
-// at a time in each direction. With half duplex, it works on only one request in all. Requests are
-// taken by priority, and then in the order of arrival. The bytes of a request move at the given
-// rate. Requests complete in the same order, `latency` later. All times are computed from the
-// arrivals and not from a thread's wake-up, so that no overshoot adds up. Waiting costs no CPU.
+// at a time in each direction. With half duplex, the emulated drive works on only one request in
+// all. Requests are taken by priority, and then in the order of arrival. The bytes of a request
+// move at the given rate. Requests complete in the same order, `latency` later. All times are
+// computed from the arrivals and not from a thread's wake-up, so that no overshoot adds up. Waiting
+// costs no CPU.
 //
 // Thread rule: as IoQueue. Callbacks run on a thread of this queue, in order of completion.
 // Invariants: as IoQueue. The owner of a request sees the real queue's result (bytes, errno).
@@ -26,7 +27,7 @@ struct ThrottleOptions {
   Duplex duplex = Duplex::kFull;
   std::uint64_t latency_ns = 0;  // per request, after its transfer; overlaps with other requests
   // A flush takes its turn among the writes and occupies the drive for this time. With half duplex,
-  // it takes its turn among all requests.
+  // a flush takes its turn among all requests.
   std::uint64_t flush_ns = 0;
   // The drive's write cache (io/write_cache_model.h); 0 = none. A flush first writes the contents
   // of this cache.

@@ -9,9 +9,9 @@
 // A storage line serves parameter fetches first, then reads of state, then writes. The CPU serves
 // norms and additions before Adam.
 // The next step begins when the norm of the previous step is known and the last use of the previous
-// step is computed. Under `serial`, it begins when all blocks of the previous step are home. The
-// announced uses have their own fetches and window places, and their fetches go first. Such a fetch
-// begins once computation has come to the announcement.
+// step is computed. Under `serial`, the next step begins when all blocks of the previous step are
+// home. The announced uses have their own fetches and window places, and their fetches go first.
+// Such a fetch begins once computation has come to the announcement.
 // Under optimizer.untouched "skip", units without a use in backward have no update.
 // A use waits until all of its unit's blocks have their update. Parameter fetches and lanes share
 // the parameter slots. So if one of them is reading a block or has the block in host memory, the
@@ -42,9 +42,9 @@
 // The other blocks wait for the norm, and no step is redone.
 // With a durable store, a commit is due every commit_every-th update. A block at home in memory is
 // written after such an update and after all other writes. The block's next update waits for that
-// write. The commit begins when every block is on storage. If flushes are short, it also waits
-// until the next step has fetched its units (engine/plan/commit_turn.h). Under `serial` and with
-// several ranks, the commit does not wait for these fetches. A commit flushes three times, one
+// write. The commit begins when every block is on storage. If flushes are short, the commit also
+// waits until the next step has fetched its units (engine/plan/commit_turn.h). Under `serial` and
+// with several ranks, the commit does not wait for these fetches. A commit flushes three times, one
 // flush after the other. A store of the next version waits until the commit has begun. With two
 // copies, these stores wait until the commit has ended. A commit after more than 4 updates is
 // simulated as a commit after 4 updates, and its cost counts once for each real commit.

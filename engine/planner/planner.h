@@ -17,7 +17,8 @@ struct PlanRequest {
   ModelSpec model;     // the whole model
   RunMachine machine;  // the plan is that of its rank 0
   // For each unit, the floating-point operations of a forward use. Backward takes twice as many
-  // operations as forward. If backward recomputes activations, it takes three times as many.
+  // operations as forward. If backward recomputes activations, backward takes three times as many
+  // operations as forward.
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;

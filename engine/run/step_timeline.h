@@ -129,7 +129,8 @@ class StepTimeline {
   enum class Phase : std::uint8_t { kComputing, kStalled, kEnding };
 
   void close_segment(std::uint64_t now_ns);
-  // The call lays out everything that is known to have ended. With `all`, it lays out everything.
+  // The call lays out everything that is known to have ended. With `all`, the call lays out
+  // everything.
   void advance(std::uint64_t now_ns, bool all);
   bool advance_once(std::uint64_t now_ns, bool all);
   bool lay_pauses(std::uint64_t now_ns, bool all);

@@ -25,8 +25,8 @@ class PlaneCopies {
 
   std::uint32_t plane_count() const { return static_cast<std::uint32_t>(planes_.size()); }
   std::uint8_t home(std::uint32_t plane) const { return planes_[plane].home; }
-  // The copy for the record's table. If a commit is under way, it is the copy that this commit
-  // names. If no commit is under way, it is the copy that the valid commit names.
+  // The copy for the record's table. If a commit is under way, the copy is the one that this commit
+  // names. If no commit is under way, the copy is the one that the valid commit names.
   std::uint8_t named_by_next(std::uint32_t plane) const { return planes_[plane].next; }
   std::uint8_t named(std::uint32_t plane) const { return planes_[plane].counts; }
 

@@ -1,6 +1,6 @@
 // Access to the state between steps, tensor by tensor, wherever the blocks live. The class sets
 // initial values, and reads the state for saving and hashing. The class works on several blocks at
-// once, in the memory of the optimizer's lanes. So it needs no memory of its own.
+// once, in the memory of the optimizer's lanes. So the class needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
 // Invariant: between two calls nothing is in flight.

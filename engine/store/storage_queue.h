@@ -27,9 +27,9 @@ struct TransferPool {
   std::span<const int> files = {};
 };
 
-// Returns the queue that `storage` asks for. With "auto" and without io_uring, this is a queue of
-// threads. The queue's submit() does not block for the transfers of `pool`. `explanation` says in
-// one line which feature cannot be used, and why.
+// Returns the queue that `storage` asks for. With "auto" and without io_uring, the result is a
+// queue of threads. The queue's submit() does not block for the transfers of `pool`. `explanation`
+// says in one line which feature cannot be used, and why.
 // Fails with kUnsupported if the kernel lacks the queue, and with kInvalidArgument if queue_depth
 // is not valid.
 std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const TransferPool& pool,

@@ -68,7 +68,7 @@ class StoreFiles {
   };
 
   // Makes the rank's files without names. Directory i gets a data file of data_bytes[i].
-  // Fails with kNoSpace and others. Nothing is left behind then.
+  // Fails with kNoSpace and others. After a failure, nothing is left behind.
   static StoreFiles create(const Options& options, std::span<const std::uint64_t> data_bytes,
                            std::uint64_t slot_bytes);
   // Requires: create(). The folders are synced on return.

@@ -50,7 +50,7 @@ class Tiers {
  public:
   // `layout`, `placement` and `device` must outlive the tiers. If `durable` has no planes, the
   // state lies in scratch files.
-  // Fails with kOutOfMemory, kNoSpace, kInput or kIo. Nothing is left behind then.
+  // Fails with kOutOfMemory, kNoSpace, kInput or kIo. After a failure, nothing is left behind.
   Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
         Device& device, DurableHomes durable = {});
   ~Tiers();

@@ -26,7 +26,7 @@ class UnitVersions {
 
   // The versions at `position`.
   // Fails with kInput if a tensor has seen more updates than there were, or if tensors of one unit
-  // have seen different numbers of updates. Nothing has changed then.
+  // have seen different numbers of updates. After a failure, nothing has changed.
   void restore(const StatePosition& position);
   // The unit gets an update.
   void count(UnitId unit) { ++versions_[index_of(unit)]; }

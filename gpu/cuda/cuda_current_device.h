@@ -16,8 +16,8 @@ class CudaCurrentDevice {
  public:
   // Fails with the errors of SLUICE_CUDA.
   explicit CudaCurrentDevice(int ordinal);
-  // This constructor is for code that must not throw. If `status` is given, it receives the
-  // cudaError_t.
+  // This constructor is for code that must not throw. If `status` is given, the constructor sets it
+  // to the cudaError_t.
   CudaCurrentDevice(int ordinal, std::nothrow_t, int* status = nullptr) noexcept;
   CudaCurrentDevice(const CudaCurrentDevice&) = delete;
   CudaCurrentDevice& operator=(const CudaCurrentDevice&) = delete;

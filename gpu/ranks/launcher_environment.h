@@ -29,7 +29,7 @@ struct Launch {
 // tests.
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
-// Returns nothing if no launcher is found. There is one rank then.
+// Returns nothing if no launcher is found. The program then runs with one rank.
 // Fails with kConfig if a variable is not a number or is out of range, or if a launcher's variables
 // are incomplete. The call also fails if two launchers contradict each other, and the message then
 // names both.

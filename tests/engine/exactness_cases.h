@@ -105,7 +105,7 @@ inline const Case kCases[] = {
      }},
 };
 
-// A policy, and a bound on the gradient norm. The bound is 0 for none. Otherwise it never clips,
+// A policy, and a bound on the gradient norm. The bound is 0 for none. Any other bound never clips,
 // sometimes clips, or always clips.
 struct PolicyCase {
   std::string name;

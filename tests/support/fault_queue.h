@@ -22,8 +22,8 @@ enum class Fault : std::uint8_t {
   kDelayed,        // the request is held for some milliseconds
   kReordered,      // the requests of the next milliseconds overtake this one
   kHang,           // the request is held until wait_idle() or destruction
-  // Faults of the drive. These faults affect only writes. If the chosen request is a read, they
-  // affect the next write.
+  // Faults of the drive. These faults affect only writes. If the chosen request is a read, the
+  // faults affect the next write.
   kBitFlip,      // one bit of the written data is flipped
   kLostWrite,    // nothing is written
   kMisdirected,  // written to the place of an earlier write of the same length

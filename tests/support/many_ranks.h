@@ -1,6 +1,6 @@
 // One rank of a world of any size, over a host device. The other ranks are imaginary. The other
-// ranks add nothing to reductions. Otherwise they contribute the same data as this rank, unless a
-// test changes their data.
+// ranks add nothing to reductions. Apart from that, the other ranks contribute the same data as
+// this rank, unless a test changes their data.
 //
 // Thread rule: as Collectives.
 #pragma once

@@ -80,7 +80,7 @@ class OutputFile {
   // rename fails, the temporary file stays, and the message names this file.
   // Fails with kNoSpace or kIo.
   void commit();
-  // Closes the output. If the output does not have its final name yet, it is removed.
+  // Closes the output. If the output does not have its final name yet, the call removes the output.
   void discard() noexcept;
 
   // The error for an errno of this output. `what` names the operation that failed.

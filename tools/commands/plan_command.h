@@ -22,7 +22,8 @@ struct PlanOptions {
   std::optional<std::uint64_t> sequence;  // with `model`: tokens of a sequence
   // The name of the GPU to plan for; empty = as in the config.
   std::string gpu;
-  // This replaces memory.host; empty = as in the config. With `nodes`, it is the memory of a host.
+  // This replaces memory.host; empty = as in the config. With `nodes`, the value is the memory of a
+  // host.
   std::string host_memory;
   std::string drive;                 // a name, or "name:count"; empty = none
   std::string drive_space;           // of all drives together; empty = of `drive`, or unlimited
@@ -33,7 +34,8 @@ struct PlanOptions {
   PlanRateOptions rates;
   bool as_deepspeed = false;  // also print what DeepSpeed's estimators say
   // The number of hosts that the ranks are on. If it is given, memory, drives and rates are those
-  // of a host, and its ranks share them. Otherwise they are those of a rank.
+  // of a host, and its ranks share them. If `nodes` is not given, memory, drives and rates are
+  // those of a rank.
   std::optional<std::uint32_t> nodes;
   std::string json_file;
   std::string plot_file;

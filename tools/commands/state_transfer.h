@@ -34,7 +34,7 @@ class StateJson {
 };
 
 // Both functions return an exit code. Both fail with kInput, kDamaged, kNoSpace, kUnsupported and
-// others. No incomplete result is left then.
+// others. After a failure, no incomplete result is left.
 int export_state(const StateOptions& options);
 int import_state(const StateOptions& options);
 

@@ -1,5 +1,5 @@
 // The spans that had begun but not ended when a run was killed. The trace announces such spans
-// (trace_begin()). Here they end with the trace.
+// (trace_begin()). Here such spans end with the trace.
 //
 // Thread rule: pure.
 // Invariant: a trace that was closed properly has no open spans. No span is in the trace twice.

@@ -209,8 +209,8 @@ class SLUICE_EXPORT Engine {
   Inference begin_inference();
 
   // From the next step on, StepReport::gradient_norm, clipping, skipped steps and the loss scale
-  // are those of the whole group. With a group that has no function, these numbers are the engine's
-  // own again. Several ranks of one engine give the same tensors.
+  // are those of the whole group. With a group that has no function, the norm and the other numbers
+  // are the engine's own again. Several ranks of one engine give the same tensors.
   // Fails with:
   // - kInvalidArgument: a step is active, a tensor does not exist, or there are tensors but no
   //   function.
@@ -231,7 +231,7 @@ class SLUICE_EXPORT Engine {
   // destructor's thread. By default such a failure is not reported. An exception from `last_words`
   // is dropped.
   void set_last_words(std::function<void(const std::string& message)> last_words);
-  // The number of updates that every block of the state has seen. Under overlap, this number is one
+  // The number of updates that every block of the state has seen. Under overlap, the number is one
   // less than StepReport::step until the update has ended. The call drain() waits for the end.
   std::uint64_t applied_step() const;
   // Does the work of drain(), and returns the position of the training.

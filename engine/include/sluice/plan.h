@@ -59,8 +59,8 @@ struct Plan {
 SLUICE_EXPORT RunMachine this_machine(const Config& config);
 
 // The memory of a host device (sluice/host_device.h). The size is memory.device, if the config sets
-// memory.device. Otherwise it is a quarter of the machine's memory, but at most half of the free
-// memory.
+// memory.device. If the config does not set memory.device, the size is a quarter of the machine's
+// memory, but at most half of the free memory.
 SLUICE_EXPORT std::uint64_t host_device_bytes(const Config& config);
 
 // The plan of rank 0; the plans of other ranks differ only in rounding.

@@ -67,7 +67,7 @@ class SLUICE_EXPORT RankWorld {
   std::uint32_t rank() const;   // 0 without a launcher
   std::uint32_t count() const;  // 1 without a launcher
   // This rank's number among the ranks of its host, and the number of ranks of its host. If the
-  // launcher gives no such numbers, they are 0 and 1.
+  // launcher gives no such numbers, the rank is 0 and the number of ranks is 1.
   std::uint32_t host_rank() const;
   std::uint32_t host_ranks() const;
   // The launcher's name: "Open MPI", "MPICH", "Slurm" or "torchrun"; empty without a launcher.

@@ -25,8 +25,8 @@ struct PlainCandidate {
   std::uint32_t soonest_reuse = WindowResident::kNever;
   std::uint32_t latest_use = 0;
   bool evicts = false;
-  // Whether an evicted unit is in use until just before. The fetch could then not overlap with any
-  // computation.
+  // Whether an evicted unit is in use until just before the fetch. The fetch could then not overlap
+  // with any computation.
   bool is_late = false;
 
   bool better_than(const PlainCandidate& other) const {

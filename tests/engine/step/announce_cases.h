@@ -16,8 +16,8 @@ inline constexpr std::uint32_t kExpertsOfLayer = 5;
 inline constexpr std::uint32_t kExperts = kLayers * kExpertsOfLayer;
 inline constexpr std::uint32_t kFirstExpert = 6;  // behind the toy's own units
 
-// The experts of one layer in one micro-batch, in ascending order. There are `active` of them, or
-// any number.
+// The experts of one layer in one micro-batch, in ascending order. The result has `active` experts,
+// or any number of experts if `active` is 0.
 inline std::vector<UnitId> routed(std::uint64_t key, std::uint32_t layer,
                                   std::uint32_t active = 0) {
   std::mt19937_64 random(key);

@@ -1,7 +1,7 @@
 // Turns a text into a file of tokens that training reads. The format is that of llm.c, with a
 // header and 16 bits per token. If the tokenizer has more than 65,536 tokens, a token has 32 bits.
-// Some words of the header are empty in llm.c's files. Here they name the text and the tokenizer
-// that the file was made from.
+// Some words of the header are empty in llm.c's files. In this file, the words name the text and
+// the tokenizer that the file was made from.
 //
 // Thread rule: one thread.
 #pragma once

@@ -29,8 +29,8 @@ bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 
 class ComputeDevice {
  public:
-  // "auto" takes a GPU if the machine has one that can compute what `config` asks for. Otherwise it
-  // takes the host.
+  // "auto" takes a GPU if the machine has one that can compute what `config` asks for. If there is
+  // no such GPU, "auto" takes the host.
   // Fails with:
   // - kUnsupported: run.device is "cuda", and no GPU can compute what `config` asks for.
   // - kUnsupported: the host lacks the library or kernels that run.matmul names.

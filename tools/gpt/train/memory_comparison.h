@@ -35,9 +35,9 @@ struct ComparisonOptions {
 };
 
 // The function trains with everything in memory. The parameters are on the device. Optimizer state
-// and gradients are in host memory. If the device has its own memory, they are on the device, too.
-// The function leaves nothing behind in memory. Budgets and order in `config` are settled. `host`
-// is this rank's part of the host.
+// and gradients are in host memory. If the device has its own memory, optimizer state and gradients
+// are on the device, too. The function leaves nothing behind in memory. Budgets and order in
+// `config` are settled. `host` is this rank's part of the host.
 // Fails with kOutOfMemory if the memory does not hold the state, with kUnsupported for several
 // ranks, and with the errors of the engine and the trainer.
 MemoryComparison train_in_memory(const TrainConfig& config, const HostMemory& host,

@@ -14,7 +14,7 @@ namespace sluice {
 struct Placement;
 
 // The bytes of activations that the run keeps beside the engine's pools. These activations lie on
-// the host if `device_is_host`. Otherwise they lie on a GPU.
+// the host if `device_is_host`. If `device_is_host` is false, the activations lie on a GPU.
 std::uint64_t kept_activation_bytes(const TrainConfig& config, bool device_is_host);
 
 // The memory that `ranks` on this host have to share, and the bytes that each rank takes beside its
