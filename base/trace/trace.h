@@ -146,7 +146,7 @@ inline bool trace_enabled() {
 
 void trace_append(const TraceRecord& record);
 
-// Records the span while a trace runs.
+// While a trace runs, the call records the span.
 inline void trace_record(const TraceRecord& record) {
   if (trace_enabled()) trace_append(record);
 }

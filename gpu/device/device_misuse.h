@@ -1,4 +1,4 @@
-// The errors of calls that Device forbids. Every device reports them in the same words.
+// The errors of calls that Device forbids. Every device reports such errors in the same words.
 //
 // Thread rule: any thread.
 #pragma once
