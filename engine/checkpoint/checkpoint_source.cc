@@ -36,15 +36,22 @@ std::uint64_t element_count(const StateDescription::Tensor& tensor) {
   return count;
 }
 
-float float_from(std::string_view dtype, const std::byte* bytes) {
-  std::uint16_t half = 0;
+void floats_from(std::string_view dtype, const std::byte* bytes, std::span<float> values) {
   if (dtype == "F32") {
-    float value = 0;
-    std::memcpy(&value, bytes, sizeof value);
-    return value;
+    std::memcpy(values.data(), bytes, values.size_bytes());
+    return;
   }
-  std::memcpy(&half, bytes, sizeof half);
-  return dtype == "BF16" ? float_from_bf16(half) : float_from_fp16(half);
+  const auto convert = [&](auto float_from) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      std::uint16_t half = 0;
+      std::memcpy(&half, bytes + i * sizeof half, sizeof half);
+      values[i] = float_from(half);
+    }
+  };
+  if (dtype == "BF16")
+    convert([](std::uint16_t half) { return float_from_bf16(half); });
+  else
+    convert([](std::uint16_t half) { return float_from_fp16(half); });
 }
 
 }  // namespace
@@ -202,11 +209,9 @@ void CheckpointSource::read_part(const CheckpointManifest::Stored& stored,
 void CheckpointSource::read_masters(const std::string& tensor, std::uint64_t first_element,
                                     std::span<float> values) {
   const auto convert = [&](const CheckpointManifest::Stored& stored) {
-    const std::uint64_t element_bytes = safetensors_element_bytes(stored.dtype);
     read_part(stored, first_element, values.size(),
               [&](const std::byte* bytes, std::uint64_t first, std::uint64_t count) {
-                for (std::uint64_t i = 0; i < count; ++i)
-                  values[first + i] = float_from(stored.dtype, bytes + i * element_bytes);
+                floats_from(stored.dtype, bytes, values.subspan(first, count));
               });
   };
   if (const auto* const master = find(tensor, CheckpointPart::kMaster)) return convert(*master);
@@ -215,10 +220,11 @@ void CheckpointSource::read_masters(const std::string& tensor, std::uint64_t fir
   if (low == nullptr) return;  // fp32, or frozen
   read_part(*low, first_element, values.size(),
             [&](const std::byte* bytes, std::uint64_t first, std::uint64_t count) {
+              float* const masters = values.data() + first;
               for (std::uint64_t i = 0; i < count; ++i) {
-                SplitMaster split{.high = bf16_from_float(values[first + i]), .low = 0};
+                SplitMaster split{.high = bf16_from_float(masters[i]), .low = 0};
                 std::memcpy(&split.low, bytes + i * sizeof split.low, sizeof split.low);
-                values[first + i] = join_master(split);
+                masters[i] = join_master(split);
               }
             });
 }

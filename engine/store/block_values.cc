@@ -20,15 +20,23 @@ namespace {
 // The most that a source is asked for at once, where the block has no room for more.
 constexpr std::uint64_t kFillElements = 256 << 10;
 
+// Looks at every value, so that the compiler compares many at once; a loop that may end early does
+// not allow that.
+bool all_of(std::span<const float> values, auto is_good) {
+  std::uint32_t bad = 0;
+  for (const float value : values) bad |= is_good(value) ? 0u : 1u;
+  return bad == 0;
+}
+
 // An update would spread such a moment to its weight, and the learning rate would be blamed.
 void check_moments(const Layout& layout, const TensorPlace& tensor, StateKind kind,
                    std::uint64_t first, std::span<const float> values) {
   const float least = kind == StateKind::kExpAvgSq ? 0 : std::numeric_limits<float>::lowest();
-  const auto is_moment = [&](float value) {
-    return value >= least && value <= std::numeric_limits<float>::max();
+  const auto is_moment = [least](float value) {
+    return (value >= least) & (value <= std::numeric_limits<float>::max());
   };
+  if (all_of(values, is_moment)) return;
   const auto bad = std::ranges::find_if_not(values, is_moment);
-  if (bad == values.end()) return;
   throw Error(ErrorCode::kNonFinite,
               fmt::format("the {} given for \"{}\" (unit \"{}\") at element {} is {}; it must be "
                           "finite{}; check the source of the state",
@@ -37,10 +45,13 @@ void check_moments(const Layout& layout, const TensorPlace& tensor, StateKind ki
                           kind == StateKind::kExpAvgSq ? " and at least 0" : ""));
 }
 
+// With kZero, the record is zero but for masters that lie where exp_avg belongs.
+enum class NewMoments : std::uint8_t { kFromSource, kZero };
+
 // Elements [first, first + count) of the tensor, for the moments that the optimizer keeps.
 void set_moments(const Layout& layout, const BlockView& view, const TensorPlace& tensor,
                  std::uint64_t first, std::uint64_t count, StateSource& source,
-                 std::vector<float>& spare) {
+                 NewMoments new_moments, std::vector<float>& spare) {
   if (layout.is_frozen(view.block)) return;
   const BlockPlace& block = layout.block(view.block);
   const std::uint64_t at = tensor.offset_elements + first - block.offset_elements;
@@ -49,8 +60,12 @@ void set_moments(const Layout& layout, const BlockView& view, const TensorPlace&
     source.read(tensor, kind, begin, values);
     check_moments(layout, tensor, kind, begin, values);
   };
-  if (moments.exp_avg != nullptr) read(StateKind::kExpAvg, first, {moments.exp_avg + at, count});
-  if (moments.exp_avg_sq != nullptr)
+  const bool are_zero = new_moments == NewMoments::kZero;
+  if (moments.exp_avg != nullptr && are_zero)
+    std::fill_n(moments.exp_avg + at, count, 0.0f);
+  else if (moments.exp_avg != nullptr)
+    read(StateKind::kExpAvg, first, {moments.exp_avg + at, count});
+  if (moments.exp_avg_sq != nullptr && !are_zero)
     read(StateKind::kExpAvgSq, first, {moments.exp_avg_sq + at, count});
   const auto set = [&](StateKind kind, CodeBook book, const MomentCodes& codes,
                        std::uint16_t* bf16) {
@@ -85,6 +100,7 @@ void check_values(const Layout& layout, const TensorPlace& tensor, std::uint64_t
                   std::span<const float> values) {
   const MasterLayout masters = layout.format().master;
   const bool is_frozen = layout.unit(tensor.unit).is_frozen;
+  if (all_of(values, [masters](float value) { return is_finite_master(masters, value); })) return;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (is_finite_master(masters, values[i])) continue;
     if (is_frozen && std::isinf(values[i])) continue;
@@ -146,11 +162,11 @@ void set_masters(const Layout& layout, const BlockView& view, std::uint64_t firs
   switch (layout.format().master) {
     case MasterLayout::kFp32: return;  // they are in their place
     case MasterLayout::kSplitBf16:
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        const SplitMaster split = split_master(values[i]);
-        halves[i] = split.high;
-        if (has_record) reinterpret_cast<std::int16_t*>(view.record)[first + i] = split.low;
-      }
+      for (std::size_t i = 0; i < values.size(); ++i) halves[i] = split_master(values[i]).high;
+      if (!has_record) return;
+      for (auto* low = reinterpret_cast<std::int16_t*>(view.record) + first;
+           const float value : values)
+        *low++ = split_master(value).low;
       return;
     case MasterLayout::kFp16: break;
   }
@@ -199,9 +215,8 @@ void read_moment(const float* values, const std::uint16_t* bf16, CodeBook book,
   }
 }
 
-}  // namespace
-
-void set_values(const Layout& layout, const BlockView& view, StateSource& source) {
+void set_all(const Layout& layout, const BlockView& view, StateSource& source,
+             NewMoments new_moments) {
   const BlockPlace& block = layout.block(view.block);
   std::vector<float> spare;
   clear_codes(layout, view);
@@ -220,8 +235,15 @@ void set_values(const Layout& layout, const BlockView& view, StateSource& source
       set_masters(layout, view, at - block.offset_elements, values, tensor.is_opaque);
       at += values.size();
     }
-    set_moments(layout, view, tensor, begin - tensor.offset_elements, end - begin, source, spare);
+    set_moments(layout, view, tensor, begin - tensor.offset_elements, end - begin, source,
+                new_moments, spare);
   }
+}
+
+}  // namespace
+
+void set_values(const Layout& layout, const BlockView& view, StateSource& source) {
+  set_all(layout, view, source, NewMoments::kFromSource);
 }
 
 bool read_masters(const Layout& layout, const BlockView& view, StateSource& source) {
@@ -238,7 +260,7 @@ bool read_masters(const Layout& layout, const BlockView& view, StateSource& sour
 
 void set_initial_values(const Layout& layout, const BlockView& view) {
   MastersInPlace source;
-  set_values(layout, view, source);
+  set_all(layout, view, source, NewMoments::kZero);
 }
 
 void read_values(const Layout& layout, const BlockView& view, StateKind kind, std::uint64_t begin,
