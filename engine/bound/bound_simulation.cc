@@ -55,7 +55,8 @@ class Simulation {
         window_(shape.window),
         rates_(shape.rates),
         policy_(policy),
-        machine_(shape.rates, [this](const SimulatedJob& job) { end(job); }),
+        machine_(shape, warm_steps(shape) + counted_steps(shape) + 1,
+                 [this](const SimulatedJob& job) { end(job); }),
         slots_(placement_, layout_.blocks().size()),
         commits_(shape, machine_, [this](std::uint32_t block) { pass_.saved(block); }),
         pass_(shape, policy, machine_, slots_, commits_),
@@ -179,7 +180,6 @@ class Simulation {
   std::uint32_t next_compute_ = 0;
   bool is_computing_ = false;
   std::uint32_t normed_uses_ = 0;
-
   std::uint64_t fetched_ = 0;
   Line* copying_ = nullptr;  // the line whose copy is under way
   bool is_copying_ = false;

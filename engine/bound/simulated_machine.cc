@@ -2,17 +2,65 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <sluice/error.h>
 
 namespace sluice {
 namespace {
 
-std::int64_t as_ns(double seconds) {
-  return std::llround(seconds * 1e9);
+constexpr double kNanosecondsPerSecond = 1e9;
+constexpr double kTicksMax = 0x1p62;
+
+// More than all jobs of a step take, one after the other: each use of a unit, and its update,
+// moves no more than all of the unit's state by each of the machine's ways.
+double longest_step_s(const StepShape& shape) {
+  const Rates& rates = shape.rates;
+  const auto of = [](double amount, double rate) { return rate > 0 ? amount / rate : 0; };
+  const StateFormat& format = shape.layout.format();
+  double step_s = 3 * rates.flush_s;
+  const auto add = [&](const UnitPlace& unit) {
+    const auto elements = static_cast<double>(unit.element_count);
+    const double requests = 8.0 * (unit.block_count + 1);
+    const double bytes = elements * (2 * format.state_bytes_per_element() + 8) +
+                         requests * static_cast<double>(kStorageAlignBytes);
+    step_s += requests * rates.latency_s + of(bytes, rates.read_bytes_per_second) +
+              of(bytes, rates.write_bytes_per_second) + of(bytes, rates.up_bytes_per_second) +
+              of(bytes, rates.down_bytes_per_second) +
+              of(elements, rates.adam_parameters_per_second) +
+              of(3 * elements, rates.norm_parameters_per_second) +
+              of(elements, rates.device_adam_parameters_per_second);
+  };
+  for (const UnitPlace& unit : shape.layout.units()) add(unit);
+  for (const ScheduledUse& use : shape.schedule) {
+    const UnitTime& time = rates.units[index_of(use.unit)];
+    step_s += time.forward_s + time.backward_s;
+    add(shape.layout.unit(use.unit));
+  }
+  return step_s;
+}
+
+// The model of a write cache counts in nanoseconds.
+double ticks_per_second(const StepShape& shape, std::uint64_t steps) {
+  double ticks = kNanosecondsPerSecond;
+  if (shape.rates.write_cache_bytes != 0) return ticks;
+  const double most_s = static_cast<double>(steps) * longest_step_s(shape);
+  while (most_s * ticks > kTicksMax) ticks /= 2;
+  return ticks;
 }
 
 }  // namespace
+
+SimulatedMachine::SimulatedMachine(const StepShape& shape, std::uint64_t steps,
+                                   std::function<void(const SimulatedJob&)> on_end)
+    : rates_(shape.rates),
+      ticks_per_s_(ticks_per_second(shape, steps)),
+      on_end_(std::move(on_end)),
+      cache_(rates_.write_cache_bytes, rates_.write_bytes_per_second) {}
+
+std::int64_t SimulatedMachine::as_ticks(double seconds) const {
+  return std::llround(seconds * ticks_per_s_);
+}
 
 void SimulatedMachine::read(const SimulatedJob& job, std::uint64_t size_bytes) {
   traffic_.nvme_read_bytes += size_bytes;
@@ -27,11 +75,11 @@ void SimulatedMachine::write(const SimulatedJob& job, std::uint64_t size_bytes) 
     if (!line.is_busy && line.waiting.empty()) end_idleness(line);
     if (!cache_.take(size_bytes))
       return line.waiting.push({.job = job,
-                                .latency_ns = as_ns(rates_.latency_s),
+                                .latency_ticks = as_ticks(rates_.latency_s),
                                 .cache = CacheUse::kWrite,
                                 .cached_bytes = size_bytes});
     if (rates_.latency_s == 0) return on_end_(job);
-    return enter(now_ns_ + as_ns(rates_.latency_s), nullptr, true, job);
+    return enter(now_ticks_ + as_ticks(rates_.latency_s), nullptr, true, job);
   }
   submit(rates_.duplex == Duplex::kHalf ? Resource::kStorage : Resource::kStorageWrite, job,
          static_cast<double>(size_bytes), rates_.write_bytes_per_second, rates_.latency_s);
@@ -40,7 +88,7 @@ void SimulatedMachine::write(const SimulatedJob& job, std::uint64_t size_bytes) 
 void SimulatedMachine::flush(const SimulatedJob& job, double duration_s) {
   if (cache_.exists())
     return write_line().waiting.push(
-        {.job = job, .duration_ns = as_ns(duration_s), .cache = CacheUse::kFlush});
+        {.job = job, .duration_ticks = as_ticks(duration_s), .cache = CacheUse::kFlush});
   submit(rates_.duplex == Duplex::kHalf ? Resource::kStorage : Resource::kStorageWrite, job,
          duration_s, 1);
 }
@@ -80,9 +128,9 @@ bool SimulatedMachine::cpu_is_free() const {
 void SimulatedMachine::submit(Resource resource, const SimulatedJob& job, double amount,
                               double rate, double latency_s) {
   const Timed timed{.job = job,
-                    .duration_ns = rate == 0 ? 0 : as_ns(amount / rate),
-                    .latency_ns = as_ns(latency_s)};
-  if (timed.duration_ns == 0 && timed.latency_ns == 0) return on_end_(job);
+                    .duration_ticks = rate == 0 ? 0 : as_ticks(amount / rate),
+                    .latency_ticks = as_ticks(latency_s)};
+  if (timed.duration_ticks == 0 && timed.latency_ticks == 0) return on_end_(job);
   lines_[static_cast<std::size_t>(resource)].waiting.push(timed);
 }
 
@@ -93,13 +141,13 @@ SimulatedMachine::Line& SimulatedMachine::write_line() {
 
 void SimulatedMachine::end_idleness(Line& line) {
   if (cache_.exists() && &line == &write_line())
-    line.busy_ns += static_cast<std::int64_t>(
-        cache_.idle(static_cast<std::uint64_t>(now_ns_ - line.idle_since_ns)));
-  line.idle_since_ns = now_ns_;
+    line.busy_ticks += static_cast<std::int64_t>(
+        cache_.idle(static_cast<std::uint64_t>(now_ticks_ - line.idle_since_ticks)));
+  line.idle_since_ticks = now_ticks_;
 }
 
 // The time for which the write cache occupies the drive.
-std::int64_t SimulatedMachine::cache_ns(const Timed& timed) {
+std::int64_t SimulatedMachine::cache_ticks(const Timed& timed) {
   switch (timed.cache) {
     case CacheUse::kWrite: return static_cast<std::int64_t>(cache_.make_room(timed.cached_bytes));
     case CacheUse::kFlush: return static_cast<std::int64_t>(cache_.empty());
@@ -113,30 +161,33 @@ void SimulatedMachine::take_up(Line& line) {
   Timed timed = line.waiting.top();
   line.waiting.pop();
   end_idleness(line);
-  timed.duration_ns += cache_ns(timed);
+  timed.duration_ticks += cache_ticks(timed);
   line.is_busy = true;
-  line.busy_ns += timed.duration_ns;
-  const std::int64_t free_ns = now_ns_ + timed.duration_ns;
-  enter(free_ns, &line, timed.latency_ns == 0, timed.job);
-  if (timed.latency_ns != 0) enter(free_ns + timed.latency_ns, nullptr, true, timed.job);
+  line.busy_ticks += timed.duration_ticks;
+  const std::int64_t free_ticks = now_ticks_ + timed.duration_ticks;
+  enter(free_ticks, &line, timed.latency_ticks == 0, timed.job);
+  if (timed.latency_ticks != 0) enter(free_ticks + timed.latency_ticks, nullptr, true, timed.job);
 }
 
-void SimulatedMachine::enter(std::int64_t time_ns, Line* freed, bool ends_job,
+void SimulatedMachine::enter(std::int64_t time_ticks, Line* freed, bool ends_job,
                              const SimulatedJob& job) {
-  calendar_.push(
-      {.time_ns = time_ns, .number = entered_++, .freed = freed, .ends_job = ends_job, .job = job});
+  calendar_.push({.time_ticks = time_ticks,
+                  .number = entered_++,
+                  .freed = freed,
+                  .ends_job = ends_job,
+                  .job = job});
 }
 
 void SimulatedMachine::advance() {
   for (Line& line : lines_) take_up(line);
   SLUICE_CHECK(!calendar_.empty(), "the simulated schedule goes on");
-  now_ns_ = calendar_.top().time_ns;
+  now_ticks_ = calendar_.top().time_ticks;
   ended_.clear();
-  for (; !calendar_.empty() && calendar_.top().time_ns == now_ns_; calendar_.pop()) {
+  for (; !calendar_.empty() && calendar_.top().time_ticks == now_ticks_; calendar_.pop()) {
     const Entry& entry = calendar_.top();
     if (entry.freed != nullptr) {
       entry.freed->is_busy = false;
-      entry.freed->idle_since_ns = now_ns_;
+      entry.freed->idle_since_ticks = now_ticks_;
     }
     if (entry.ends_job) ended_.push_back(entry.job);
   }
@@ -144,9 +195,9 @@ void SimulatedMachine::advance() {
 }
 
 StepCost SimulatedMachine::account() const {
-  StepCost cost{.step_s = static_cast<double>(now_ns_) * 1e-9, .traffic = traffic_};
+  StepCost cost{.step_s = static_cast<double>(now_ticks_) / ticks_per_s_, .traffic = traffic_};
   for (std::size_t i = 0; i < kResourceCount; ++i)
-    cost.busy_s[i] = static_cast<double>(lines_[i].busy_ns) * 1e-9;
+    cost.busy_s[i] = static_cast<double>(lines_[i].busy_ticks) / ticks_per_s_;
   return cost;
 }
 

@@ -3,6 +3,9 @@
 // time, lowest rank first, and never interrupts a job. Only ranks decide the order, so equal times
 // give equal schedules.
 //
+// Times are whole ticks, so that equal sums are equal. A tick is a nanosecond, but for steps that
+// take years.
+//
 // Thread rule: one thread, because one simulation owns the object.
 // Invariant: all jobs that end at one instant have ended before any resource starts its next job.
 #pragma once
@@ -54,11 +57,10 @@ constexpr std::uint64_t ranked(std::uint64_t urgency, std::uint64_t place) {
 class SimulatedMachine {
  public:
   // `on_end` is called at every job's end. If a job takes no time, `on_end` is called before the
-  // call that started the job returns. `rates` must outlive the machine.
-  SimulatedMachine(const Rates& rates, std::function<void(const SimulatedJob&)> on_end)
-      : rates_(rates),
-        on_end_(std::move(on_end)),
-        cache_(rates.write_cache_bytes, rates.write_bytes_per_second) {}
+  // call that started the job returns. The rates of `shape` must outlive the machine. A simulation
+  // of at most `steps` steps must not run out of ticks.
+  SimulatedMachine(const StepShape& shape, std::uint64_t steps,
+                   std::function<void(const SimulatedJob&)> on_end);
 
   void read(const SimulatedJob& job, std::uint64_t size_bytes);
   void write(const SimulatedJob& job, std::uint64_t size_bytes);
@@ -85,8 +87,8 @@ class SimulatedMachine {
   enum class CacheUse : std::uint8_t { kNone, kWrite, kFlush };
   struct Timed {
     SimulatedJob job;
-    std::int64_t duration_ns = 0;  // without the write cache's part
-    std::int64_t latency_ns = 0;   // from the end of service to the end of the job
+    std::int64_t duration_ticks = 0;  // without the write cache's part
+    std::int64_t latency_ticks = 0;   // from the end of service to the end of the job
     CacheUse cache = CacheUse::kNone;
     std::uint64_t cached_bytes = 0;
     bool operator>(const Timed& other) const { return job.rank > other.job.rank; }
@@ -94,37 +96,39 @@ class SimulatedMachine {
   struct Line {
     std::priority_queue<Timed, std::vector<Timed>, std::greater<>> waiting;
     bool is_busy = false;
-    std::int64_t busy_ns = 0;
-    std::int64_t idle_since_ns = 0;
+    std::int64_t busy_ticks = 0;
+    std::int64_t idle_since_ticks = 0;
   };
   // Either the end of a job's service, which frees the line, or the end of the job itself, after
   // its latency.
   struct Entry {
-    std::int64_t time_ns = 0;
+    std::int64_t time_ticks = 0;
     std::uint64_t number = 0;
     Line* freed = nullptr;
     bool ends_job = false;
     SimulatedJob job;
     bool operator>(const Entry& other) const {
-      return time_ns != other.time_ns ? time_ns > other.time_ns : number > other.number;
+      return time_ticks != other.time_ticks ? time_ticks > other.time_ticks : number > other.number;
     }
   };
 
+  std::int64_t as_ticks(double seconds) const;
   void submit(Resource resource, const SimulatedJob& job, double amount, double rate,
               double latency_s = 0);
   Line& write_line();
   void end_idleness(Line& line);
-  std::int64_t cache_ns(const Timed& timed);
+  std::int64_t cache_ticks(const Timed& timed);
   void take_up(Line& line);
-  void enter(std::int64_t time_ns, Line* freed, bool ends_job, const SimulatedJob& job);
+  void enter(std::int64_t time_ticks, Line* freed, bool ends_job, const SimulatedJob& job);
 
   const Rates& rates_;
+  const double ticks_per_s_;
   std::function<void(const SimulatedJob&)> on_end_;
   WriteCacheModel cache_;
   std::array<Line, kResourceCount> lines_;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> calendar_;
   std::vector<SimulatedJob> ended_;
-  std::int64_t now_ns_ = 0;
+  std::int64_t now_ticks_ = 0;
   std::uint64_t entered_ = 0;
   Traffic traffic_;
 };

@@ -10,8 +10,8 @@ namespace sluice {
 
 // Returns a factor for the step's computation. With this factor, the step takes at most 5 % longer
 // than its computation. `own` is the config's placement. The result is empty if a million times the
-// busiest resource is not enough, or the placement does not fit. If a model has very many blocks
-// and equal units, a model with fewer such units gives a first guess.
+// busiest resource is not enough, or the placement does not fit. If a model has many blocks, a
+// simulation with larger blocks gives a first guess.
 std::optional<double> compute_factor_that_hides(const PlanRequest& request,
                                                 const PlannedPlacement& own);
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/topology.h"
-#include "engine/bound/merged_blocks.h"
 #include "engine/plan/sharding.h"
 #include "engine/planner/rank_traffic.h"
 
@@ -69,10 +68,11 @@ PlannedPlacement Planning::place(const std::string& name, const Config::Placemen
   return planned;
 }
 
-StepCost Planning::step_of(const Placement& placement, OverlapPolicy policy,
-                           const Rates& rates) const {
-  StepCost cost = bound_of_blocks(
-      {shape(), layout_, placement, request_.config.storage.state.commit_every}, rates, policy);
+StepCost Planning::step_of(const Placement& placement, OverlapPolicy policy, const Rates& rates,
+                           std::uint64_t blocks_max) const {
+  StepCost cost =
+      bound_of_blocks({shape(), layout_, placement, request_.config.storage.state.commit_every},
+                      rates, policy, blocks_max);
   // Collectives are on streams of their own, ahead of the uses that need them.
   const double link_s = link_seconds(rank_traffic(placement), request_.config.sharding,
                                      request_.machine.ranks, rates.link_bytes_per_second);

@@ -11,7 +11,6 @@ namespace {
 
 constexpr double kNoticed = 0.995;
 constexpr double kWorthMemory = 0.95;
-constexpr std::size_t kBlocksOfALargePlan = 16 << 10;
 
 }  // namespace
 
@@ -55,16 +54,19 @@ std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const Plan
   if (!own.obstacle.empty()) return std::nullopt;
   PlanRequest larger = request;
   const std::uint64_t budget = own.placement.host_budget_bytes;
+  const Planning planning(larger);
+  const auto step_s = [&](const PlannedPlacement& planned, std::uint64_t blocks_max) {
+    return planning.step_of(planned.placement, planned.policy, planning.rates(), blocks_max).step_s;
+  };
+  // Steps at one grain are compared with each other.
+  const double own_s = step_s(own, kBlocksOfAGlance);
   for (const std::uint64_t quarters : {5, 6, 8, 16}) {
     larger.config.memory.host_bytes = budget / 4 * quarters;
-    const Planning planning(larger);
-    if (planning.layout().blocks().size() > kBlocksOfALargePlan) return std::nullopt;
     const PlannedPlacement planned = planning.place("config", larger.config.placement);
-    if (!planned.obstacle.empty()) continue;
-    const double step_s =
-        planning.step_of(planned.placement, planned.policy, planning.rates()).step_s;
-    if (step_s < kWorthMemory * own.step.step_s)
-      return MoreMemory{.more_bytes = budget / 4 * (quarters - 4), .step_s = step_s};
+    if (!planned.obstacle.empty() || step_s(planned, kBlocksOfAGlance) >= kWorthMemory * own_s)
+      continue;
+    return MoreMemory{.more_bytes = budget / 4 * (quarters - 4),
+                      .step_s = step_s(planned, kBlocksSimulatedMax)};
   }
   return std::nullopt;
 }

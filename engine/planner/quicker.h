@@ -36,8 +36,7 @@ struct MoreMemory {
 
 // The function tries a few larger budgets, from a quarter more to four times as much. Returns the
 // smallest one whose step is at least 5 % quicker than the step of `own`, the config's own
-// placement. The result is empty if there is no such budget, or if the model has so many blocks
-// that the search would take long.
+// placement. The result is empty if there is no such budget.
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own);
 
 // The settings that make the change, such as "placement.parameters=auto

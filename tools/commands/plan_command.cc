@@ -1,5 +1,6 @@
 #include "tools/commands/plan_command.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -47,12 +48,40 @@ ConfigDocument document_of(const PlanOptions& options) {
 std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject) {
   const std::uint64_t beside_bytes = subject.activation_bytes + kGpuContextBytes;
   if (beside_bytes < gpu.memory_bytes) return gpu.memory_bytes - beside_bytes;
+  const PlanRequest& request = subject.request;
+  const double room = static_cast<double>(gpu.memory_bytes - kGpuContextBytes) /
+                      static_cast<double>(subject.activation_bytes);
   throw Error(
       ErrorCode::kOutOfMemory,
       fmt::format("does not fit: the activations of {:.0f} tokens take {}, the driver {}, and a {} "
-                  "has {}; give fewer --tokens, or --set activations=recompute",
-                  subject.tokens, format_bytes(subject.activation_bytes),
-                  format_bytes(kGpuContextBytes), gpu.name, format_bytes(gpu.memory_bytes)));
+                  "has {}; give fewer --tokens, below {:.3g} for each micro-batch{}",
+                  subject.tokens / request.micro_batches, format_bytes(subject.activation_bytes),
+                  format_bytes(kGpuContextBytes), gpu.name, format_bytes(gpu.memory_bytes),
+                  room * subject.tokens / request.micro_batches,
+                  request.config.activations.home == ActivationHome::kKeep
+                      ? ", or --set activations=recompute"
+                      : ", or a larger --gpu"));
+}
+
+// A plan has memory for each block, and takes time for it.
+constexpr std::uint64_t kPlannedBlocksMax = std::uint64_t{1} << 24;
+constexpr std::uint64_t kBlockElementsDefault = std::uint64_t{1} << 20;  // of large models
+
+void check_blocks(const ModelSpec& model, const PlanOptions& options, const Config& engine) {
+  const std::uint64_t block_elements =
+      engine.storage.block_elements.value_or(kBlockElementsDefault);
+  std::uint64_t blocks = 0;
+  for (const UnitSpec& unit : model.units) {
+    std::uint64_t elements = 0;
+    for (const TensorSpec& tensor : unit.tensors) elements += tensor.element_count();
+    blocks += div_ceil(div_ceil(elements, options.ranks), block_elements);
+  }
+  if (blocks <= kPlannedBlocksMax) return;
+  refuse_plan(fmt::format(
+      "{} blocks of {} elements on each rank are more than the {} of the largest plan; give more "
+      "--ranks (now {}) or larger blocks, such as --set storage.block_elements={}",
+      blocks, block_elements, kPlannedBlocksMax, options.ranks,
+      std::min<std::uint64_t>(256 << 20, 16 * block_elements)));
 }
 
 // Settles the budgets that are not given.
@@ -183,9 +212,13 @@ PlanSubject subject_of(const PlanOptions& options) {
   subject.tokens = model.tokens;
   subject.description = model.description;
   subject.activation_bytes = model.activation_bytes;
-  settle(subject, options, config.engine);
+  check_blocks(model.spec, options, config.engine);
+  if (options.parameters && options.layers == 1)
+    subject.remedy = "; all parameters are one unit: --layers cuts them into units that take turns";
   PlanRequest& request = subject.request;
   request.config = config.engine;
+  request.micro_batches = config.micro_batches;
+  settle(subject, options, request.config);
   settle_nodes(options, subject.sharing_ranks, request.config.sharding);
   for (const UnitSpec& unit : model.spec.units) {
     for (const TensorSpec& tensor : unit.tensors)
@@ -195,13 +228,12 @@ PlanSubject subject_of(const PlanOptions& options) {
   if (!options.tensors_file.empty()) subject.tensors = tensors_json(model);
   request.model = std::move(model.spec);
   request.forward_flops = std::move(model.forward_flops);
-  request.micro_batches = config.micro_batches;
   const ModelSpec valid = validated(request.model);
   for (const UnitId unit : valid.forward_order)
     subject.model_flops += 3 * request.forward_flops[index_of(unit)] * config.micro_batches;
   if (!options.gpu.empty()) subject.peak_flops = gpu_preset(options.gpu).flops;
   request.machine = machine_of(subject.host, options.ranks);
-  request.machine.device_bytes = host_device_bytes(config.engine);
+  request.machine.device_bytes = host_device_bytes(request.config);
   if (subject.drive_bytes)
     request.machine.free_bytes = [bytes = *subject.drive_bytes](const std::string&) {
       return bytes;

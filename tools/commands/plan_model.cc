@@ -37,21 +37,30 @@ std::uint64_t bytes_of(double bytes) {
   return static_cast<std::uint64_t>(std::min(bytes, 0x1p46));
 }
 
-// Where the engine keeps activations: those of a micro-batch of `tokens`, fp32, between units.
-void add_boundaries(ModelSpec& model, double width, double tokens) {
-  const std::size_t uses =
-      model.forward_order.empty() ? model.units.size() : model.forward_order.size();
-  model.boundary_bytes.assign(uses - 1,
-                              bytes_of(std::ceil(tokens * std::ceil(width)) * sizeof(float)));
+// A micro-batch.
+struct Batch {
+  double tokens = 0;
+  double sequence = 0;  // tokens of each
+
+  double sequences() const { return tokens / sequence; }
+  // The unit's own tokens; an encoder of sound has other ones than its decoder.
+  double tokens_of(const UnitWork& work) const {
+    return work.fixed_tokens == 0 ? tokens : sequences() * work.fixed_tokens;
+  }
+};
+
+// The bytes of activations between units, in fp32.
+std::uint64_t boundary_bytes(double width, double tokens) {
+  return bytes_of(std::ceil(tokens * std::ceil(width)) * sizeof(float));
 }
 
-// Layers keep `values` of each token; recomputed, one layer's are alive.
-std::uint64_t kept_bytes(const TrainConfig& config, double values, double layers, double tokens,
-                         bool is_on_host) {
-  const bool keeps = config.engine.activations.home == ActivationHome::kKeep;
-  const double value_bytes =
-      is_on_host ? sizeof(float) : static_cast<double>(size_of(config.engine.precision.parameters));
-  return bytes_of(values * tokens * value_bytes * (keeps ? layers : 1));
+double value_bytes(const TrainConfig& config, bool is_on_host) {
+  return is_on_host ? sizeof(float)
+                    : static_cast<double>(size_of(config.engine.precision.parameters));
+}
+
+bool keeps_activations(const TrainConfig& config) {
+  return config.engine.activations.home == ActivationHome::kKeep;
 }
 
 PlanModel uniform_plan(const TrainConfig& config, const PlanOptions& options, double tokens,
@@ -62,30 +71,60 @@ PlanModel uniform_plan(const TrainConfig& config, const PlanOptions& options, do
   // Units of 12 W^2 parameters, as a transformer's block of width W has; sixteen values of width W
   // each are kept, as the GPT does.
   const double width = std::sqrt(*options.parameters / options.layers / 12);
+  const double alive_layers = keeps_activations(config) ? options.layers : 1;  // or recomputed
   PlanModel model;
   model.spec = uniform_model(*options.parameters, options.layers);
-  model.activation_bytes = kept_bytes(config, 16 * width, options.layers, tokens, is_on_host);
-  if (config.engine.activations.home != ActivationHome::kKeep)
-    add_boundaries(model.spec, width, tokens);
+  model.activation_bytes =
+      bytes_of(16 * width * tokens * value_bytes(config, is_on_host) * alive_layers);
+  if (!keeps_activations(config))
+    model.spec.boundary_bytes.assign(options.layers - 1, boundary_bytes(width, tokens));
   return model;
 }
 
+// All layers keep values, or where they are computed again, the largest one.
+double kept_values(const ZooModel& zoo, const Batch& batch, bool keeps) {
+  const double of_layer = static_cast<double>(zoo.kept_values) * batch.tokens;
+  const double of_fixed = static_cast<double>(zoo.fixed_kept_values) * batch.sequences();
+  if (!keeps) return std::max(of_layer, of_fixed);
+  const auto fixed = static_cast<double>(zoo.fixed_layers);
+  return of_layer * (static_cast<double>(zoo.layers) - fixed) + of_fixed * fixed;
+}
+
+// Where the engine keeps activations: those behind each use but the last.
+void add_boundaries(const ZooModel& zoo, const Batch& batch, ModelSpec& model) {
+  const auto add = [&](std::size_t unit) {
+    model.boundary_bytes.push_back(
+        boundary_bytes(static_cast<double>(zoo.hidden), batch.tokens_of(zoo.work[unit])));
+  };
+  for (const UnitId unit : model.forward_order) add(index_of(unit));
+  for (std::size_t i = 0; model.forward_order.empty() && i < model.units.size(); ++i) add(i);
+  model.boundary_bytes.pop_back();
+}
+
+std::string sequence_text(const ZooModel& zoo, double sequence) {
+  const bool is_longer =
+      zoo.limit != PositionLimit::kNone && sequence > static_cast<double>(zoo.context);
+  return fmt::format(
+      "sequences of {:g} tokens{}", sequence,
+      is_longer ? fmt::format(", more than the {} of the model's config", zoo.context) : "");
+}
+
 PlanModel zoo_plan(const TrainConfig& config, const PlanOptions& options, const ZooModel& zoo,
-                   double tokens, double sequence, bool is_on_host) {
+                   const Batch& batch, bool is_on_host) {
   PlanModel model;
   model.spec = zoo.spec;
-  const auto values = static_cast<double>(zoo.kept_values);
   model.activation_bytes =
-      kept_bytes(config, values, static_cast<double>(zoo.layers), tokens, is_on_host) +
-      bytes_of(tokens * static_cast<double>(zoo.vocabulary) * sizeof(float));
-  if (config.engine.activations.home != ActivationHome::kKeep)
-    add_boundaries(model.spec, static_cast<double>(zoo.hidden), tokens);
+      bytes_of(kept_values(zoo, batch, keeps_activations(config)) *
+               value_bytes(config, is_on_host)) +
+      bytes_of(batch.tokens * static_cast<double>(zoo.vocabulary) * sizeof(float));
+  if (!keeps_activations(config)) add_boundaries(zoo, batch, model.spec);
   // Scores and their products with the values; the mask leaves half of them.
-  for (const UnitWork& work : zoo.work)
+  for (const UnitWork& work : zoo.work) {
+    const double keys = work.fixed_tokens == 0 ? batch.sequence : work.fixed_tokens;
     model.forward_flops.push_back(
-        2 * tokens * work.tokens *
-        (work.product_elements +
-         sequence * work.tokens * static_cast<double>(work.attention_width)));
+        2 * batch.tokens_of(work) *
+        (work.product_elements + keys * static_cast<double>(work.attention_width)));
+  }
   const double parameters = zoo.parameters();
   const std::string active =
       zoo.counts_all_experts ? ", experts per token unknown: all counted"
@@ -93,11 +132,49 @@ PlanModel zoo_plan(const TrainConfig& config, const PlanOptions& options, const 
           ? fmt::format(", {:.4g} of {:.4g} parameters active", zoo.active_parameters, parameters)
           : "";
   model.active_parameters = zoo.active_parameters;
-  model.description = fmt::format("{}: {}, {} layers of width {}{}{}, sequences of {:g} tokens\n",
-                                  options.model, zoo.architecture, zoo.layers, zoo.hidden,
-                                  zoo.has_tied_head ? ", a tied head" : "", active, sequence);
+  model.description =
+      fmt::format("{}: {}, {} layers of width {}{}{}, {}\n", options.model, zoo.architecture,
+                  zoo.layers, zoo.hidden, zoo.has_tied_head ? ", a tied head" : "", active,
+                  sequence_text(zoo, batch.sequence));
   model.tied = zoo.tied;
   return model;
+}
+
+// The config's GPT. Where --tokens names another batch, its activations grow with the tokens.
+PlanModel config_plan(const TrainConfig& config, double micro_tokens, bool is_on_host) {
+  const double factor =
+      micro_tokens / (static_cast<double>(config.sequences) * config.model.context);
+  const auto scaled = [factor](std::uint64_t bytes) {
+    return bytes_of(std::ceil(factor * static_cast<double>(bytes)));
+  };
+  PlanModel model;
+  model.spec = training_model(config);
+  model.activation_bytes = scaled(kept_activation_bytes(config, is_on_host));
+  for (std::uint64_t& bytes : model.spec.boundary_bytes) bytes = scaled(bytes);
+  return model;
+}
+
+// Tokens of a sequence: as given, if the model and the step have room for one; else what they have
+// room for, but no more than a plan without a config takes.
+double sequence_of(const PlanOptions& options, const ZooModel& zoo, std::uint32_t micro_batches) {
+  const std::uint64_t longest = zoo.limit == PositionLimit::kTable ? zoo.context : UINT64_MAX;
+  const double room = options.tokens.value_or(HUGE_VAL) / micro_batches;
+  if (!options.sequence)
+    return std::max(1.0,
+                    std::min(static_cast<double>(std::min(zoo.context, kSequenceDefault)), room));
+  if (*options.sequence > longest)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("plan: --sequence {} is more than the {} positions for which {} has "
+                            "embeddings; give --sequence {} or less",
+                            *options.sequence, zoo.context, options.model, zoo.context));
+  const auto sequence = static_cast<double>(*options.sequence);
+  if (sequence > room)
+    throw Error(
+        ErrorCode::kConfig,
+        fmt::format("plan: --tokens {:g} in {} micro-batches have no room for one sequence "
+                    "of --sequence {}; give at least --tokens {:g}, or shorter sequences",
+                    *options.tokens, micro_batches, *options.sequence, sequence * micro_batches));
+  return sequence;
 }
 
 }  // namespace
@@ -118,20 +195,17 @@ PlanModel plan_model(const TrainConfig& config, const PlanOptions& options, bool
   const double batch = static_cast<double>(config.sequences) * config.micro_batches;
   std::optional<ZooModel> zoo;
   if (!options.model.empty()) zoo = read_zoo_model(options.model);
-  double sequence = config.model.context;
-  if (zoo)
-    sequence = static_cast<double>(
-        options.sequence.value_or(std::min<std::uint64_t>(zoo->context, kSequenceDefault)));
+  const double sequence =
+      zoo ? sequence_of(options, *zoo, config.micro_batches) : config.model.context;
   const double tokens = options.tokens.value_or(batch * sequence);
   const double micro_tokens = tokens / config.micro_batches;
   PlanModel model;
   if (zoo) {
-    model = zoo_plan(config, options, *zoo, micro_tokens, sequence, is_on_host);
+    model = zoo_plan(config, options, *zoo, {micro_tokens, sequence}, is_on_host);
   } else if (options.parameters) {
     model = uniform_plan(config, options, micro_tokens, is_on_host);
   } else {
-    model.spec = training_model(config);
-    model.activation_bytes = kept_activation_bytes(config, is_on_host);
+    model = config_plan(config, micro_tokens, is_on_host);
   }
   model.tokens = tokens;
   if (!zoo)

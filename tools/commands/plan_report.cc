@@ -45,24 +45,40 @@ std::optional<double> mfu_of(const PlanSubject& subject, const PlannedPlacement&
   return subject.model_flops / planned.step.step_s / *subject.peak_flops;
 }
 
+// The bytes that a step moves, commits and gradients included.
+void print_storage(const PlannedPlacement& planned, const PlanRequest& request) {
+  const Traffic& traffic = planned.step.traffic;
+  say("  reads {} from storage and writes {}\n", format_bytes(traffic.nvme_read_bytes),
+      format_bytes(traffic.nvme_write_bytes));
+  if (traffic.gradient_spill_bytes != 0)
+    say("  of both, {} are gradients that wait on storage (placement.gradients){}\n",
+        format_bytes(traffic.gradient_spill_bytes),
+        request.micro_batches == 1
+            ? ""
+            : fmt::format(", {} for each of {} micro-batches",
+                          format_bytes(traffic.gradient_spill_bytes / request.micro_batches),
+                          request.micro_batches));
+  const std::uint32_t every = request.config.storage.state.commit_every;
+  if (const std::uint64_t bytes = planned.placement.commit_bytes; bytes != 0)
+    say("  of the writes, {} are a commit's, of state at home in memory{}\n", format_bytes(bytes),
+        every == 1 ? "" : fmt::format(", once in {} steps", every));
+}
+
 void print_step(const PlannedPlacement& planned, const PlanSubject& subject) {
   const std::optional<double> mfu = mfu_of(subject, planned);
   say("\none step, {}: {:.4g} s; {} binds; {:.4g} TFLOP/s{}\n", name_of(planned.policy),
       planned.step.step_s, name_of(planned.step.scarcest()),
       1e-12 * subject.model_flops / planned.step.step_s,
-      mfu ? fmt::format(", MFU {:.1f} %", 100 * *mfu) : "");
+      mfu ? fmt::format(
+                ", MFU {:.1f} %{}", 100 * *mfu,
+                *mfu > 1 ? ", which is more than the GPU can: check the rate of computation" : "")
+          : "");
   for (std::size_t i = 0; i < kResourceCount; ++i) {
     if (planned.step.busy_s[i] == 0) continue;
     say("  {:<24}busy {:>10.4g} s  {:>5.1f} %\n", name_of(static_cast<Resource>(i)),
         planned.step.busy_s[i], 100 * planned.step.busy_s[i] / planned.step.step_s);
   }
-  say("  reads {} from storage and writes {}\n", format_bytes(planned.step.traffic.nvme_read_bytes),
-      format_bytes(planned.step.traffic.nvme_write_bytes));
-  if (const std::uint64_t bytes = planned.placement.commit_bytes; bytes != 0)
-    say("  a commit writes {} more, the state at home in memory\n", format_bytes(bytes));
-  if (const std::uint64_t bytes = planned.step.traffic.gradient_spill_bytes; bytes != 0)
-    say("  of these, {} are gradients that wait on storage (placement.gradients)\n",
-        format_bytes(bytes));
+  print_storage(planned, subject.request);
   say("T_min {:.4g} s ({}). By policy:\n", planned.least.step_s, name_of(planned.least.scarcest()));
   for (const auto& [policy, cost] : planned.policies)
     say("  {:<12}{:>10.4g} s  {:>5.1f} % of T_min\n", name_of(policy), cost.step_s,
@@ -97,11 +113,16 @@ std::string why_not_auto(const Quicker& quicker, const Config& config) {
     why +=
         "; auto moves the fewest bytes: memory goes to parameters first, then to the optimizer's "
         "state, at any rates";
-  if (config.optimizer.overlap == OverlapPolicy::kAuto && quicker.overlap != OverlapPolicy::kAuto)
-    why +=
-        "; auto speculates where the gradients wait in host memory, and nearly all of the state, "
-        "with room for its copy, is on storage";
-  return why;
+  if (config.optimizer.overlap != OverlapPolicy::kAuto || quicker.overlap == OverlapPolicy::kAuto)
+    return why;
+  // Other rules, since a commit's copies of the state serve as those of speculation.
+  if (!config.storage.state.name.empty())
+    return why +
+           "; with a durable store, auto speculates on one rank that commits every update, where "
+           "the gradients wait in host memory and all of the state is on storage";
+  return why +
+         "; auto speculates where the gradients wait in host memory, and nearly all of the state, "
+         "with room for its copy, is on storage";
 }
 
 // Where another row, or another policy, is quicker than the config, what to set.
@@ -117,9 +138,7 @@ void print_quicker(const std::vector<PlannedPlacement>& all, const Config& confi
 // config does not fit.
 std::optional<double> steps_of_life(const PlanSubject& subject, const PlannedPlacement& planned) {
   if (!planned.obstacle.empty()) return std::nullopt;
-  const std::uint32_t commit_every = subject.request.config.storage.state.commit_every;
-  const std::uint64_t written =
-      planned.step.traffic.nvme_write_bytes + planned.placement.commit_bytes / commit_every;
+  const std::uint64_t written = planned.step.traffic.nvme_write_bytes;  // commits included
   if (!subject.rated_bytes || written == 0) return std::nullopt;
   return *subject.rated_bytes / static_cast<double>(written);
 }
@@ -168,8 +187,8 @@ std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSub
   const PlanRequest& request = subject.request;
   const PlannedPlacement& own = all.front();
   if (!own.obstacle.empty())
-    return fmt::format("does not fit: {}{}", in_short(own.obstacle),
-                       settings_that_fit(all, request.config));
+    return fmt::format("does not fit: {}{}{}", in_short(own.obstacle),
+                       settings_that_fit(all, request.config), subject.remedy);
   if (const std::string& here = subject.obstacle_here; !here.empty())
     return fmt::format("does not fit this machine: {}", in_short(here));
   const std::string line = fmt::format("fits: {:.3g} s a step, bound by {}", own.step.step_s,

@@ -27,6 +27,7 @@ struct PlanSubject {
   std::optional<double> rated_bytes;         // that the drives take in their life, for this rank
   std::array<OrderPlan, 2> orders;
   std::string obstacle_here;  // why train would refuse here what the budgets allow
+  std::string remedy;         // another one, where the config does not fit; may be empty
   double parameters = 0;      // of the whole model
   double active_parameters = 0;
   // The operations of a step's products on this rank, forward and backward, without recomputation.

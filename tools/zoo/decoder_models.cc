@@ -23,7 +23,8 @@ class Decoder {
     has_bias_ = file.flag("attention_bias", false);
     is_latent_ = type.starts_with("deepseek");
     is_gemma_ = type.starts_with("gemma");
-    key_heads_ = file.count_or("num_key_value_heads", type == "mistral" ? 8 : heads_);
+    const bool has_eight = type == "mistral" || type == "mixtral";
+    key_heads_ = file.count_or("num_key_value_heads", has_eight ? 8 : heads_);
     if (is_latent_) return;
     if (!file.has("head_dim") && hidden_ % heads_ != 0)
       file.fail(
@@ -38,6 +39,7 @@ class Decoder {
     model_.layers = file_.layers("num_hidden_layers");
     model_.vocabulary = file_.count("vocab_size");
     model_.context = file_.count_or("max_position_embeddings", 2048);
+    if (!file_.has("max_position_embeddings")) model_.limit = PositionLimit::kNone;
     UnitBuilder embedding("embedding", "model.embed_tokens.");
     embedding.add("weight", {model_.vocabulary, hidden_});
     add_lookup(model_, std::move(embedding));

@@ -125,10 +125,12 @@ double ZooModel::parameters() const {
   return elements;
 }
 
-void add_unit(ZooModel& model, UnitBuilder unit, std::uint64_t attention_width, double tokens) {
+void add_unit(ZooModel& model, UnitBuilder unit, std::uint64_t attention_width,
+              double fixed_tokens) {
   const double active = append(model, std::move(unit));
-  model.work.push_back(
-      {.product_elements = active, .attention_width = attention_width, .tokens = tokens});
+  model.work.push_back({.product_elements = active,
+                        .attention_width = attention_width,
+                        .fixed_tokens = fixed_tokens});
 }
 
 void add_lookup(ZooModel& model, UnitBuilder unit) {

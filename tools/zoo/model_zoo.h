@@ -19,11 +19,19 @@ struct UnitWork {
   // experts that a token does not reach.
   double product_elements = 0;
   // The width of all heads of masked attention together; 0 = no attention. With a mask, a token
-  // sees half of a sequence. Attention without a mask, or to an encoder, counts with twice its
-  // width, times the number of its keys divided by the length of the sequence.
+  // sees half of a sequence. Attention without a mask, or to an encoder of the same length, counts
+  // with twice its width. The keys of an encoder of fixed length count in `product_elements`.
   std::uint64_t attention_width = 0;
-  // The number of the unit's tokens for each token of the plan. An encoder has a different length.
-  double tokens = 1;
+  // The number of the unit's tokens for each sequence, if that number is fixed; 0 = it is the
+  // sequence's own. An encoder of sound has a fixed number of frames.
+  double fixed_tokens = 0;
+};
+
+// The bound on the length of a sequence.
+enum class PositionLimit : std::uint8_t {
+  kNone,      // the positions are relative
+  kTraining,  // the model has seen no longer sequences
+  kTable,     // the model has an embedding for each position
 };
 
 struct ZooModel {
@@ -40,10 +48,14 @@ struct ZooModel {
   std::uint64_t layers = 0;
   std::uint64_t vocabulary = 0;  // 0: no logits for each token
   std::uint64_t context = 0;     // the largest number of tokens of a sequence
+  PositionLimit limit = PositionLimit::kTraining;
   // The number of values per token that a layer keeps for its backward pass. These values are the
   // inputs of the norms, products and activations. This assumes that attention keeps no matrix of
   // scores.
   std::uint64_t kept_values = 0;
+  // Layers whose number of tokens is fixed, and the values that each of them keeps per sequence.
+  std::uint64_t fixed_layers = 0;
+  std::uint64_t fixed_kept_values = 0;
 
   bool has_tied_head = false;
   bool counts_all_experts = false;  // there are experts, but it is not known how many a token uses

@@ -14,6 +14,7 @@ ZooModel read_gpt2(const ConfigJson& file) {
   model.layers = file.layers("n_layer");
   model.vocabulary = file.count("vocab_size");
   model.context = file.count_or("n_positions", 1024);
+  model.limit = PositionLimit::kTable;
   model.kept_values = 8 * hidden + 2 * inner;
   UnitBuilder embedding("embedding", "transformer.");
   embedding.add("wte.weight", {model.vocabulary, hidden});
@@ -90,6 +91,7 @@ ZooModel read_t5(const ConfigJson& file) {
   model.layers = encoders + decoders;
   model.vocabulary = file.count("vocab_size");
   model.context = file.count_or("n_positions", 512);
+  model.limit = PositionLimit::kNone;
   model.kept_values = 5 * shape.hidden + 5 * shape.attention + 3 * shape.inner;
   UnitBuilder embedding("embedding", "");
   embedding.add("shared.weight", {model.vocabulary, shape.hidden});
@@ -123,7 +125,7 @@ ZooModel read_t5(const ConfigJson& file) {
   return model;
 }
 
-// `frames` are the encoder's tokens for the largest number of the decoder's.
+// `frames` are the encoder's tokens, as many for each sequence.
 void add_whisper_layer(ZooModel& model, const std::string& stack, std::uint64_t index,
                        std::uint64_t inner, std::uint64_t frames) {
   const std::uint64_t hidden = model.hidden;
@@ -141,10 +143,13 @@ void add_whisper_layer(ZooModel& model, const std::string& stack, std::uint64_t 
   layer.add_matrix("fc1", inner, hidden, inner);
   layer.add_matrix("fc2", hidden, inner, hidden);
   layer.add_norm("final_layer_norm", hidden);
-  // The keys of the attention to the encoder are its frames.
-  add_unit(model, std::move(layer),
-           is_decoder ? hidden + 2 * hidden * frames / model.context : 2 * hidden,
-           is_decoder ? 1 : static_cast<double>(frames) / static_cast<double>(model.context));
+  if (is_decoder) {
+    add_unit(model, std::move(layer), hidden);
+    // The keys of the attention to the encoder are its frames.
+    model.work.back().product_elements += static_cast<double>(2 * frames * hidden);
+  } else {
+    add_unit(model, std::move(layer), 2 * hidden, static_cast<double>(frames));
+  }
 }
 
 ZooModel read_whisper(const ConfigJson& file) {
@@ -157,12 +162,13 @@ ZooModel read_whisper(const ConfigJson& file) {
   model.layers = encoders + decoders;
   model.vocabulary = file.count("vocab_size");
   model.context = file.count_or("max_target_positions", 448);
-  // A sequence of text of the largest length goes with a whole sequence of sound.
-  const double sound = static_cast<double>(frames) / static_cast<double>(model.context);
+  model.limit = PositionLimit::kTable;
+  // Each sequence of text, however short, goes with a whole sequence of sound.
+  const auto sound = static_cast<double>(frames);
   const std::uint64_t inner = file.count("encoder_ffn_dim");
-  model.kept_values = static_cast<std::uint64_t>(
-      (sound * static_cast<double>(encoders) + 2 * static_cast<double>(decoders)) /
-      static_cast<double>(model.layers) * static_cast<double>(8 * hidden + 2 * inner));
+  model.kept_values = 2 * (8 * hidden + 2 * file.count("decoder_ffn_dim"));
+  model.fixed_layers = encoders;
+  model.fixed_kept_values = frames * (8 * hidden + 2 * inner);
   UnitBuilder input("encoder.input", "model.encoder.");
   input.add("conv1.weight", {hidden, bins, 3});
   input.add("conv1.bias", {hidden});
@@ -170,7 +176,9 @@ ZooModel read_whisper(const ConfigJson& file) {
   input.add("conv2.bias", {hidden});
   input.add("embed_positions.weight", {frames, hidden});
   add_unit(model, std::move(input), 0, sound);
-  model.work.back().product_elements -= static_cast<double>(frames * hidden);  // added, not used
+  // The positions are added. The first convolution has twice as many outputs as the second.
+  model.work.back().product_elements +=
+      static_cast<double>(3 * bins * hidden) - sound * static_cast<double>(hidden);
   for (std::uint64_t i = 0; i < encoders; ++i)
     add_whisper_layer(model, "encoder", i, inner, frames);
   UnitBuilder norm("encoder.norm", "model.encoder.");
@@ -206,6 +214,7 @@ ZooModel read_vit(const ConfigJson& file) {
       file.has("id2label") ? file["id2label"].size() : file.count_or("num_labels", 2);
   model.layers = file.layers("num_hidden_layers");
   model.context = (image / patch) * (image / patch) + 1;
+  model.limit = PositionLimit::kTable;
   model.kept_values = 8 * hidden + 2 * inner;
   UnitBuilder embedding("embedding", "vit.embeddings.");
   embedding.add("cls_token", {1, 1, hidden});
@@ -230,6 +239,9 @@ ZooModel read_vit(const ConfigJson& file) {
   head.add_norm("vit.layernorm", hidden);
   if (labels != 0) head.add_matrix("classifier", labels, hidden, labels);
   add_unit(model, std::move(head));
+  // The classifier sees one token of an image.
+  model.work.back().product_elements -=
+      static_cast<double>(labels * (hidden + 1)) * (1 - 1 / static_cast<double>(model.context));
   return model;
 }
 

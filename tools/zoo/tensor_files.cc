@@ -97,6 +97,8 @@ class TensorFiles {
       : files_(path), used_(config ? config->count_from_zero("num_experts_per_tok", 0) : 0) {
     model_.context =
         config ? config->count_or("max_position_embeddings", kContextDefault) : kContextDefault;
+    model_.limit = config && config->has("max_position_embeddings") ? PositionLimit::kTraining
+                                                                    : PositionLimit::kNone;
     is_tied_ = config && config->flag("tie_word_embeddings", false);
   }
 

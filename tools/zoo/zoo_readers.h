@@ -25,7 +25,7 @@ ZooModel read_tensor_files(const std::string& path, const ConfigJson* config);
 
 // Adds a unit whose tensors are factors of products.
 void add_unit(ZooModel& model, UnitBuilder unit, std::uint64_t attention_width = 0,
-              double tokens = 1);
+              double fixed_tokens = 0);
 // Adds a unit whose tensors are only looked up.
 void add_lookup(ZooModel& model, UnitBuilder unit);
 

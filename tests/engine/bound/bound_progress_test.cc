@@ -82,6 +82,26 @@ TEST(BoundProgress, AStepEndsAfterTheUsesOfFrozenUnits) {
   }
 }
 
+// In more nanoseconds than 64 bits count: the schedule is that of a step of milliseconds.
+TEST(BoundProgress, AStepMayTakeLongerThanNanosecondsAreCounted) {
+  for (const OverlapPolicy policy : kEveryPolicy) {
+    const auto step_s = [&](double longer) {
+      BoundModel model({2, 3, 1, 2});
+      model.set_compute(0.003 * longer, 0.007 * longer);
+      Rates& rates = model.rates;
+      rates.read_bytes_per_second = rates.write_bytes_per_second = 4e6 / longer;
+      rates.latency_s = 1e-4 * longer;
+      rates.up_bytes_per_second = rates.down_bytes_per_second = 8e6 / longer;
+      rates.adam_parameters_per_second = 4e6 / longer;
+      return bound_step(model.shape(), policy).step_s;
+    };
+    const double short_s = step_s(1);
+    EXPECT_GT(short_s, 0.04);
+    for (const double longer : {0x1p20, 0x1p40, 0x1p90})
+      EXPECT_NEAR(step_s(longer) / (longer * short_s), 1, 1e-9) << name_of(policy) << longer;
+  }
+}
+
 // A gradient is home when the call that sends it returns.
 TEST(BoundProgress, GradientsGoToStorageInNoTime) {
   BoundModel model({2, 2});

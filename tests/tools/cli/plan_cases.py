@@ -87,6 +87,14 @@ class Plan(CliCase):
             own = self.row(self.uniform("--tokens", tokens, *arguments, values=values), "config")
             self.assertEqual(own["step"]["step_s"] <= 1.05 * own["compute_s"], is_free)
 
+    def test_tokens_of_a_model_with_many_blocks(self):
+        values = {**ON_NVME, "optimizer.overlap": "deferred", "storage.block_elements": 4096}
+        arguments = ("--parameters", 2**26, "--layers", 32, "--flops", 1e12, "--read-rate", "1GB", "--write-rate", "1GB")
+        free = self.plan("--tokens", 1, *arguments, values=values)["free_from_tokens"]  # of 16,384 blocks
+        for tokens, is_free in ((free * 1.02, True), (free * 0.9, False)):
+            own = self.row(self.plan("--tokens", tokens, *arguments, values=values), "config")
+            self.assertEqual(own["step"]["step_s"] <= 1.05 * own["compute_s"], is_free)
+
     def test_ranks_share_the_state(self):
         one = self.row(self.uniform(values=ON_NVME), "nvme")
         four = self.row(self.uniform("--ranks", 4, values=ON_NVME), "nvme")
@@ -169,6 +177,10 @@ class Plan(CliCase):
         # A sixth of the parameters are in memory, too many to speculate by itself.
         line = next(line for line in self.run_sluice(*shape, "580MiB").stdout.splitlines() if "less than config" in line)
         self.assertRegex(line, r"with optimizer\.overlap=speculative; auto speculates where .* nearly all of the state, .* is on storage$")
+        # With a durable store, a commit's copies are those of speculation, and other rules decide.
+        self.uniform("--tokens", 20000, values={**ON_NVME, "storage.state.name": "run", "storage.state.commit_every": 2})
+        self.assertRegex(self.done.stdout, r"with optimizer\.overlap=speculative; with a durable store, auto speculates on one rank that "
+                                           r"commits every update, where .* all of the state is on storage\n")
         # State on a device that updates it in no time, where "auto" keeps it in the host's memory.
         self.uniform("--device-adam-rate", 60e9, values={"run.device": "host"})
         lines = [line for line in self.done.stdout.splitlines() if "less than config" in line and "placement." in line]
@@ -199,6 +211,46 @@ class Plan(CliCase):
                                 values={**ON_NVME, **DEFERRED})
         self.assertAlmostEqual(document["steps_of_drive_life"], 12e12 / (12 * 2**25))
         self.assertIn("the drives' 12 TB last for", self.done.stdout)
+
+    def test_commits_are_in_the_writes_and_in_the_life_of_the_drive(self):
+        host = {"placement.parameters": "host", "placement.optimizer": "host", "storage.state.name": "run", **DEFERRED}
+        for every in (1, 2, 8):
+            with self.subTest(every):
+                document = self.uniform("--bytes-written-rating", "12TB", values={**host, "storage.state.commit_every": every})
+                written = 12 * 2**25 / every
+                self.assertAlmostEqual(self.row(document, "config")["step"]["nvme_write_bytes"] / written, 1, delta=0.01)
+                self.assertAlmostEqual(document["steps_of_drive_life"] / (12e12 / written), 1, delta=0.01)
+                self.assertRegex(self.done.stdout, r"  of the writes, 384 MiB are a commit's, of state at home in memory" +
+                                 ("\n" if every == 1 else rf", once in {every} steps\n"))
+
+    def test_gradients_that_wait_on_storage_go_there_for_every_micro_batch(self):
+        values = {**ON_NVME, **DEFERRED, "placement.gradients": "nvme"}
+        for count in (1, 4):
+            own = self.row(self.uniform(values={**values, "batch.micro_batches": count}), "config")
+            self.assertEqual(own["step"]["gradient_spill_bytes"], count * 2 * 2**25)
+            each = f", {64:.1f} MiB for each of {count} micro-batches" if count > 1 else ""
+            self.assertIn(f"{64 * count if count > 1 else 64.0} MiB are gradients that wait on storage (placement.gradients){each}\n",
+                          self.done.stdout)
+
+    def test_steps_of_any_length(self):
+        # 10^22 operations at one a second: more nanoseconds than 64 bits count.
+        for flops in (1, 1e6, 1e24):
+            document = self.uniform("--tokens", "50T", "--flops", flops, values={**ON_NVME, **SERIAL})
+            own = self.row(document, "config")
+            self.assertAlmostEqual(own["compute_s"] / (6 * 50e12 * 2**25 / flops), 1, places=6)
+            self.assertGreaterEqual(own["step"]["step_s"], own["compute_s"] * (1 - 1e-6))
+            if flops < 1e9:
+                self.assertAlmostEqual(own["step"]["step_s"] / own["compute_s"], 1, places=6)
+
+    def test_activations_grow_with_the_tokens(self):
+        for values in ({}, {"activations": "recompute"}):
+            one = self.plan(values=values)
+            two = self.plan("--tokens", 2 * one["tokens"], values=values)
+            self.assertAlmostEqual(two["activation_bytes"] / one["activation_bytes"], 2, places=4)
+            pools = [{pool["pool"]: pool["size_bytes"] for pool in self.row(plan, "config")["pools"] if pool["tier"] == "device"}
+                     for plan in (one, two)]
+            window = "activation window"
+            self.assertAlmostEqual(pools[1].get(window, 0), 2 * pools[0].get(window, 0), delta=8192)
 
     def calibrate(self, interference):
         with open(self.path("io.json"), "w", encoding="utf-8") as file:

@@ -222,16 +222,60 @@ class PlanModel(CliCase):
 
     def test_attention_without_a_mask_has_all_keys(self):
         heads = T5["num_heads"] * T5["d_kv"]
-        sound = 1500 / 448
         # The sum over layers of keys times width, for a sequence of two tokens: half of them are behind a mask.
-        cases = ((T5, 24 * 2 * heads + 24 * (heads + 2 * heads)),
-                 (WHISPER, 32 * sound * 2 * sound * 1280 + 32 * (1280 + 2 * sound * 1280)),
-                 (VIT, 12 * 2 * 768), (GPT2, 12 * 768))
+        cases = ((T5, 24 * 2 * heads + 24 * (heads + 2 * heads)), (VIT, 12 * 2 * 768), (GPT2, 12 * 768))
         for model, widths in cases:
             with self.subTest(model["model_type"]):
                 base = ["--model", self.write(model), "--gpu", "h200", "--host-memory", "2T", "--tokens", 8192]
                 short, long = (self.plan(*base, "--sequence", length)["placements"][0]["compute_s"] for length in (64, 192))
                 self.assertAlmostEqual((long - short) / (3 * 2 * 8192 * 128 * widths / (0.4 * 989e12)), 1, places=4)
+
+    def elements(self, *stacks):
+        """The elements of all units of these names, or of names with a number behind them."""
+        return sum(math.prod(shape) for unit in self.read_json("tensors.json")["units"] if re.sub(r"\.\d+$", "", unit["name"]) in stacks
+                   for shape in unit["tensors"].values())
+
+    def test_whisper_hears_thirty_seconds_for_every_text(self):
+        width, layers, frames, kept = 1280, 32, 1500, 8 * 1280 + 2 * 5120
+        for length, sequences in ((448, 4), (100, 4), (100, 9)):
+            with self.subTest(f"{sequences} x {length}"):
+                plan = self.plan("--model", self.write(WHISPER), "--gpu", "h200", "--host-memory", "2T", "--sequence", length,
+                                 "--tokens", sequences * length, "--tensors", "tensors.json")
+                convolutions = width * (2 * 128 * 3 + 1) + width * (width * 3 + 1)  # the first has twice as many outputs
+                encoder = frames * (convolutions + self.elements("encoder", "encoder.norm") + layers * frames * 2 * width)
+                decoder = self.elements("decoder", "head") + WHISPER["vocab_size"] * width + layers * (2 * frames + length) * width
+                forward = 2 * sequences * (encoder + length * decoder)
+                self.assertAlmostEqual(plan["placements"][0]["compute_s"] / (3 * forward / (0.4 * 989e12)), 1, places=6)
+                activations = 2 * sequences * layers * kept * (frames + 2 * length) + 4 * sequences * length * WHISPER["vocab_size"]
+                self.assertAlmostEqual(plan["activation_bytes"] / activations, 1, places=6)
+
+    def test_vits_classifier_sees_one_token_of_an_image(self):
+        plan = self.plan("--model", self.write(VIT), "--gpu", "h200", "--host-memory", "2T", "--tokens", 8 * 197, "--tensors", "tensors.json")
+        of_token = 768 * (3 * 16 * 16 + 1) + self.elements("layer") + 12 * 2 * 768 * 197 + 2 * 768
+        forward = 2 * 8 * (197 * of_token + 1000 * 769)
+        self.assertAlmostEqual(plan["placements"][0]["compute_s"] / (3 * forward / (0.4 * 989e12)), 1, places=6)
+
+    def test_the_length_of_a_sequence(self):
+        on = ["--gpu", "h200", "--host-memory", "2T"]
+        for model, limit in ((GPT2, 1024), (WHISPER, 448), (VIT, 197)):
+            name = self.write(model)
+            refused = self.run_sluice("plan", "--model", name, *on, "--sequence", limit + 1, expect=2).stderr
+            self.assertIn(f"--sequence {limit + 1} is more than the {limit} positions for which config.json has embeddings; give "
+                          f"--sequence {limit} or less", refused)
+            self.plan("--model", name, *on, "--sequence", limit)
+        long = ["--sequence", 5000, "--tokens", 5000]
+        self.plan("--model", self.write(LLAMA), *on, *long)
+        self.assertIn(", sequences of 5000 tokens, more than the 4096 of the model's config\n", self.done.stdout)
+        without = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+        for model in (T5, without):
+            self.plan("--model", self.write(model), *on, *long)
+            self.assertIn(", sequences of 5000 tokens\n", self.done.stdout)
+        # No more than a micro-batch has.
+        self.plan("--model", self.write(LLAMA), *on, "--tokens", 512, "--set", "batch.micro_batches=4")
+        self.assertIn(", sequences of 128 tokens\n", self.done.stdout)
+        refused = self.run_sluice("plan", "--model", "config.json", *on, "--tokens", 512, "--sequence", 300, "--set", "batch.micro_batches=2",
+                                  expect=2).stderr
+        self.assertIn("--tokens 512 in 2 micro-batches have no room for one sequence of --sequence 300; give at least --tokens 600", refused)
 
     def test_a_tied_head_is_said_where_there_is_one(self):
         for model in (T5, QWEN, GPT2, WHISPER):
@@ -269,6 +313,29 @@ class PlanModel(CliCase):
         self.assertLess(float(told[3]), 0.95 * float(told[1]))
         self.plan(*base[:-2], "--set", "placement.optimizer=nvme", "--host-memory", "200G")
         self.assertRegex(self.done.stdout.splitlines()[0], r"; placement\.\S+.* makes it ")
+
+    def test_the_verdict_of_a_large_model_has_it_too(self):
+        shape = ["--parameters", "20B", "--layers", 40, "--gpu", "h100", "--tokens", 2048, "--set", "activations=recompute"]
+        self.plan(*shape, "--host-memory", "100G")  # 19,000 blocks
+        told = re.match(r"fits: (\S+) s a step, bound by .*; (\S+) GiB more host memory makes it (\S+) s$", self.done.stdout.splitlines()[0])
+        self.assertTrue(told, self.done.stdout.splitlines()[0])
+        plan = self.plan(*shape, "--host-memory", f"{100 + float(told[2])}G")
+        self.assertAlmostEqual(plan["placements"][0]["step"]["step_s"] / float(told[3]), 1, delta=0.01)
+
+    def test_a_model_of_one_unit_is_told_of_layers(self):
+        base = ["plan", "--parameters", "8B", "--gpu", "4090", "--host-memory", "64G", "--tokens", 1000, "--set", "activations=recompute"]
+        hint = "; all parameters are one unit: --layers cuts them into units that take turns"
+        self.assertTrue(self.run_sluice(*base, expect=5).stdout.splitlines()[0].endswith(hint))
+        self.assertNotIn(hint, self.run_sluice(*base, "--layers", 32).stdout)
+
+    def test_a_rate_beyond_the_data_sheet_is_said(self):
+        text = ", which is more than the GPU can: check the rate of computation\n"
+        model = self.write(LLAMA)
+        base = ["--model", model, "--gpu", "h200", "--host-memory", "2T", "--tokens", "1M", "--set", "activations=recompute"]
+        self.plan(*base, "--flops", "989T")
+        self.assertNotIn(text, self.done.stdout)
+        self.assertGreater(self.plan(*base, "--flops", "20000T")["mfu"], 1)
+        self.assertIn(text, self.done.stdout)
 
     def test_time_follows_from_flops_and_attention(self):
         model = self.write(LLAMA)
