@@ -17,42 +17,22 @@ std::uint32_t merged_count(std::uint32_t count, std::uint32_t factor, std::uint3
   return std::max(count / factor, std::min(count, least));
 }
 
-struct MergedBuffers {
-  std::uint32_t lanes = 0;
-  std::uint32_t staging = 0;
-  // The bytes in these buffers, divided by those in the single blocks' buffers. As many times as
-  // long, the latency of a request bounds the rate of full buffers as it bounds that of single
-  // blocks: 4 lanes of 100 us move as many bytes as 4 lanes of 32 times the bytes and the latency.
-  double latency_factor = 1;
-};
-
-MergedBuffers merged_buffers(std::uint32_t factor, const Placement& placement) {
-  const std::uint32_t lanes = placement.lanes.count;
+void merge_buffers(std::uint32_t factor, Placement& placement) {
+  const std::uint32_t slots_of_lanes =
+      std::min(placement.parameter_slots.count, placement.lanes.count);
   const std::uint32_t staging =
-      placement.parameter_slots.count - std::min(placement.parameter_slots.count, lanes);
-  MergedBuffers merged{.lanes = merged_count(lanes, factor, kLanesLeast),
-                       .staging = merged_count(staging, factor, kStagingLeast)};
-  const auto lengthen = [&](std::uint32_t count, std::uint32_t single) {
-    if (single != 0)
-      merged.latency_factor =
-          std::max(merged.latency_factor, static_cast<double>(count) * factor / single);
-  };
-  lengthen(merged.lanes, lanes);
-  lengthen(merged.staging, staging);
-  return merged;
+      merged_count(placement.parameter_slots.count - slots_of_lanes, factor, kStagingLeast);
+  placement.lanes.count = merged_count(placement.lanes.count, factor, kLanesLeast);
+  placement.parameter_slots.count = staging + (slots_of_lanes == 0 ? 0 : placement.lanes.count);
+  placement.kept_slots = std::min(placement.kept_slots, staging - std::min(staging, 1u));
 }
 
 // Each merged block has the homes of the block in its middle: homes change only a few times along
 // the blocks.
 Placement merged_placement(const Layout& layout, const Placement& placement, const Layout& merged,
-                           const MergedBuffers& buffers) {
+                           std::uint32_t factor) {
   Placement result = placement;
-  result.lanes.count = buffers.lanes;
-  result.parameter_slots.count =
-      buffers.staging +
-      (std::min(placement.parameter_slots.count, placement.lanes.count) == 0 ? 0 : buffers.lanes);
-  result.kept_slots =
-      std::min(placement.kept_slots, buffers.staging - std::min(buffers.staging, 1u));
+  merge_buffers(factor, result);
   result.parameter_tier.resize(merged.blocks().size());
   result.record_tier.resize(merged.blocks().size());
   for (const BlockPlace& block : merged.blocks()) {
@@ -80,10 +60,9 @@ StepCost bound_of_blocks(const BlockSteps& steps, const Rates& rates, OverlapPol
   }
   const Layout merged(steps.step.model, layout.format(), factor * layout.block_elements(), {},
                       layout.shard());
-  const MergedBuffers buffers = merged_buffers(factor, steps.placement);
-  const Placement placement = merged_placement(layout, steps.placement, merged, buffers);
+  const Placement placement = merged_placement(layout, steps.placement, merged, factor);
   Rates slower = rates;
-  slower.latency_s *= buffers.latency_factor;
+  slower.latency_s *= factor;
   const PlannedStep step(steps.step, merged, placement, steps.commit_every);
   return bound_step(step.shape(slower), policy);
 }

@@ -27,9 +27,9 @@ constexpr std::uint64_t kMergedMax = 4 << 10;
 //
 // A model of alike layers between an embedding and a head, on a random machine.
 struct RandomStep {
-  explicit RandomStep(std::uint64_t seed, std::uint64_t times_as_large = 1) : random(seed) {
+  explicit RandomStep(std::uint64_t seed) : random(seed) {
     const std::uint64_t layers = 12 + below(13);
-    const std::uint64_t layer_blocks = times_as_large * (350 + below(650));
+    const std::uint64_t layer_blocks = 350 + below(650);
     add("embedding", 50 + below(200));
     for (std::uint64_t i = 0; i < layers; ++i) add("layer" + std::to_string(i), layer_blocks);
     add("head", 50 + below(200));

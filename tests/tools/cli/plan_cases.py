@@ -178,7 +178,8 @@ class Plan(CliCase):
         line = next(line for line in self.run_sluice(*shape, "580MiB").stdout.splitlines() if "less than config" in line)
         self.assertRegex(line, r"with optimizer\.overlap=speculative; auto speculates where .* nearly all of the state, .* is on storage$")
         # With a durable store, a commit's copies are those of speculation, and other rules decide.
-        self.uniform("--tokens", 20000, values={**ON_NVME, "storage.state.name": "run", "storage.state.commit_every": 2})
+        self.uniform("--tokens", 100000, "--gpu", "h100", values={**ON_NVME, "memory.device": "64MiB", "memory.host": "94MiB",
+                                                                  "storage.state.name": "run", "storage.state.commit_every": 2})
         self.assertRegex(self.done.stdout, r"with optimizer\.overlap=speculative; with a durable store, auto speculates on one rank that "
                                            r"commits every update, where .* all of the state is on storage\n")
         # State on a device that updates it in no time, where "auto" keeps it in the host's memory.

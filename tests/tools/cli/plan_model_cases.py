@@ -331,7 +331,8 @@ class PlanModel(CliCase):
     def test_a_rate_beyond_the_data_sheet_is_said(self):
         text = ", which is more than the GPU can: check the rate of computation\n"
         model = self.write(LLAMA)
-        base = ["--model", model, "--gpu", "h200", "--host-memory", "2T", "--tokens", "1M", "--set", "activations=recompute"]
+        base = ["--model", model, "--gpu", "h200", "--host-memory", "2T", "--tokens", "64K", "--set", "activations=recompute",
+                "--adam-rate", "1T", "--copy-rate", "1TB"]
         self.plan(*base, "--flops", "989T")
         self.assertNotIn(text, self.done.stdout)
         self.assertGreater(self.plan(*base, "--flops", "20000T")["mfu"], 1)
