@@ -45,7 +45,7 @@ void DeviceGradients::arrived() {
 void DeviceGradients::take_norm(const GradientSum& sum, StreamId stream) {
   const UnitId unit = sum.unit;
   if (!sum.has_gradient) {
-    device_.wait(stream, residents_.event(unit));
+    device_.wait(stream, residents_.updated_event(unit));
     device_.fill_zero(tiers_.gradient_set(unit), layout_.set_gradient_bytes(unit), stream);
   }
   const GradientRange own = owned_range(layout_, unit);

@@ -120,7 +120,8 @@ void GradientDrain::note_computed() {
 void GradientDrain::pump() {
   while (!jobs_.empty() && !std::exchange(front_is_started_, true)) {
     Job& job = jobs_.front();
-    if (job.has_slot && ranks_.are_several() && reduces_each(job.use.unit)) reduce(job);
+    if (job.has_slot && ranks_.are_several() && reduces_each(job.use.unit))
+      return reduce(job, /*is_last=*/false);
     move_home(job);
     if (!job.is_in_set || job.computed_ns == 0) return;
     job.is_home = true;
@@ -165,13 +166,24 @@ bool GradientDrain::reduces_each(UnitId unit) const {
   return reduces_each_ || layout_.unit(unit).is_announced;
 }
 
-// In the slot, this rank's part becomes the sum over the ranks.
-void GradientDrain::reduce(Job& job) {
+// In the slot, this rank's part becomes the sum over the ranks, which then goes home. `is_last`:
+// it takes the place of the rank's own sum over the step.
+void GradientDrain::reduce(Job& job, bool is_last) {
   job.is_reduced = true;
-  ranks_.reduce(layout_.unit(job.use.unit), tiers_.gradient_slot(job.slot),
-                layout_.format().gradient, step_, copy_stream_.id());
   is_reducing_ = true;
-  device_.notify(copy_stream_.id(), [this] { scheduler_.post([this] { is_reducing_ = false; }); });
+  const auto then = [this, is_last] {
+    device_.notify(copy_stream_.id(),
+                   [this] { scheduler_.post([this] { is_reducing_ = false; }); });
+    Job& front = jobs_.front();
+    move_home(front);
+    if (is_last) waiting_.drop_others(front.use.unit);
+  };
+  ranks_.reduce(scheduler_,
+                {.unit = layout_.unit(job.use.unit),
+                 .slot = tiers_.gradient_slot(job.slot),
+                 .type = layout_.format().gradient,
+                 .step = step_},
+                copy_stream_.id(), then);
 }
 
 // Its home holds the sum over the step's uses, which is still to be added over the ranks.
@@ -184,10 +196,9 @@ bool GradientDrain::awaits_reduction(const Job& job) const {
 void GradientDrain::start_last_reduction(Job& job) {
   device_.copy(tiers_.gradient_slot(job.slot), tiers_.gradient_set(job.use.unit),
                layout_.unit_gradient_bytes(job.use.unit), copy_stream_.id());
-  reduce(job);
-  job.is_first = true;  // it takes the place of the sum
-  move_home(job);
-  waiting_.drop_others(job.use.unit);
+  job.is_first = true;
+  job.has_left = job.is_home = false;
+  reduce(job, /*is_last=*/true);
 }
 
 TraceKind GradientDrain::kind_of(UnitId unit) const {

@@ -139,7 +139,7 @@ class GradientDrain {
   void close_units();
   void add_waiting(UnitId unit);
   bool reduces_each(UnitId unit) const;
-  void reduce(Job& job);
+  void reduce(Job& job, bool is_last);
   bool awaits_reduction(const Job& job) const;
   void start_last_reduction(Job& job);
   void start_norm(UnitId unit);

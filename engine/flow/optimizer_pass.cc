@@ -213,6 +213,7 @@ void OptimizerPass::start_on_device() {
     if (commits_ != nullptr && (device_updates_.is_running(block.unit) || is_being_committed(*id)))
       return;
     if (is_being_saved(*id, version()) || !leases_.may_update(*id)) return;
+    if (!residents_.is_queued(block.unit)) return;  // the gather of the values before
     order_.take_next(UpdatePlace::kDevice);
     device_updates_.update(block, order_.current().coefficients.of(block.unit));
     const std::uint64_t to = store_.version(*id, Plane::kParameter) + 1;

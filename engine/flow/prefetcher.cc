@@ -29,7 +29,6 @@ Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
       versions_(parts.versions),
       target_(target),
       hooks_(std::move(hooks)),
-      shard_event_(parts.device),
       gathered_event_(parts.device),
       resident_since_ns_(parts.layout.units().size()),
       gather_stream_(parts.device, "gathers", StreamPriority::kHigh),
@@ -38,6 +37,7 @@ Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
   for (std::size_t unit = 0; unit < parts.layout.units().size(); ++unit) {
     ready_events_.emplace_back(parts.device);
     release_events_.emplace_back(parts.device);
+    if (parts.ranks.shard_parameters()) shard_events_.emplace_back(parts.device);
   }
 }
 
@@ -214,6 +214,9 @@ bool Prefetcher::blocked_by(TraceReason reason, UnitId unit, std::uint32_t block
 }
 
 WaitCause Prefetcher::waits_for() const {
+  if (!gathers_.empty())
+    return {.reason = TraceReason::kCollective,
+            .unit = index_of((*schedule_)[gathers_.front()].unit)};
   if (pipeline_.empty()) return blocked_;
   const std::uint32_t block = pipeline_.front().block;
   return {.reason = TraceReason::kRead,
@@ -254,10 +257,12 @@ void Prefetcher::complete_unit(std::uint32_t use) {
     device_.record(ready_event(unit.id), copy_stream_.id());
     return;
   }
-  device_.record(shard_event_.id(), copy_stream_.id());
-  device_.wait(gather_stream_.id(), shard_event_.id());
-  gather(use, target_.window + plan_->uses[use].offset_bytes +
-                  unit.shard_begin * layout_.format().parameter_bytes());
+  const EventId copied = shard_events_[index_of(unit.id)].id();
+  device_.record(copied, copy_stream_.id());
+  gather(use,
+         target_.window + plan_->uses[use].offset_bytes +
+             unit.shard_begin * layout_.format().parameter_bytes(),
+         {copied}, {});
 }
 
 // The rank's shard has been updated in its home. The next update overwrites it only after the
@@ -266,45 +271,60 @@ void Prefetcher::gather_from_home(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
   copy_run_.flush();
   std::vector<std::uint32_t> evicted_units;
+  std::vector<EventId> events = {residents_.event(unit.id)};
   for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
     const UnitId evicted_unit = (*schedule_)[evicted].unit;
-    device_.wait(gather_stream_.id(), release_event(evicted_unit));
+    events.push_back(release_event(evicted_unit));
     // The next copy may take the rest of that unit's place, or the place that this one leaves, and
     // would otherwise wait for neither.
     device_.wait(copy_stream_.id(), release_event(evicted_unit));
     evicted_units.push_back(index_of(evicted_unit));
   }
-  device_.wait(gather_stream_.id(), residents_.event(unit.id));
-  gather(use, tiers_.device_parameters(layout_.blocks_of(unit.id).front()));
   ++home_gathers_;
-  device_.notify(gather_stream_.id(), [this, use, evicted_units, unit = index_of(unit.id)] {
-    scheduler_.post([this, use, evicted_units, unit] {
-      for (const std::uint32_t evicted : evicted_units)
-        trace_eviction(evicted, gathers_begun_ns_[use]);
-      resident_since_ns_[unit] = trace_now_ns();
-      trace_begin(resident(unit, resident_since_ns_[unit]));
-      --home_gathers_;
-      hooks_.on_change();
-    });
-  });
+  const auto end = [this, use, evicted_units, unit = index_of(unit.id)] {
+    for (const std::uint32_t evicted : evicted_units)
+      trace_eviction(evicted, gathers_begun_ns_[use]);
+    resident_since_ns_[unit] = trace_now_ns();
+    trace_begin(resident(unit, resident_since_ns_[unit]));
+    --home_gathers_;
+    hooks_.on_change();
+  };
+  gather(use, tiers_.device_parameters(layout_.blocks_of(unit.id).front()), events,
+         [this, end] { scheduler_.post(end); });
 }
 
-// Gathers all ranks' shards of the use's unit into its place. `source` is this rank's shard.
-void Prefetcher::gather(std::uint32_t use, const std::byte* source) {
+// Gathers all ranks' shards of the use's unit into its place, behind `events`. `source` is this
+// rank's shard. The device calls `on_end`, if given, when all of it has come. The events may be
+// recorded again only for work behind the use, which waits until the gather has been queued.
+void Prefetcher::gather(std::uint32_t use, const std::byte* source,
+                        const std::vector<EventId>& events, const std::function<void()>& on_end) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
   const std::uint64_t payload_bytes = unit.payload_elements * layout_.format().parameter_bytes();
   while (gathers_begun_ns_.size() <= use) gathers_begun_ns_.emplace_back(0);
-  target_.gathers->all_gather({.target = target_.window + plan_->uses[use].offset_bytes,
-                               .source = source,
-                               .shard_bytes = layout_.shard_parameter_bytes(unit.id),
-                               .subject = unit.name},
-                              {.unit = unit.id,
-                               .size_bytes = payload_bytes,
-                               .step = version_ + 1,
-                               .begun_ns = &gathers_begun_ns_[use]},
-                              gather_stream_.id());
-  device_.record(ready_event(unit.id), gather_stream_.id());
   gathered_bytes_ += payload_bytes;
+  gathers_.push_back(use);
+  const AllGather gather{.target = target_.window + plan_->uses[use].offset_bytes,
+                         .source = source,
+                         .shard_bytes = layout_.shard_parameter_bytes(unit.id),
+                         .subject = unit.name};
+  const CollectiveSpan span{.unit = unit.id,
+                            .size_bytes = payload_bytes,
+                            .step = version_ + 1,
+                            .begun_ns = &gathers_begun_ns_[use]};
+  target_.gathers->submit(
+      scheduler_,
+      [this, gather, span, events, on_end] {
+        for (const EventId event : events) device_.wait(gather_stream_.id(), event);
+        target_.gathers->all_gather(gather, span, gather_stream_.id());
+        device_.record(ready_event(span.unit), gather_stream_.id());
+        if (on_end) device_.notify(gather_stream_.id(), on_end);
+      },
+      [this] { gather_queued(); });
+}
+
+void Prefetcher::gather_queued() {
+  gathers_.pop_front();
+  hooks_.on_change();
 }
 
 TraceRecord Prefetcher::resident(std::uint32_t unit, std::uint64_t end_ns) const {

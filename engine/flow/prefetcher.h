@@ -82,9 +82,11 @@ class Prefetcher {
   // Advances everything that can move.
   void pump();
 
-  // Whether every copy that `use` needs has been queued. A stream that waits for ready_event() may
-  // then read the unit.
-  bool is_ready(std::uint32_t use) const { return use < ready_uses_; }
+  // Whether every copy and gather that `use` needs has been queued. A stream that waits for
+  // ready_event() may then read the unit.
+  bool is_ready(std::uint32_t use) const {
+    return use < ready_uses_ && (gathers_.empty() || use < gathers_.front());
+  }
   // The place of the use's unit, and whether a fetch brings the unit to that place. Callable from
   // any thread while no plan is being replaced.
   const std::byte* place(std::uint32_t use) const {
@@ -92,8 +94,11 @@ class Prefetcher {
   }
   bool is_fetched(std::uint32_t use) const { return plan_->uses[use].fetch; }
 
-  // Whether no read, no copy, no gather from a home and no unprocessed block is left.
-  bool idle() const { return pipeline_.empty() && copies_.empty() && home_gathers_ == 0; }
+  // Whether no read, no copy, no gather from a home and no unprocessed block is left, and every
+  // gather has been queued.
+  bool idle() const {
+    return pipeline_.empty() && copies_.empty() && gathers_.empty() && home_gathers_ == 0;
+  }
 
   // The reason why the next use is not ready yet. With kUpdate, the use waits for an update, and
   // the pass knows the reason for that wait.
@@ -158,7 +163,9 @@ class Prefetcher {
   void complete_unit(std::uint32_t use);
   void await_gathers();
   void gather_from_home(std::uint32_t use);
-  void gather(std::uint32_t use, const std::byte* source);
+  void gather(std::uint32_t use, const std::byte* source, const std::vector<EventId>& events,
+              const std::function<void()>& on_end);
+  void gather_queued();
   void meter_copies();
   bool blocked_by(TraceReason reason, UnitId unit, std::uint32_t block = kTraceNone);
   TraceRecord resident(std::uint32_t unit, std::uint64_t end_ns) const;
@@ -178,8 +185,10 @@ class Prefetcher {
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
-  Event shard_event_;                  // after the last copy that a gather waits for
-  Event gathered_event_;               // after the gathers before a change of the schedule
+  // By unit: after the last copy that its gather waits for. Later copies may wait for computation
+  // that this gather precedes, so no other unit's gather has the same event.
+  std::vector<Event> shard_events_;
+  Event gathered_event_;  // after the gathers before a change of the schedule
   std::uint64_t gathered_bytes_ = 0;
   std::uint64_t copied_bytes_ = 0;
   std::deque<BeginTime> gathers_begun_ns_;  // by use; stays where it is when it grows
@@ -203,6 +212,7 @@ class Prefetcher {
 
   // The items issued and not yet copied, in schedule order; at most kPipelineItemsMax.
   std::deque<Item> pipeline_;
+  std::deque<std::uint32_t> gathers_;   // uses whose gathers have not been queued on the device
   std::uint32_t home_gathers_ = 0;      // queued on the device, end not reported yet
   std::deque<Copy> copies_;             // queued on the device, in order
   std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end has not been asked for yet

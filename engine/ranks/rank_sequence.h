@@ -1,7 +1,7 @@
 // One sequence of collectives. Each operation gets a trace record with its bytes and its time on
 // the stream. The time includes waits for other ranks.
 //
-// Thread rule: as Collectives.
+// Thread rule: as Collectives; submit() on the scheduler's thread.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <sluice/device.h>
 #include <sluice/ids.h>
 #include "base/trace/trace_ranges.h"
+#include "engine/run/scheduler.h"
 #include "engine/run/step_timeline.h"
 
 namespace sluice {
@@ -31,6 +32,21 @@ class RankSequence {
   RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
       : collectives_(std::move(collectives)), device_(device) {}
 
+  // Calls `issue`, which enqueues operations of this sequence and the work around them, and then
+  // `then` on the scheduler's thread. If operations may block their caller, another thread calls
+  // `issue` after submit() has returned. Otherwise both have run on return.
+  template <class Issue, class Then>
+  void submit(Scheduler& scheduler, const Issue& issue, const Then& then) {
+    if (!collectives_->may_block()) {
+      issue();
+      then();
+      return;
+    }
+    collectives_->hand_over([&scheduler, issue, then] {
+      issue();
+      scheduler.post(then);
+    });
+  }
   // `issue` enqueues operations of collectives() on `stream`. All of these operations form one
   // span.
   template <class Issue>

@@ -44,6 +44,13 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
     std::vector<std::uint32_t> peers;
     for (std::uint32_t rank = rank_ % group_; rank < count_; rank += group_) peers.push_back(rank);
     across_ = collectives->open(peers);
+    across_->prepare_reductions();
+  }
+  reductions_->collectives().prepare_reductions();
+  if (reductions_->collectives().may_block()) {
+    reduce_stream_ = Stream(device, "reductions", StreamPriority::kHigh);
+    before_reduction_ = Event(device);
+    after_reduction_ = Event(device);
   }
   buffer_ = DeviceBuffer(device, vote_buffer_bytes(count_), "votes of the ranks");
   stream_ = Stream(device, "votes");
@@ -222,15 +229,43 @@ void Ranks::require_agreement(std::string_view description, std::string_view sub
                           rank_, count_, subject, fmt::join(others, ", ")));
 }
 
-void Ranks::reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
-                   StreamId stream) {
+void Ranks::reduce(Scheduler& scheduler, const Reduction& reduction, StreamId stream,
+                   const std::function<void()>& then) {
+  count_reduced(reduction.unit, reduction.type);
+  if (!reductions_->collectives().may_block()) {
+    reduce_now(reduction, stream);
+    return then();
+  }
+  device_.record(before_reduction_.id(), stream);
+  reductions_->submit(
+      scheduler,
+      [this, reduction] {
+        device_.wait(reduce_stream_.id(), before_reduction_.id());
+        reduce_now(reduction, reduce_stream_.id());
+        device_.record(after_reduction_.id(), reduce_stream_.id());
+      },
+      [this, stream, then] {
+        device_.wait(stream, after_reduction_.id());
+        then();
+      });
+}
+
+void Ranks::count_reduced(const UnitPlace& unit, DType type) {
   const std::uint64_t payload_bytes = unit.payload_elements * size_of(type);
   traffic_.reduced_bytes += payload_bytes;
   if (!shard_optimizer()) traffic_.gathered_bytes += payload_bytes;
   if (has_nodes()) traffic_.crossed_bytes += unit.payload_elements * sizeof(float) / first_level_;
+  if (is_hybrid())
+    traffic_.crossed_bytes += unit.payload_elements * (sizeof(float) + size_of(type)) / group_;
+}
+
+void Ranks::reduce_now(const Reduction& reduction, StreamId stream) {
+  const UnitPlace& unit = reduction.unit;
+  std::byte* const slot = reduction.slot;
+  const DType type = reduction.type;
   const CollectiveSpan span{.unit = unit.id,
-                            .size_bytes = payload_bytes,
-                            .step = step,
+                            .size_bytes = unit.payload_elements * size_of(type),
+                            .step = reduction.step,
                             .detail = shard_optimizer() ? kTraceReduce : kTraceReduceAndGather};
   reductions_->run(span, stream, [&] {
     if (is_hybrid()) return reduce_in_group(unit, slot, type, stream);
@@ -264,7 +299,6 @@ void Ranks::reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, 
                         .subject = unit.name},
                        stream);
   reduce_across(part, type, unit.name, stream);
-  traffic_.crossed_bytes += unit.payload_elements * (sizeof(float) + size_of(type)) / group_;
   if (shard_optimizer()) return;
   group.all_gather({.target = slot,
                     .source = part.data,

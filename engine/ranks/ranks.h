@@ -49,6 +49,13 @@ struct RankRange {
 
 class Ranks {
  public:
+  struct Reduction {
+    const UnitPlace& unit;  // outlives the reduction
+    std::byte* slot = nullptr;
+    DType type = DType::kFp32;
+    std::uint64_t step = 0;
+  };
+
   // `collectives` may be null, for one rank. All arguments must outlive the object.
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
   // The device memory that this object takes.
@@ -80,10 +87,13 @@ class Ranks {
   RankSequence* announced_gathers() const { return announced_gathers_.get(); }
   // Requires: are_several().
   RankSequence& resident_gathers() const { return *resident_gathers_; }
-  // Adds a unit's gradient over the ranks, in `slot`. The part that this rank owns becomes the sum.
-  // If ranks do not share optimizer state, the whole gradient becomes the sum.
-  void reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
-              StreamId stream);
+  // Adds a unit's gradient over the ranks, in `slot`, after the work that is now on `stream`. The
+  // part that this rank owns becomes the sum. If ranks do not share optimizer state, the whole
+  // gradient becomes the sum. `then` runs on the scheduler's thread. From then on, later work on
+  // `stream` waits for the sum. If operations do not block their caller, `then` has run on return.
+  // Requires: `then` of the call before has run.
+  void reduce(Scheduler& scheduler, const Reduction& reduction, StreamId stream,
+              const std::function<void()>& then);
   // The part of `gathered_bytes` that crosses from node to node.
   std::uint64_t crossing_bytes(std::uint64_t gathered_bytes) const {
     return has_nodes() ? gathered_bytes / first_level_ : 0;
@@ -153,6 +163,8 @@ class Ranks {
   void reserve_gathers(const Config::Sharding& sharding, const Layout& layout);
   bool is_hybrid() const { return group_ > 1 && group_ < count_; }
   bool has_nodes() const { return first_level_ > 1 && !is_hybrid(); }
+  void reduce_now(const Reduction& reduction, StreamId stream);
+  void count_reduced(const UnitPlace& unit, DType type);
   void reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, StreamId stream);
   void reduce_across(const Part& part, DType type, std::string_view subject, StreamId stream);
 
@@ -174,6 +186,11 @@ class Ranks {
   DeviceBuffer partial_;                 // sums of the first level, in fp32; from reserve() on
   DeviceBuffer gather_buffers_;          // nodes: parts of other nodes; from reserve() on
   Stream stream_;
+  // Reductions whose calls may block have a stream of their own, so that the scheduler can go on
+  // with that of the gradients.
+  Stream reduce_stream_;
+  Event before_reduction_;
+  Event after_reduction_;
 
   RankTraffic traffic_;  // scheduler's thread only
 };

@@ -272,4 +272,15 @@ WindowProgress StepLoop::halt_fetches(Prefetcher& fetches, std::optional<UnitId>
   return progress;
 }
 
+// Gathers that some ranks have begun need the others, too. A failure comes back at the next call.
+void StepLoop::end_inference_together() noexcept {
+  if (!ranks_.shard_parameters() || !cursor_.is_inference()) return;
+  try {
+    if (!cursor_.is_over()) (void)halt_fetches(prefetcher_, {}, Pass::kInference);
+    if (announced_ && !announced_->is_over())
+      (void)halt_fetches(announced_->fetches(), {}, Pass::kInference);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
 }  // namespace sluice

@@ -33,8 +33,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       math_(parts.placement.tally_bytes == 0 ? nullptr : make_device_math(parts.device)),
       slots_(parts.placement, parts.tiers, parts.store, parts.scheduler,
              parts.layout.blocks().size(), [this] { note_change(); }),
-      residents_(parts.layout, parts.placement, parts.tiers, parts.ranks, parts.device,
-                 parts.model.forward_order),
+      residents_(parts, [this] { note_change(); }),
       prefetcher_(parts, slots_, residents_,
                   {.window = parts.tiers.window(), .gathers = parts.ranks.gathers()},
                   {.on_change = [this] { note_change(); },
@@ -135,6 +134,7 @@ void StepLoop::share_residents() {
     for (const UnitPlace& unit : layout_.units())
       if (placement_.is_homed_on_device(unit)) residents_.updated(unit.id, prefetcher_.stream());
   });
+  failure_.await([this] { return residents_.is_idle(); });
   for (const UnitPlace& unit : layout_.units()) device_.synchronize(residents_.event(unit.id));
   scheduler_.run([this] { (void)residents_.take_gathered_bytes(); });
 }
@@ -251,11 +251,13 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
 bool StepLoop::is_ready(std::uint32_t use) {
   UseState& state = uses_[use];
   const ScheduledUse& scheduled = state.scheduled;
-  const bool is_fetched = state.fetches->is_ready(state.place);
+  const bool is_queued = residents_.is_queued(scheduled.unit);
+  const bool is_fetched = is_queued && state.fetches->is_ready(state.place);
   const bool is_backward = scheduled.pass == Pass::kBackward;
   const bool has_gradient = is_backward && !layout_.unit(scheduled.unit).is_frozen;
   scheduler_.pools().enter(is_backward ? StepPhase::kBackward : StepPhase::kForward);
-  WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
+  WaitCause cause{.reason = is_queued ? TraceReason::kGradientSlot : TraceReason::kCollective,
+                  .unit = index_of(scheduled.unit)};
   if (is_fetched) {
     if (has_gradient) state.has_gradient_set = drain_.try_lend_set(scheduled.unit);
     if (has_gradient && !state.has_gradient_set) state.gradient_slot = drain_.try_take_slot();
@@ -264,7 +266,7 @@ bool StepLoop::is_ready(std::uint32_t use) {
     } else if (drain_.waits_for().reason == TraceReason::kCollective) {
       cause = drain_.waits_for();  // the collective holds the slot
     }
-  } else {
+  } else if (is_queued) {
     cause = state.fetches->waits_for();
     if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
   }
@@ -318,7 +320,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
 
 bool StepLoop::is_idle() const {
   return prefetcher_.idle() && (!announced_ || announced_->fetches().idle()) && drain_.idle() &&
-         home_leases_.idle() && pass_.idle() && saver_.is_at_rest() &&
+         residents_.is_idle() && home_leases_.idle() && pass_.idle() && saver_.is_at_rest() &&
          (!commits_ || commits_->is_at_rest());
 }
 
@@ -342,17 +344,6 @@ void StepLoop::await_computation(std::uint32_t first_use) noexcept {
     } catch (...) {
       // The device keeps its failure and reports it at the application's own synchronize().
     }
-  }
-}
-
-// Gathers that some ranks have begun need the others, too. A failure comes back at the next call.
-void StepLoop::end_inference_together() noexcept {
-  if (!ranks_.shard_parameters() || !cursor_.is_inference()) return;
-  try {
-    if (!cursor_.is_over()) (void)halt_fetches(prefetcher_, {}, Pass::kInference);
-    if (announced_ && !announced_->is_over())
-      (void)halt_fetches(announced_->fetches(), {}, Pass::kInference);
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
   }
 }
 

@@ -8,6 +8,25 @@
 #include "gpu/cuda/cuda_error.h"
 
 namespace sluice {
+namespace {
+
+std::string text_of(int version) {
+  return fmt::format("{}.{}", version / 1000, version / 10 % 100);
+}
+
+// The runtime says the same of a driver that is missing and of one that is too old.
+std::string why_driver_is_insufficient() {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) {
+    (void)cudaGetLastError();
+    return "there is no NVIDIA driver, or this process cannot load it; nvidia-smi tells more";
+  }
+  return fmt::format(
+      "the NVIDIA driver is for CUDA {}, and this program needs CUDA {}.0; install a newer driver",
+      text_of(version), CUDART_VERSION / 1000);
+}
+
+}  // namespace
 
 int cuda_device_count() {
   int count = 0;
@@ -20,7 +39,9 @@ std::string why_no_cuda_device(int ordinal) {
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
     (void)cudaGetLastError();
-    return fmt::format("no usable GPU: {}", cudaGetErrorString(status));
+    return fmt::format("no usable GPU: {}", status == cudaErrorInsufficientDriver
+                                                ? why_driver_is_insufficient()
+                                                : cudaGetErrorString(status));
   }
   if (ordinal >= count)
     return fmt::format("there is no GPU {}: the driver lists {}", ordinal, count);

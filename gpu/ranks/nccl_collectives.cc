@@ -1,7 +1,9 @@
 #include "gpu/ranks/nccl_collectives.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,15 +15,12 @@
 #include "gpu/cuda/cuda_environment.h"
 #include "gpu/cuda/kernel_list.h"
 #include "gpu/ranks/exchanged_sum.h"
+#include "gpu/ranks/nccl_caller.h"
 #include "gpu/ranks/nccl_watch.h"
+#include "gpu/ranks/reduction_steps.h"
 
 namespace sluice {
 namespace {
-
-// A rank receives this much from all others for one step of an exact reduction. If smaller, there
-// are more kernels; if larger, every sequence holds more memory.
-constexpr std::uint64_t kStagingBytes = 8_MiB;
-constexpr std::uint64_t kElementsAlign = 64;  // pieces begin at a line of 128 bytes
 
 // The objects that all sequences of a rank share.
 struct Common {
@@ -30,6 +29,7 @@ struct Common {
   const SumLauncher sum;
   const std::shared_ptr<RankFailure> failure;
   NcclWatch watch;
+  NcclCaller caller;
 
   Common(CudaDevice& of_device, const NcclOptions& options)
       : device(of_device),
@@ -39,9 +39,17 @@ struct Common {
         watch(of_device, failure, options.timeout_s) {}
 };
 
-struct Range {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
+// Lets the sums of a reduction run beside its exchanges.
+struct Overlap {
+  explicit Overlap(CudaDevice& device)
+      : sums(device, "sums over the ranks", StreamPriority::kHigh),
+        received{Event(device), Event(device)},
+        added{Event(device), Event(device)} {}
+
+  Stream sums;
+  // By half of the staging memory.
+  std::array<Event, 2> received;
+  std::array<Event, 2> added;
 };
 
 class NcclCollectives final : public Collectives {
@@ -52,7 +60,7 @@ class NcclCollectives final : public Collectives {
         communicator_(std::move(communicator)),
         rank_(rank),
         rank_count_(rank_count),
-        staging_(common_->device, kStagingBytes, "NCCL receive buffer") {
+        staging_(common_->device, kStagingBytesMin, "NCCL receive buffer") {
     common_->watch.add(*communicator_);
     try {
       meet();
@@ -61,7 +69,10 @@ class NcclCollectives final : public Collectives {
       throw;
     }
   }
-  ~NcclCollectives() override { common_->watch.remove(*communicator_); }
+  ~NcclCollectives() override {
+    common_->caller.drain();
+    common_->watch.remove(*communicator_);
+  }
 
   std::string_view name() const override { return "nccl"; }
   std::uint32_t rank() const override { return rank_; }
@@ -101,15 +112,14 @@ class NcclCollectives final : public Collectives {
           .source = reduce.data,
           .source_type = reduce.type,
           .target_type = reduce.type,
-          .share = align_up(div_ceil(reduce.element_count, rank_count_), kElementsAlign),
+          .share = align_up(div_ceil(reduce.element_count, rank_count_), kPieceAlignElements),
           .count = reduce.element_count};
       const std::uint64_t element_bytes = size_of(reduce.type);
       const auto place = [&](std::uint32_t of_rank) {
         return reduce.data + reduction.range(of_rank).begin * element_bytes;
       };
       const auto size_bytes = [&](std::uint32_t of_rank) {
-        const Range range = reduction.range(of_rank);
-        return (range.end - range.begin) * element_bytes;
+        return reduction.range(of_rank).count() * element_bytes;
       };
       reduction.target = place(rank_);
       reduce_exactly(reduction, stream);
@@ -153,12 +163,28 @@ class NcclCollectives final : public Collectives {
     SLUICE_CHECK(std::ranges::max(ranks) < rank_count_, "a group is made of the object's ranks");
     const auto key = static_cast<std::uint32_t>(own - ranks.begin());
     common_->failure->throw_if_set();
-    return std::make_unique<NcclCollectives>(
-        common_, communicator_->split(/*color=*/std::ranges::min(ranks), key), key,
-        static_cast<std::uint32_t>(ranks.size()));
+    std::unique_ptr<NcclCommunicator> part;
+    outside_of_operations("opening a sequence", [&] {
+      part = communicator_->split(/*color=*/std::ranges::min(ranks), key);
+    });
+    return std::make_unique<NcclCollectives>(common_, std::move(part), key,
+                                             static_cast<std::uint32_t>(ranks.size()));
   }
 
-  void use_memory(std::span<std::byte> memory) override { communicator_->register_memory(memory); }
+  bool may_block() const override { return true; }
+  void hand_over(std::function<void()> work) override { common_->caller.post(std::move(work)); }
+
+  void prepare_reductions() override {
+    if (common_->reduction == NcclReduction::kPlain || rank_count_ == 1) return;
+    const std::uint64_t wanted = staging_bytes(rank_count_);
+    if (wanted > staging_.size_bytes())
+      staging_ = DeviceBuffer(common_->device, wanted, "NCCL receive buffer");
+    overlap_ = std::make_unique<Overlap>(common_->device);
+  }
+
+  void use_memory(std::span<std::byte> memory) override {
+    outside_of_operations("registering memory", [&] { communicator_->register_memory(memory); });
+  }
   void forget_memory() noexcept override { communicator_->deregister_memory(); }
 
   void on_failure(std::function<void(const Error&)> handler) override {
@@ -192,7 +218,7 @@ class NcclCollectives final : public Collectives {
     std::uint64_t share = 0;  // elements of the longest range
     std::uint64_t count = 0;  // elements in all
 
-    Range range(std::uint32_t of_rank) const {
+    ElementRange range(std::uint32_t of_rank) const {
       return {std::min(of_rank * share, count), std::min((of_rank + 1) * share, count)};
     }
   };
@@ -213,6 +239,18 @@ class NcclCollectives final : public Collectives {
     } catch (const Error& error) {
       common_->watch.fail(Error(ErrorCode::kRanks, fmt::format("rank {} in {} of \"{}\": {}", rank_,
                                                                kind, subject, error.what())));
+    }
+  }
+
+  // The other ranks wait for this one there, so a failure ends their work, too.
+  template <class Body>
+  void outside_of_operations(std::string_view kind, const Body& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      common_->watch.fail(
+          Error(error.code(), fmt::format("rank {}, {}: {}", rank_, kind, error.what())));
+      common_->failure->throw_if_set();  // an earlier one may have ended the communicator
     }
   }
 
@@ -239,51 +277,64 @@ class NcclCollectives final : public Collectives {
     common_->failure->throw_if_set();
   }
 
-  std::uint64_t step_elements(const Reduction& reduction) const {
-    if (rank_count_ == 1) return reduction.share;
-    const std::uint64_t bytes = kStagingBytes / (rank_count_ - 1);
-    const std::uint64_t elements =
-        bytes / size_of(reduction.source_type) / kElementsAlign * kElementsAlign;
-    SLUICE_CHECK(elements != 0, "the staging buffer has room for every rank");
-    return elements;
+  // One step after another. A step's messages follow on the stream the sum whose half of the
+  // staging memory they overwrite: with two halves, that of the step before the last.
+  void reduce_exactly(const Reduction& reduction, StreamId stream) {
+    CudaDevice& device = common_->device;
+    const ReductionSteps steps =
+        reduction_steps(reduction.share, size_of(reduction.source_type), rank_count_,
+                        staging_.size_bytes(), /*overlaps=*/overlap_ != nullptr);
+    if (steps.halves == 1) {
+      for (std::uint64_t step = 0; step < steps.count; ++step) {
+        exchange_step(reduction, steps, step, staging_.data(), stream);
+        add_step(reduction, steps, step, staging_.data(), stream);
+      }
+      return;
+    }
+    for (std::uint64_t step = 0; step < steps.count; ++step) {
+      const std::size_t half = step % 2;
+      std::byte* const received = staging_.data() + half * (staging_.size_bytes() / 2);
+      if (step >= 2) device.wait(stream, overlap_->added[half].id());
+      exchange_step(reduction, steps, step, received, stream);
+      device.record(overlap_->received[half].id(), stream);
+      device.wait(overlap_->sums.id(), overlap_->received[half].id());
+      add_step(reduction, steps, step, received, overlap_->sums.id());
+      device.record(overlap_->added[half].id(), overlap_->sums.id());
+    }
+    for (const Event& added : overlap_->added) device.wait(stream, added.id());
   }
 
-  // One step after another: each follows on the stream the step before, whose staging it reuses.
-  void reduce_exactly(const Reduction& reduction, StreamId stream) {
-    const std::uint64_t step = step_elements(reduction);
+  void exchange_step(const Reduction& reduction, const ReductionSteps& steps, std::uint64_t step,
+                     std::byte* received, StreamId stream) {
     const std::uint64_t source_bytes = size_of(reduction.source_type);
-    const std::uint64_t target_bytes = size_of(reduction.target_type);
-    void* const native = common_->device.native_stream(stream);
+    const std::uint64_t own_bytes =
+        steps.piece(reduction.range(rank_), step).count() * source_bytes;
     Messages messages;
-    for (std::uint64_t done = 0; done < reduction.share; done += step) {
-      const auto piece = [&](std::uint32_t of_rank) {
-        const Range all = reduction.range(of_rank);
-        return Range{std::min(all.begin + done, all.end),
-                     std::min(all.begin + done + step, all.end)};
-      };
-      const Range own = piece(rank_);
-      messages.list.clear();
-      for_each_peer([&](std::uint32_t peer) {
-        const std::uint32_t place = peer < rank_ ? peer : peer - 1;
-        messages.receive(peer, staging_.data() + place * step * source_bytes,
-                         (own.end - own.begin) * source_bytes);
-        const Range theirs = piece(peer);
-        messages.send(peer, reduction.source + theirs.begin * source_bytes,
-                      (theirs.end - theirs.begin) * source_bytes);
-      });
-      communicator_->exchange(messages.list, native);
-      if (own.begin == own.end) continue;
-      common_->sum({.target = reduction.target + done * target_bytes,
-                    .target_type = reduction.target_type,
-                    .own = reduction.source + own.begin * source_bytes,
-                    .received = staging_.data(),
-                    .received_stride = step,
-                    .source_type = reduction.source_type,
-                    .rank = rank_,
-                    .rank_count = rank_count_,
-                    .element_count = own.end - own.begin},
-                   stream);
-    }
+    for_each_peer([&](std::uint32_t peer) {
+      const std::uint32_t place = peer < rank_ ? peer : peer - 1;
+      messages.receive(peer, received + place * steps.elements * source_bytes, own_bytes);
+      const ElementRange theirs = steps.piece(reduction.range(peer), step);
+      messages.send(peer, reduction.source + theirs.begin * source_bytes,
+                    theirs.count() * source_bytes);
+    });
+    communicator_->exchange(messages.list, common_->device.native_stream(stream));
+  }
+
+  void add_step(const Reduction& reduction, const ReductionSteps& steps, std::uint64_t step,
+                const std::byte* received, StreamId stream) {
+    const ElementRange own = steps.piece(reduction.range(rank_), step);
+    if (own.count() == 0) return;
+    common_->sum(
+        {.target = reduction.target + step * steps.elements * size_of(reduction.target_type),
+         .target_type = reduction.target_type,
+         .own = reduction.source + own.begin * size_of(reduction.source_type),
+         .received = received,
+         .received_stride = steps.elements,
+         .source_type = reduction.source_type,
+         .rank = rank_,
+         .rank_count = rank_count_,
+         .element_count = own.count()},
+        stream);
   }
 
   // Constant after construction.
@@ -292,7 +343,8 @@ class NcclCollectives final : public Collectives {
   const std::uint32_t rank_;
   const std::uint32_t rank_count_;
 
-  DeviceBuffer staging_;  // for the operation that is under way
+  DeviceBuffer staging_;              // for the operation that is under way
+  std::unique_ptr<Overlap> overlap_;  // from prepare_reductions() on
 };
 
 }  // namespace

@@ -225,6 +225,7 @@ std::unique_ptr<NcclCommunicator> NcclCommunicator::split(std::uint32_t color, s
 
 NcclCommunicator::~NcclCommunicator() {
   const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
+  if (has_failed_) abort();
   deregister_memory();
   if (communicator_ == nullptr) return;
   try {
@@ -261,19 +262,19 @@ void NcclCommunicator::settle(int first_result, const char* name) {
       if (asked != ncclSuccess) result = asked;
     }
     if (result != ncclInProgress) break;
-    if (steady_clock::now() - begin > std::chrono::duration<double>(options_.timeout_s)) {
-      abort();
-      fail(ErrorCode::kRanks,
-           fmt::format("{} has waited for other ranks for more than {} s; one may be stopped; if "
-                       "it is only late, raise sharding.timeout",
-                       name, options_.timeout_s));
-    }
+    if (steady_clock::now() - begin > std::chrono::duration<double>(options_.timeout_s))
+      give_up(
+          fmt::format("{} has waited for other ranks for more than {} s; one may be stopped; if "
+                      "it is only late, raise sharding.timeout",
+                      name, options_.timeout_s));
     std::this_thread::sleep_for(kPollInterval);
   }
-  if (result == ncclSuccess) return;
-  const std::string description = describe(result);
-  abort();
-  fail(ErrorCode::kRanks, fmt::format("{}: {}", name, description));
+  if (result != ncclSuccess) give_up(fmt::format("{}: {}", name, describe(result)));
+}
+
+void NcclCommunicator::give_up(const std::string& message) {
+  has_failed_ = true;
+  fail(ErrorCode::kRanks, message);
 }
 
 std::string NcclCommunicator::describe(int result) {

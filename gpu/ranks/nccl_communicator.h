@@ -4,10 +4,14 @@
 //
 // Thread rule: one thread at a time enqueues on a communicator. Any thread may call failure() and
 // abort(), also at the same time as other calls. Any thread may use NcclLibrary.
-// Invariants: after abort() every call throws, and NCCL's work on the device ends.
+// Invariants: after abort() every call throws, and NCCL's work on the device ends. A call that
+// fails does not abort the communicator: earlier work would end, and look like a result, before the
+// failure is known. The caller makes the failure known, then calls abort(). If the caller does not,
+// the destructor aborts.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -118,12 +122,15 @@ class NcclCommunicator {
   template <class Body>
   void call(const char* name, const Body& body);
   void settle(int result, const char* name);
+  [[noreturn]] void give_up(const std::string& message);
   std::string describe(int result);
 
   // Constant after construction.
   const NcclLibrary& library_;
   const Options options_;
   CudaDevice& device_;
+
+  std::atomic<bool> has_failed_ = false;  // a call
 
   std::mutex mutex_;
   // Guarded by mutex_.

@@ -25,7 +25,6 @@ NcclWatch::NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, d
     : device_(device),
       failure_(std::move(failure)),
       timeout_s_(timeout_s),
-      stream_(device, "nccl watch"),
       thread_(start_thread("sluice-nccl", [this] { run(); })) {}
 
 NcclWatch::~NcclWatch() {
@@ -121,15 +120,13 @@ void NcclWatch::look(Operation& operation) {
                          operation.name(), timeout_s_)));
 }
 
+// The device fails first. Operations are left out as soon as the failure is latched, and unfinished
+// ones end with their communicator. A wait for the stream then ends with the failure, so what lies
+// there is never taken for a result.
 void NcclWatch::fail(const Error& error) {
   const std::scoped_lock one_at_a_time(failing_mutex_);
+  device_.fail(error);
   failure_->set(error);
-  device_.call_host(stream_.id(), [failure = failure_] { failure->throw_if_set(); });
-  try {
-    device_.synchronize(stream_.id());
-  } catch (const std::exception&) {
-    // The device has the failure now.
-  }
   std::vector<NcclCommunicator*> communicators;
   {
     const std::scoped_lock lock(mutex_);

@@ -1,7 +1,7 @@
 // The watch supervises NCCL's operations. An operation may wait for other ranks only for a limited
 // time, counted from the end of earlier work. NCCL's reports from its background work are also
-// watched. The first failure is latched (RankFailure) and becomes a failure of the device. NCCL's
-// work is ended only after that, so that no unfinished operation looks like a result.
+// watched. The first failure becomes a failure of the device, and then is latched (RankFailure).
+// NCCL's work is ended only after that, so that no unfinished operation looks like a result.
 //
 // Thread rule: every function from any thread.
 #pragma once
@@ -56,6 +56,7 @@ class NcclWatch {
   void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
            std::string_view kind, std::string_view subject, StreamId stream);
 
+  // On return, the device has failed, the failure is latched, and NCCL's work ends.
   void fail(const Error& error);
 
  private:
@@ -66,7 +67,6 @@ class NcclWatch {
   CudaDevice& device_;
   const std::shared_ptr<RankFailure> failure_;
   const double timeout_s_;
-  Stream stream_;  // passes a failure to the device
 
   std::mutex mutex_;
   std::condition_variable came_;   // an operation came, or must_stop_

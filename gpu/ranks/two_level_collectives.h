@@ -53,6 +53,12 @@ class TwoLevelCollectives final : public Collectives {
   std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
     return whole_.open(ranks);
   }
+  bool may_block() const override { return whole_.may_block(); }
+  void hand_over(std::function<void()> work) override { whole_.hand_over(std::move(work)); }
+  void prepare_reductions() override {
+    node_->prepare_reductions();
+    across_->prepare_reductions();
+  }
   void use_memory(std::span<std::byte> memory) override;
   void forget_memory() noexcept override;
   void on_failure(std::function<void(const Error&)> handler) override {

@@ -112,6 +112,19 @@ class SLUICE_EXPORT Collectives {
   // must outlive the new object.
   virtual std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) = 0;
 
+  // Whether an operation may keep its caller waiting. The engine's scheduler then calls its
+  // operations through hand_over().
+  virtual bool may_block() const { return false; }
+  // Calls `work` once. The operations in `work` are those of this object. If they may block, a
+  // thread of the collectives calls `work`, perhaps after hand_over() has returned. Otherwise
+  // `work` has run on return. The work of all objects of one rank runs in the order of the calls,
+  // one at a time. The destructor waits for it.
+  virtual void hand_over(std::function<void()> work) { work(); }
+  // Takes the memory with which reductions of floating-point values are fast. Every rank calls this
+  // function before the object's first such reduction. Reductions are correct without it.
+  // Fails with: kOutOfMemory.
+  virtual void prepare_reductions() {}
+
   // Announces that operations will use this device memory again and again, so that an
   // implementation may need fewer copies. Every rank calls use_memory() in the same place, with the
   // same number of bytes. The call forget_memory() takes back all announcements, and is called

@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include <sluice/cuda_device.h>
 #include "base/aligned_buffer.h"
 #include "tests/contract/device_contract.h"
+#include "tests/gpu/cuda/fake_cuda_faults.h"
 #include "tests/gpu/cuda/fake_cuda_log.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 
@@ -201,6 +203,25 @@ TEST_F(FakeCuda, MoreThanTheGpuHasIsRefused) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
     EXPECT_NE(std::string(error.what()).find("memory.device"), std::string::npos) << error.what();
   }
+}
+
+// The runtime has one number for both.
+TEST_F(FakeCuda, ADriverThatIsTooOldIsToldFromNone) {
+  const auto why = [](int driver) {
+    test::set_fake_cuda_driver(driver);
+    test::arm_fake_cuda_fault(
+        {.function = "cudaGetDeviceCount", .at_call = 1, .status = cudaErrorInsufficientDriver});
+    const std::string said = why_no_cuda_device();
+    (void)test::disarm_fake_cuda_fault();
+    test::set_fake_cuda_driver(CUDART_VERSION);
+    return said;
+  };
+  EXPECT_EQ(why(0),
+            "no usable GPU: there is no NVIDIA driver, or this process cannot load it; nvidia-smi "
+            "tells more");
+  EXPECT_NE(why(11040).find("the NVIDIA driver is for CUDA 11.4, and this program needs CUDA " +
+                            std::to_string(CUDART_VERSION / 1000) + ".0"),
+            std::string::npos);
 }
 
 TEST_F(FakeCuda, AGpuThatThereIsNotIsNotDescribed) {

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -20,6 +21,7 @@ struct Faults {
 };
 
 thread_local cudaError_t last_error = cudaSuccess;
+std::atomic<int> driver_version = CUDART_VERSION;
 
 Faults& faults() {
   static Faults only;
@@ -51,6 +53,10 @@ bool is_fake_cuda_fault_armed() {
   return faults().is_armed;
 }
 
+void set_fake_cuda_driver(int version) {
+  driver_version = version;
+}
+
 int fake_cuda_fault_of(const char* call) {
   FakeCudaFault fault;
   {
@@ -77,6 +83,10 @@ extern "C" {
 
 cudaError_t cudaGetLastError() {
   return std::exchange(sluice::test::last_error, cudaSuccess);
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = sluice::test::driver_version;
+  return cudaSuccess;
 }
 const char* cudaGetErrorName(cudaError_t) {
   return "cudaErrorOfTheFake";

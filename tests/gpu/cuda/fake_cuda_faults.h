@@ -29,6 +29,9 @@ struct FakeCudaFaultReport {
 // Ends the count, and a lasting failure.
 FakeCudaFaultReport disarm_fake_cuda_fault();
 
+// The newest CUDA that the driver knows, such as 11040 for 11.4; 0: there is no driver.
+void set_fake_cuda_driver(int version);
+
 // The stand-in calls this function for each call. The function counts the call, and returns its
 // failure, or 0. A lasting failure begins here.
 int fake_cuda_fault_of(const char* call);

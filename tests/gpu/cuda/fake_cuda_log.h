@@ -2,7 +2,9 @@
 // Thread rule: every function from any thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace sluice::test {
@@ -30,7 +32,13 @@ void log_fake_cuda_calls(bool is_wanted);
 // Ends the log and returns it.
 std::vector<FakeCudaCall> take_fake_cuda_calls();
 
+// Kernels that are launched from now on begin this much later than their streams allow. So work
+// that should wait for a kernel, and does not, comes before it.
+void delay_fake_cuda_kernels(std::chrono::microseconds delay);
+
 // For the stand-in.
 void add_fake_cuda_call(const FakeCudaCall& call);
+// For the stand-in: a kernel's work with its delay.
+std::function<void()> delayed(std::function<void()> work);
 
 }  // namespace sluice::test

@@ -132,7 +132,7 @@ void launch_fake_cuda(void* stream, std::function<void()> work, const char* name
   if (answer(fake_cuda_fault_of("cudaLaunchKernel")) != 0 || standing() != 0) return;
   if (name != nullptr) load(gpu, name);
   log_call(FakeCudaCall::Kind::kKernel, static_cast<cudaStream_t>(stream));
-  runtime().device->launch(id_of(static_cast<cudaStream_t>(stream)), std::move(work));
+  runtime().device->launch(id_of(static_cast<cudaStream_t>(stream)), delayed(std::move(work)));
 }
 
 std::set<std::string> take_fake_cuda_late_loads() {

@@ -195,7 +195,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   *comm = new ncclComm{.world = world, .rank = rank, .gpu = current_gpu()};
   (void)sluice_fake_cuda_communicators((*comm)->gpu, 1);
   const std::scoped_lock own(world->mutex);
-  world->size = size;
+  world->set_size(size);
   return ncclInProgress;
 }
 
@@ -230,7 +230,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
     if (!comm->world->violation.empty()) *result = ncclInvalidArgument;
     if (*result != ncclInProgress || comm->world->joined < comm->world->size) return ncclSuccess;
   }
-  if (!comm->pending.empty() && ++comm->polls < 2) return ncclSuccess;
+  if (!comm->pending.empty() && (is_fake_nccl_held() || ++comm->polls < 2)) return ncclSuccess;
   for (const auto& enqueue : std::exchange(comm->pending, {})) enqueue();
   *result = ncclSuccess;
   return ncclSuccess;
@@ -249,6 +249,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   visit_gpu(comm->gpu);
+  count_fake_nccl(&fake_nccl_counts::aborts);
   if (comm->world != nullptr) comm->world->abort(comm->rank);
   delete comm;
   return ncclSuccess;

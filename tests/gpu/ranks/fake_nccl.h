@@ -14,6 +14,12 @@ struct fake_nccl_counts {
   int buffers = 0;      // registered and not given back
   int windows = 0;      // counted like buffers
   int allocations = 0;  // counted like buffers
+  int aborts = 0;
+  int held_questions = 0;  // "in progress", because of fake_nccl_hold()
+  int messages = 0;        // between two ranks
+  // The shortest of those messages; 0 if there was none. Messages of single bytes, which connect
+  // the ranks, do not count.
+  std::uint64_t message_bytes_least = 0;
   // The number of requests of ranks whose offset in a symmetric window differs from that of rank 0.
   int unequal_offsets = 0;
 };
@@ -31,6 +37,13 @@ struct fake_nccl_fault {
 // Returns the number of calls since the last fault was set.
 extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault fault);
 
+// Changes the number of holders. While there is one, operations do not come to their streams:
+// their callers learn that they are in progress.
+extern "C" void fake_nccl_hold(int change);
+// Communicators that are made while this is set have one rank that takes part. The others count as
+// present, and send nothing. So a process can count the messages of one of many ranks.
+extern "C" void fake_nccl_leave_alone(bool is_alone);
+
 // `path` is the library's path.
 template <class Function>
 Function* fake_nccl_function(const char* path, const char* name) {
@@ -40,6 +53,12 @@ Function* fake_nccl_function(const char* path, const char* name) {
 }
 inline fake_nccl_counts take_fake_nccl_counts(const char* path) {
   return fake_nccl_function<decltype(fake_nccl_take_counts)>(path, "fake_nccl_take_counts")();
+}
+inline void hold_fake_nccl(const char* path, int change) {
+  fake_nccl_function<decltype(fake_nccl_hold)>(path, "fake_nccl_hold")(change);
+}
+inline void leave_fake_nccl_alone(const char* path, bool is_alone) {
+  fake_nccl_function<decltype(fake_nccl_leave_alone)>(path, "fake_nccl_leave_alone")(is_alone);
 }
 inline std::uint64_t fail_fake_nccl(const char* path, const fake_nccl_fault& fault) {
   return fake_nccl_function<decltype(fake_nccl_fail_at)>(path, "fake_nccl_fail_at")(fault);

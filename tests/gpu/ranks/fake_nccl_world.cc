@@ -1,5 +1,6 @@
 #include "tests/gpu/ranks/fake_nccl_world.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 
@@ -11,6 +12,17 @@ std::mutex counts_mutex;
 // Guarded by counts_mutex.
 fake_nccl_fault fault;
 std::uint64_t calls = 0;  // since the fault was set
+int holders = 0;
+bool leaves_alone = false;
+
+void count_messages(const std::vector<FakeNcclMessage>& messages) {
+  const std::scoped_lock lock(counts_mutex);
+  for (const FakeNcclMessage& message : messages) {
+    if (message.size_bytes <= 1 || !message.is_send) continue;
+    std::uint64_t& least = counts.message_bytes_least;
+    least = counts.messages++ == 0 ? message.size_bytes : std::min(least, message.size_bytes);
+  }
+}
 
 }  // namespace
 
@@ -26,9 +38,23 @@ bool fake_nccl_call_fails(const char* call) {
   return ++calls == fault.at_call;
 }
 
+bool is_fake_nccl_held() {
+  const std::scoped_lock lock(counts_mutex);
+  if (holders != 0) ++counts.held_questions;
+  return holders != 0;
+}
+
+void FakeNcclWorld::set_size(int ranks) {
+  const std::scoped_lock lock(counts_mutex);
+  size = ranks;
+  is_alone = leaves_alone;
+  if (is_alone) joined = ranks - 1;
+}
+
 void FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
                          const std::function<void(const std::vector<const void*>&)>& work) {
   std::unique_lock lock(mutex);
+  if (is_alone) return;
   auto& all = parts[operation];
   all.resize(static_cast<std::size_t>(size));
   all[static_cast<std::size_t>(rank)] = std::move(part);
@@ -77,7 +103,9 @@ void FakeNcclWorld::abort(int rank) {
 
 void FakeNcclWorld::transfer(int rank, const std::vector<FakeNcclMessage>& messages) {
   std::vector<std::shared_ptr<FakeNcclSent>> own;
+  count_messages(messages);
   std::unique_lock lock(mutex);
+  if (is_alone) return;
   for (const FakeNcclMessage& message : messages) {
     if (!message.is_send) continue;
     own.push_back(std::make_shared<FakeNcclSent>(FakeNcclSent{message.data}));
@@ -107,6 +135,16 @@ void FakeNcclWorld::transfer(int rank, const std::vector<FakeNcclMessage>& messa
 extern "C" fake_nccl_counts fake_nccl_take_counts() {
   const std::scoped_lock lock(sluice::test::counts_mutex);
   return std::exchange(sluice::test::counts, {});
+}
+
+extern "C" void fake_nccl_hold(int change) {
+  const std::scoped_lock lock(sluice::test::counts_mutex);
+  sluice::test::holders += change;
+}
+
+extern "C" void fake_nccl_leave_alone(bool is_alone) {
+  const std::scoped_lock lock(sluice::test::counts_mutex);
+  sluice::test::leaves_alone = is_alone;
 }
 
 extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault coming) {

@@ -52,6 +52,7 @@ struct FakeNcclWorld {
   // Guarded by mutex:
   int size = 0;
   int joined = 0;
+  bool is_alone = false;  // one rank takes part
   int reading = 0;        // ranks that read all ranks' data
   std::set<int> aborted;  // ranks that stop waiting; others learn of this when they ask
   std::string violation;  // the first violation of NCCL's rules for callers
@@ -65,6 +66,8 @@ struct FakeNcclWorld {
   };
   std::map<std::uint64_t, Split> splits;
 
+  // Requires: the mutex is held.
+  void set_size(int ranks);
   // Waits until all ranks have brought a part. `work` reads the data of all parts. No rank returns
   // before all ranks are done.
   void meet(std::uint64_t operation, int rank, FakeNcclPart part,
@@ -81,5 +84,7 @@ struct FakeNcclWorld {
 // Counts a call. Returns whether this call is the one that fails (fake_nccl_fail_at()).
 bool fake_nccl_call_fails(const char* call);
 void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);
+// Whether operations are held back (fake_nccl_hold()); counts the question if so.
+bool is_fake_nccl_held();
 
 }  // namespace sluice::test

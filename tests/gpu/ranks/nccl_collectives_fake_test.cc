@@ -9,30 +9,18 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "cpu_optim/rank_sum.h"
 #include "gpu/ranks/exchanged_sum.h"
 #include "tests/contract/collectives_contract.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
-#include "tests/gpu/ranks/fake_nccl.h"
+#include "tests/gpu/ranks/fake_nccl_ranks.h"
 #include "tests/support/expect_error.h"
 
 namespace sluice {
 
 namespace {
-
-void run_threads(std::uint32_t rank_count, const NcclOptions& options, const RankBody& body) {
-  const NcclId id = make_nccl_id(options.library);
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto device = make_cuda_device({.memory_bytes = 256_MiB});
-      const auto collectives = make_nccl_collectives(*device, options, id, rank, rank_count);
-      body(*collectives, *device);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
 
 CollectivesFactory factory(std::uint32_t ranks, const std::string& name) {
   return {name, [ranks](const RankBody& body) {
@@ -44,20 +32,6 @@ INSTANTIATE_TEST_SUITE_P(FakeNccl, CollectivesContract,
                          testing::Values(factory(1, "one"), factory(2, "two"), factory(3, "three"),
                                          factory(4, "four")),
                          collectives_factory_name);
-
-fake_nccl_counts take_counts() {
-  return take_fake_nccl_counts(FAKE_NCCL);
-}
-
-std::string failure_of(Device& device, const Stream& stream) {
-  try {
-    device.synchronize(stream.id());
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kRanks);
-    return error.what();
-  }
-  return "no failure";
-}
 
 TEST(NcclFailure, RankThatDoesNotComeIsNoticedWithOperationAndSubject) {
   std::atomic<int> named = 0;
@@ -147,35 +121,63 @@ TEST(NcclFailure, AbortEndsTheOthersWork) {
   EXPECT_EQ(ended, 1);
 }
 
-// Exactly: bits in rank order, without NCCL's sums. Plainly: NCCL's sums, near those.
-TEST(NcclReductionChoice, PlainIsNcclsOwnAndExactIsNot) {
-  for (const NcclReduction reduction : {NcclReduction::kExact, NcclReduction::kPlain}) {
+// A thread that learns of a failure may look for results at once, and finds the device's failure.
+// And no operation has ended before, which would look like a result.
+TEST(NcclFailure, IsTheDevicesBeforeAnyoneHearsAndBeforeAnythingIsEnded) {
+  std::atomic<int> heard = 0;
+  run_threads(2, {.timeout_s = 60, .library = FAKE_NCCL}, [&](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    ranks.barrier("both are there", stream.id());
+    device.synchronize(stream.id());
+    if (ranks.rank() == 1) {
+      while (heard == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return;
+    }
+    const Stream idle(device, "idle");
+    ranks.on_failure([&](const Error& error) {
+      EXPECT_EQ(take_counts().aborts, 0);
+      EXPECT_EQ(failure_of(device, idle), error.what());
+      ++heard;
+    });
+    ranks.barrier("h.3", stream.id());
     (void)take_counts();
-    run_threads(3, {.timeout_s = 60, .reduction = reduction, .library = FAKE_NCCL},
-                [&](Collectives& ranks, Device& device) {
-                  const Stream stream(device, "test");
-                  constexpr std::uint64_t kCount = 5000;
-                  RankArray data(device, kCount * sizeof(float));
-                  for (std::uint64_t i = 0; i < kCount; ++i)
-                    save_value(DType::kFp32, data.host().data(), i, rank_value(ranks.rank(), i));
-                  data.push(stream.id());
-                  ranks.all_reduce({.data = data.data(), .element_count = kCount, .subject = "sum"},
-                                   stream.id());
-                  data.pull(stream.id());
-                  int unequal = 0;
-                  for (std::uint64_t i = 0; i < kCount; ++i) {
-                    const float expected = expected_sum(DType::kFp32, DType::kFp32, 3, i);
-                    const float actual = load_value(DType::kFp32, data.host().data(), i);
-                    EXPECT_NEAR(actual, expected, 1e-5f * (1 + std::abs(expected)));
-                    unequal += actual != expected ? 1 : 0;
-                  }
-                  if (reduction == NcclReduction::kExact)
-                    EXPECT_EQ(unequal, 0);
-                  else
-                    EXPECT_GT(unequal, 0) << "the case shows nothing";
-                });
-    EXPECT_EQ(take_counts().reductions, reduction == NcclReduction::kExact ? 0 : 3);
-  }
+    ranks.abort("the disk is full");
+    EXPECT_NE(failure_of(device, stream), "no failure");
+    ranks.on_failure({});
+  });
+  EXPECT_EQ(heard, 1);
+}
+
+// The call that fails, of a rank that has another operation under way.
+TEST(NcclFailure, OfACallIsTheDevicesBeforeItEndsAnythingElse) {
+  std::atomic<int> heard = 0;
+  std::atomic<int> opened = 0;
+  run_threads(2, {.timeout_s = 60, .library = FAKE_NCCL}, [&](Collectives& ranks, Device& device) {
+    const std::vector<std::uint32_t> both = {0, 1};
+    const auto group = ranks.open(both);
+    if (ranks.rank() == 1) {
+      ++opened;
+      while (heard == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return;
+    }
+    const Stream waiting(device, "waiting");
+    const Stream idle(device, "idle");
+    const DeviceBuffer data(device, 4096, "a test");
+    while (opened == 0) std::this_thread::yield();
+    ranks.on_failure([&](const Error& error) {
+      EXPECT_EQ(take_counts().aborts, 0);
+      EXPECT_EQ(failure_of(device, idle), error.what());
+      ++heard;
+    });
+    group->barrier("under way", waiting.id());
+    (void)take_counts();
+    (void)fail_fake_nccl(FAKE_NCCL, {.at_call = 1});
+    group->broadcast({.data = data.data(), .size_bytes = 64, .subject = "news"}, waiting.id());
+    (void)fail_fake_nccl(FAKE_NCCL, {});
+    EXPECT_NE(failure_of(device, waiting).find("in broadcast of \"news\""), std::string::npos);
+    ranks.on_failure({});
+  });
+  EXPECT_EQ(heard, 1);
 }
 
 class Version {
@@ -249,6 +251,33 @@ TEST(NcclLibraryTest, WhatCannotBeUsedIsSaid) {
   const Version version("21602");
   EXPECT_NE(message(fake_of("/./././././.")).find("2.16.2; install release 2.18.1"),
             std::string::npos);
+}
+
+// Another thread makes the calls, in order, and has made them when the object is gone.
+TEST(NcclHandedOver, WorkRunsInOrderOnAThreadOfItsOwn) {
+  run_threads(2, {.timeout_s = 60, .library = FAKE_NCCL}, [](Collectives& ranks, Device& device) {
+    EXPECT_TRUE(ranks.may_block());
+    const std::vector<std::uint32_t> both = {0, 1};
+    auto group = ranks.open(both);
+    const Stream stream(device, "test");
+    std::vector<int> order;
+    std::set<std::thread::id> threads;
+    hold_fake_nccl(FAKE_NCCL, 1);
+    for (int i = 0; i < 5; ++i) {
+      Collectives& of = i % 2 == 0 ? *group : ranks;
+      of.hand_over([&, i] {
+        of.barrier("handed over", stream.id());
+        order.push_back(i);
+        threads.insert(std::this_thread::get_id());
+      });
+    }
+    hold_fake_nccl(FAKE_NCCL, -1);
+    group.reset();
+    EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4}));
+    EXPECT_EQ(threads.size(), 1u);
+    EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
+    device.synchronize(stream.id());
+  });
 }
 
 // Every type of element, and arrays that lie at odd places.

@@ -1,0 +1,45 @@
+// The thread that makes NCCL's calls for threads that must not wait. NCCL may take a while until an
+// operation is on its stream, so the engine's scheduler hands its operations over
+// (Collectives::hand_over()).
+//
+// Thread rule: every function from any thread.
+// Invariant: work runs in the order of post(), one at a time. The queue has no limit, because the
+// caller's slots limit the work in flight.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace sluice {
+
+class NcclCaller {
+ public:
+  NcclCaller();
+  NcclCaller(const NcclCaller&) = delete;
+  NcclCaller& operator=(const NcclCaller&) = delete;
+  // Requires: drain().
+  ~NcclCaller();
+
+  // Returns immediately. `work` must not throw.
+  void post(std::function<void()> work);
+  // Returns when the work posted before has run, and its captures are gone.
+  void drain();
+
+ private:
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable came_;  // work, or must_stop_
+  std::condition_variable done_;  // there is no more work
+  // Guarded by mutex_.
+  std::deque<std::function<void()>> work_;
+  bool is_busy_ = false;
+  bool must_stop_ = false;
+
+  std::thread thread_;  // last: it uses everything above
+};
+
+}  // namespace sluice

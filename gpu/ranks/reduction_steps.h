@@ -1,0 +1,65 @@
+// The steps of an exact reduction (gpu/ranks/nccl_collectives.h). In each step a rank receives a
+// piece from every other rank in its staging memory, and adds the pieces. With two halves of that
+// memory, the pieces of one step come while those of the step before are added. Pure.
+//
+// For example, 1,024 ranks share 2^33 bf16 elements: 2^23 elements, or 16 MiB, for each rank. The
+// staging memory of 1,023 MiB has two halves, each with 512 KiB for every other rank. So there are
+// 32 steps with messages of 512 KiB.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <sluice/error.h>
+#include <sluice/units.h>
+
+namespace sluice {
+
+// The least staging memory. If smaller, there are more kernels for few ranks.
+inline constexpr std::uint64_t kStagingBytesMin = 8_MiB;
+// A half's room for the messages of one other rank. Steps are of equal length, so that a share of
+// more than one step has messages of at least 2/3 of this. Shorter messages are all latency; longer
+// ones take more memory for many ranks.
+inline constexpr std::uint64_t kStagedMessageBytes = 512_KiB;
+inline constexpr std::uint64_t kPieceAlignElements = 64;  // pieces begin at a line of 128 bytes
+
+constexpr std::uint64_t staging_bytes(std::uint32_t rank_count) {
+  return std::max(kStagingBytesMin, (rank_count - 1) * 2 * kStagedMessageBytes);
+}
+
+struct ElementRange {
+  std::uint64_t count() const { return end - begin; }
+
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+struct ReductionSteps {
+  // The part of a rank's range that step number `step` adds.
+  ElementRange piece(const ElementRange& of_rank, std::uint64_t step) const {
+    return {std::min(of_rank.begin + step * elements, of_rank.end),
+            std::min(of_rank.begin + (step + 1) * elements, of_rank.end)};
+  }
+
+  std::uint64_t elements = 0;  // of each step but the last
+  std::uint64_t count = 0;
+  std::uint32_t halves = 1;  // of the staging memory: 2 where steps overlap
+};
+
+// `share`: the elements that each rank adds. `overlaps`: steps may overlap.
+inline ReductionSteps reduction_steps(std::uint64_t share, std::uint64_t element_bytes,
+                                      std::uint32_t rank_count, std::uint64_t staging_bytes,
+                                      bool overlaps) {
+  if (rank_count == 1) return {.elements = share, .count = 1};
+  const auto room = [&](std::uint32_t halves) {
+    return staging_bytes / halves / (rank_count - 1) / element_bytes / kPieceAlignElements *
+           kPieceAlignElements;
+  };
+  const std::uint32_t halves = overlaps && share > room(1) ? 2 : 1;
+  SLUICE_CHECK(room(halves) != 0, "the staging memory has room for every rank");
+  const std::uint64_t least = div_ceil(share, room(halves));
+  const std::uint64_t elements = align_up(div_ceil(share, least), kPieceAlignElements);
+  return {.elements = elements, .count = div_ceil(share, elements), .halves = halves};
+}
+
+}  // namespace sluice

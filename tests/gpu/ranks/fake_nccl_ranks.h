@@ -1,0 +1,51 @@
+// Ranks of a test over the stand-ins for NCCL and for the CUDA runtime: threads of one process,
+// each with a GPU device. Thread rule: beside the functions.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "gpu/ranks/nccl_collectives.h"
+#include "tests/contract/collectives_contract_fixture.h"
+#include "tests/gpu/ranks/fake_nccl.h"
+
+namespace sluice {
+
+// Runs `body` on every rank, each on a thread, and waits for all.
+inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
+                        const RankBody& body) {
+  const NcclId id = make_nccl_id(options.library);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_cuda_device({.memory_bytes = 256_MiB});
+      const auto collectives = make_nccl_collectives(*device, options, id, rank, rank_count);
+      body(*collectives, *device);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Any thread.
+inline fake_nccl_counts take_counts() {
+  return take_fake_nccl_counts(FAKE_NCCL);
+}
+
+// Returns the error that a wait for the stream throws, or "no failure". Any thread.
+inline std::string failure_of(Device& device, const Stream& stream) {
+  try {
+    device.synchronize(stream.id());
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kRanks);
+    return error.what();
+  }
+  return "no failure";
+}
+
+}  // namespace sluice
