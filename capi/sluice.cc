@@ -82,7 +82,8 @@ std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice
   made->model = spec;
   made->opaque_bytes = opaque_bytes_of(model);
   made->precision = config.precision;
-  made->device = make_host_device({.memory_bytes = host_device_bytes(config)});
+  made->device = make_host_device(
+      {.memory_bytes = host_device_bytes(config), .at_once_bytes_max = kAtOnceBytes});
   if (ranks != nullptr) made->collectives = ranks->join(*made->device);
   made->engine = std::make_unique<Engine>(config, spec, *made->device, made->collectives.get());
   made->engine->set_last_words(

@@ -98,7 +98,10 @@ void HostGradients::added(std::uint32_t slot) {
 }
 
 void HostGradients::take_norm(const GradientSum& sum, StreamId) {
-  worker_.post([this, sum] { measure(sum); }, [this, sum] { callbacks_.on_norm(sum.unit); });
+  const auto work = [this, sum] { measure(sum); };
+  const auto done = [this, sum] { callbacks_.on_norm(sum.unit); };
+  const bool is_short = layout_.set_gradient_bytes(sum.unit) <= device_.at_once_bytes_max();
+  is_short ? worker_.post_here(work, done) : worker_.post(work, done);
 }
 
 // On the worker's thread.

@@ -5,6 +5,13 @@
 #include "base/named_thread.h"
 
 namespace sluice {
+namespace {
+
+// A caller runs so many. A task's own tasks are as short as itself; a stream of others is left to
+// the thread.
+constexpr int kBatchesMax = 8;
+
+}  // namespace
 
 TaskThread::TaskThread(const std::string& name, Hooks hooks)
     : hooks_(std::move(hooks)), thread_(start_thread(name, [this] { run(); })) {}
@@ -35,10 +42,21 @@ void TaskThread::post_here(std::function<void()> task) {
     std::unique_lock lock(mutex_);
     tasks_.push_back(std::move(task));
     if (is_running_) return;
-    run_batch(lock);
+    for (int batch = 0; batch < kBatchesMax && !tasks_.empty(); ++batch) run_batch(lock);
     is_left = !tasks_.empty() || stopping_;
   }
   if (is_left) posted_.notify_one();
+}
+
+void TaskThread::post_here_if_idle(std::function<void()> task) {
+  {
+    std::unique_lock lock(mutex_);
+    const bool is_idle = tasks_.empty() && !is_running_;
+    tasks_.push_back(std::move(task));
+    if (is_idle) run_batch(lock);
+    if (is_running_ || (tasks_.empty() && !stopping_)) return;
+  }
+  posted_.notify_one();
 }
 
 void TaskThread::run() {

@@ -36,8 +36,12 @@ class TaskThread {
   // The call returns immediately. The thread runs `task` later.
   void post(std::function<void()> task);
   // Does the same as post(). If the thread has nothing to do, the task has already run on return:
-  // on the calling thread, after the tasks posted before it.
+  // on the calling thread, after the tasks posted before it. The tasks that it posted have run,
+  // too, up to a limit.
   void post_here(std::function<void()> task);
+  // Does the same as post_here(), unless other tasks wait, which may be long. Then it does the same
+  // as post().
+  void post_here_if_idle(std::function<void()> task);
 
   // Every such thread runs `hook` before each task, for tests that change the order. Null removes
   // the hook.

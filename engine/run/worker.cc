@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/floating_environment.h"
+
 namespace sluice {
 
 Worker::Worker(unsigned threads, Scheduler& scheduler)
@@ -9,11 +11,22 @@ Worker::Worker(unsigned threads, Scheduler& scheduler)
       optimizer_(threads),
       thread_("sluice-work", {.after_tasks = {}, .on_exception = [this](std::exception_ptr thrown) {
                                 scheduler_.fail(std::move(thrown));
-                              }}) {}
+                              }}) {
+  std::fegetenv(&environment_);
+}
 
 void Worker::post(std::function<void()> work, std::function<void()> done) {
+  thread_.post(task(std::move(work), std::move(done)));
+}
+
+void Worker::post_here(std::function<void()> work, std::function<void()> done) {
+  const FloatingEnvironment environment(environment_);
+  thread_.post_here_if_idle(task(std::move(work), std::move(done)));
+}
+
+std::function<void()> Worker::task(std::function<void()> work, std::function<void()> done) {
   scheduler_.work().begin(Work::kCpu);
-  thread_.post([this, work = std::move(work), done = std::move(done)]() mutable {
+  return [this, work = std::move(work), done = std::move(done)]() mutable {
     try {
       work();
     } catch (...) {
@@ -23,7 +36,7 @@ void Worker::post(std::function<void()> work, std::function<void()> done) {
       scheduler_.work().end(Work::kCpu);
       done();
     });
-  });
+  };
 }
 
 }  // namespace sluice

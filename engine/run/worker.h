@@ -4,6 +4,7 @@
 // Thread rule: post() from the scheduler's thread.
 #pragma once
 
+#include <cfenv>
 #include <functional>
 
 #include "cpu_optim/cpu_optimizer.h"
@@ -21,12 +22,18 @@ class Worker {
   // has thrown. The exception becomes the scheduler's failure, and code that waits for `done`
   // continues.
   void post(std::function<void()> work, std::function<void()> done);
+  // The same, but if the worker has nothing to do, `work` has run on return, on the calling thread.
+  // For work that is shorter than the wake-up of the worker.
+  void post_here(std::function<void()> work, std::function<void()> done);
 
   CpuOptimizer& optimizer() { return optimizer_; }
 
  private:
+  std::function<void()> task(std::function<void()> work, std::function<void()> done);
+
   Scheduler& scheduler_;
   CpuOptimizer optimizer_;
+  std::fenv_t environment_;  // of the thread that makes the worker; its thread has the same
   TaskThread thread_;
 };
 

@@ -141,7 +141,7 @@ RuntimeCudaDevice::RuntimeCudaDevice(const CudaDeviceOptions& options)
       name_(fmt::format("cuda:{} {}", ordinal_, properties_of(ordinal_).name)),
       memory_(ordinal_, name_, takes_all_ ? available_bytes(ordinal_) : options.memory_bytes,
               options.memory_source),
-      last_resort_("cuda failed", 0, never_fails_),
+      last_resort_("cuda failed", {}, never_fails_),
       notifier_(ordinal_, failure_) {
   const CudaCurrentDevice current(ordinal_);
   int least = 0;

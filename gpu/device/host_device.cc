@@ -28,12 +28,14 @@ bool is_disjoint(const std::byte* a, const std::byte* b, std::uint64_t size_byte
 class ThreadedHostDevice final : public HostDevice {
  public:
   explicit ThreadedHostDevice(const HostDeviceOptions& options)
-      : copy_bytes_per_second_(options.copy_bytes_per_second),
+      : stream_options_{.copy_bytes_per_second = options.copy_bytes_per_second,
+                        .at_once_bytes_max = options.at_once_bytes_max},
         has_own_memory_(options.has_own_memory),
         ledger_(options.memory_bytes) {}
 
   std::string_view name() const override { return "host"; }
   bool has_own_memory() const override { return has_own_memory_; }
+  std::uint64_t at_once_bytes_max() const override { return stream_options_.at_once_bytes_max; }
 
   std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) override;
   void free(std::byte* memory) noexcept override;
@@ -59,6 +61,7 @@ class ThreadedHostDevice final : public HostDevice {
             StreamId stream) override;
   void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) override;
   void call_host(StreamId stream, std::function<void()> function) override;
+  void notify(StreamId stream, std::function<void()> function) override;
   void launch(StreamId stream, std::function<void()> work) override;
   void occupy(StreamId stream, std::uint64_t duration_ns) override;
 
@@ -67,7 +70,7 @@ class ThreadedHostDevice final : public HostDevice {
   HostEvent& event_of(EventId id) const;
   std::int64_t completed_ns(EventId id) const;
 
-  const std::uint64_t copy_bytes_per_second_;
+  const HostStream::Options stream_options_;
   const bool has_own_memory_;
   FailureLatch failure_;
 
@@ -132,7 +135,7 @@ void ThreadedHostDevice::unregister_host_memory(std::span<std::byte> memory) noe
 }
 
 StreamId ThreadedHostDevice::create_stream(std::string_view name, StreamPriority) {
-  auto stream = std::make_unique<HostStream>(std::string(name), copy_bytes_per_second_, failure_);
+  auto stream = std::make_unique<HostStream>(std::string(name), stream_options_, failure_);
   const std::scoped_lock lock(objects_mutex_);
   const StreamId id{++last_id_};
   streams_.emplace(id, std::move(stream));
@@ -236,7 +239,12 @@ void ThreadedHostDevice::fill_zero(std::byte* target, std::uint64_t size_bytes, 
 
 void ThreadedHostDevice::call_host(StreamId stream, std::function<void()> function) {
   require_argument(function != nullptr, "call_host", "the function is empty");
-  stream_of(stream).enqueue(CallHostTask{std::move(function)});
+  stream_of(stream).enqueue(CallHostTask{.function = std::move(function)});
+}
+
+void ThreadedHostDevice::notify(StreamId stream, std::function<void()> function) {
+  require_argument(function != nullptr, "notify", "the function is empty");
+  stream_of(stream).enqueue(CallHostTask{.function = std::move(function), .is_notice = true});
 }
 
 void ThreadedHostDevice::launch(StreamId stream, std::function<void()> work) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/floating_environment.h"
 #include "base/named_thread.h"
 #include "base/trace/trace.h"
 
@@ -19,21 +20,6 @@ thread_local bool in_host_function = false;
 void wake_this_thread_on_time() {
   (void)prctl(PR_SET_TIMERSLACK, 1);
 }
-
-// While it exists, the calling thread rounds and flushes as `environment` does.
-class FloatingEnvironment {
- public:
-  explicit FloatingEnvironment(const std::fenv_t& environment) {
-    std::fegetenv(&own_);
-    std::fesetenv(&environment);
-  }
-  ~FloatingEnvironment() { std::fesetenv(&own_); }
-  FloatingEnvironment(const FloatingEnvironment&) = delete;
-  FloatingEnvironment& operator=(const FloatingEnvironment&) = delete;
-
- private:
-  std::fenv_t own_{};
-};
 
 }  // namespace
 
@@ -67,9 +53,8 @@ void FailureLatch::rethrow_if_set() const {
   std::rethrow_exception(first);
 }
 
-HostStream::HostStream(const std::string& name, std::uint64_t copy_bytes_per_second,
-                       FailureLatch& failure)
-    : copy_bytes_per_second_(copy_bytes_per_second), failure_(failure) {
+HostStream::HostStream(const std::string& name, const Options& options, FailureLatch& failure)
+    : options_(options), failure_(failure) {
   std::fegetenv(&environment_);
   thread_ = start_thread(name, [this] { run_thread(); });
 }
@@ -83,20 +68,38 @@ HostStream::~HostStream() {
   thread_.join();
 }
 
+// A wake-up takes longer than these tasks. A slowed stream's copies sleep.
+bool HostStream::runs_at_once(const HostTask& task) const {
+  const std::uint64_t limit_bytes =
+      options_.copy_bytes_per_second == 0 ? options_.at_once_bytes_max : 0;
+  if (limit_bytes == 0) return false;
+  if (const auto* copy = std::get_if<CopyTask>(&task)) return copy->size_bytes <= limit_bytes;
+  if (const auto* fill = std::get_if<FillZeroTask>(&task)) return fill->size_bytes <= limit_bytes;
+  const auto* call = std::get_if<CallHostTask>(&task);
+  return call != nullptr && call->is_notice;
+}
+
 // Allocates nothing once the queue has grown: the places of finished tasks are reused first. A
 // record with nothing before it completes at once, because waking the thread for it costs the
-// caller more than the rest of a lease.
+// caller more than the rest of a lease. The thread is woken behind the lock, which it would
+// otherwise wake up to wait for.
 void HostStream::enqueue(HostTask task) {
-  const std::scoped_lock lock(mutex_);
-  if (const auto* record = std::get_if<RecordTask>(&task);
-      record != nullptr && is_empty() && !is_running_)
+  std::unique_lock lock(mutex_);
+  const bool is_idle = is_empty() && !is_running_;
+  if (const auto* record = std::get_if<RecordTask>(&task); record != nullptr && is_idle)
     return record->ticket->complete();
+  const bool is_for_caller = is_idle && runs_at_once(task);
   if (queue_.size() == queue_.capacity() && next_ > queue_.size() / 2) {
     queue_.erase(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(next_));
     next_ = 0;
   }
   queue_.push_back({std::move(task), steady_now_ns()});
   ++enqueued_count_;
+  if (is_for_caller) {
+    run_next(lock);
+    if (is_empty()) return;
+  }
+  lock.unlock();
   enqueued_changed_.notify_one();
 }
 
@@ -169,9 +172,9 @@ void HostStream::run_one(Queued& queued) {
 
 void HostStream::run(const CopyTask& task, std::uint64_t enqueued_ns) {
   std::memcpy(task.target, task.source, task.size_bytes);
-  if (copy_bytes_per_second_ == 0) return;
-  const double duration_ns =
-      static_cast<double>(task.size_bytes) * 1e9 / static_cast<double>(copy_bytes_per_second_);
+  if (options_.copy_bytes_per_second == 0) return;
+  const double duration_ns = static_cast<double>(task.size_bytes) * 1e9 /
+                             static_cast<double>(options_.copy_bytes_per_second);
   occupy(static_cast<std::uint64_t>(duration_ns), enqueued_ns);
 }
 

@@ -1,6 +1,7 @@
 // A stream of the host device. A worker thread runs tasks in the order of their arrival. A thread
 // that waits for the stream runs the tasks that the worker has not begun. A record on an idle
-// stream completes on the thread that enqueues it. Running tasks there saves time, because waking a
+// stream completes on the thread that enqueues it. With `at_once_bytes_max`, short copies, fills
+// and notices on an idle stream run on that thread, too. This saves time, because waking a
 // sleeping thread takes as long as a small collective between ranks.
 //
 // Thread rule: any thread may call every public function.
@@ -65,6 +66,7 @@ struct OccupyTask {
 };
 struct CallHostTask {
   std::function<void()> function;  // must not call the device
+  bool is_notice = false;          // short, and nothing waits for it
 };
 using HostTask = std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, LaunchTask, OccupyTask,
                               CallHostTask>;
@@ -76,14 +78,20 @@ void run_host_function(const std::function<void()>& function, FailureLatch& fail
 
 class HostStream {
  public:
-  // If `copy_bytes_per_second` is 0, copies are not slowed down. `failure` must outlive the stream.
-  HostStream(const std::string& name, std::uint64_t copy_bytes_per_second, FailureLatch& failure);
+  struct Options {
+    std::uint64_t copy_bytes_per_second = 0;  // 0: copies are not slowed down
+    std::uint64_t at_once_bytes_max = 0;
+  };
+
+  // `failure` must outlive the stream.
+  HostStream(const std::string& name, const Options& options, FailureLatch& failure);
   HostStream(const HostStream&) = delete;
   HostStream& operator=(const HostStream&) = delete;
   // The destructor runs the enqueued tasks, and then joins the thread.
   ~HostStream();
 
-  // Returns at once. `task` runs after all tasks that were enqueued earlier.
+  // Returns at once, or after a task that is as short as that. `task` runs after all tasks that
+  // were enqueued earlier.
   void enqueue(HostTask task);
   // The call blocks until all tasks have run that were enqueued before it.
   void await();
@@ -96,6 +104,7 @@ class HostStream {
 
   void run_thread();
   bool is_empty() const { return next_ == queue_.size(); }
+  bool runs_at_once(const HostTask& task) const;
   void run_next(std::unique_lock<std::mutex>& lock);
   void run_one(Queued& queued);
   void run(const CopyTask& task, std::uint64_t enqueued_ns);
@@ -103,7 +112,7 @@ class HostStream {
   void run_function(const std::function<void()>& function);
 
   // Constant after construction.
-  std::uint64_t copy_bytes_per_second_;
+  Options options_;
   FailureLatch& failure_;
   std::fenv_t environment_;  // of the thread that made the stream; the worker has the same
 

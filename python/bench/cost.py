@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""usage: python/bench/cost.py [--pairs N] [--path FOLDER] [calls | step | optimizer ...]
+"""usage: python/bench/cost.py [--pairs N] [--path FOLDER] [calls | wakes | step | optimizer ...]
 
 Measures, on one thread of torch, the cost of the package for PyTorch:
 
   calls      CPU time of the calling thread for each use of a unit and for each gradient: two models of equal units with
              few and with many parameters, offloaded and plain, in interleaved pairs. Counts; no bytes move.
+  wakes      what the calling thread asks of the kernel for each use of a unit, counted by strace and right under any load:
+             wake-ups of other threads, waits for them, and all system calls. Beside it the functions of Python and of C
+             that a use calls, counted by the interpreter.
   step       the time of 5 consecutive steps, offloaded to host memory and to NVMe, against torch.optim.AdamW(fused=True)
              in memory. The time ends when the last update has drained: step() returns before that, and what is left of the
              update would run beside the other side's steps. So one tail in 5 has no next step to hide behind.
@@ -18,9 +21,13 @@ machine that does something else are worth nothing.
 import argparse
 import copy
 import os
+import pathlib
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import torch
@@ -119,6 +126,80 @@ def calls(path, pairs):
         pair.optimizer.close()
 
 
+def wakes(path, pairs):
+    if shutil.which("strace") is None:
+        print("wakes: SKIPPED, for there is no strace")
+        return
+    x = torch.randn(1, WIDTH)
+    for home in ("device", "host", "nvme"):
+        model = nn.Sequential(*(Chain(FEW, WIDTH) for _ in range(UNITS)))
+        folder = os.path.join(path, home)
+        os.makedirs(folder, exist_ok=True)
+        optimizer = sluice.offload(model, config(folder, home, "64MiB"), units=[Chain])
+
+        def compute():
+            model(x).square().mean().backward()
+
+        def settle():
+            optimizer.step()
+            optimizer._engine.drain()
+        for _ in range(WARM_UP):
+            compute()
+            uses = optimizer._walk.uses
+            settle()
+        calls = count_system_calls(os.path.join(path, "strace"), settle, compute, pairs)
+        settle()
+        functions = count_functions(compute)
+        settle()
+        words = ", ".join(f"{calls[kind] / uses:.2f} {kind}" for kind in ("wake-ups", "waits", "system calls"))
+        print(f"parameters in {home}: of a use {words}; {functions / uses:.0f} functions")
+        optimizer.close()
+
+
+def count_functions(call):
+    """Calls of functions of Python and C by this thread, as the interpreter sees them."""
+    seen = 0
+
+    def count(_frame, event, _argument):
+        nonlocal seen
+        seen += event in ("call", "c_call")
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def count_system_calls(file, settle, call, times):
+    """System calls of this thread in `call`, by kind and per time. `settle` runs before each; a system call that nothing else makes
+    marks in strace's file what lies between."""
+    tracer = subprocess.Popen(["strace", "-q", "-o", file, "-p", str(threading.get_native_id())], stderr=subprocess.DEVNULL)
+    try:
+        while "TracerPid:\t0" in pathlib.Path("/proc/thread-self/status").read_text(encoding="utf-8"):
+            if tracer.poll() is not None:
+                raise SystemExit("strace cannot trace this process; run as root, or set kernel.yama.ptrace_scope to 0")
+            time.sleep(0.01)
+        for _ in range(times):
+            settle()
+            os.getppid()  # the mark
+            call()
+            os.getppid()
+    finally:
+        tracer.terminate()
+        tracer.wait()
+    counts = dict.fromkeys(("wake-ups", "waits", "system calls"), 0)
+    is_inside = False
+    for line in pathlib.Path(file).read_text(encoding="utf-8").splitlines():
+        if line.startswith("getppid("):
+            is_inside = not is_inside
+        elif is_inside and not line.startswith(("---", "+++")):
+            counts["system calls"] += 1
+            counts["wake-ups"] += "FUTEX_WAKE" in line
+            counts["waits"] += "FUTEX_WAIT" in line
+    return {kind: count / times for kind, count in counts.items()}
+
+
 def time_of_steps(model, optimizer, x, drain=lambda: None):
     """Seconds of STEPS consecutive steps, until nothing of them is under way."""
     begin = time.monotonic()
@@ -177,12 +258,12 @@ def optimizer(path, pairs):
                 1.05 if home == "host" else None)
 
 
-CASES = {"calls": calls, "step": step, "optimizer": optimizer}
+CASES = {"calls": calls, "wakes": wakes, "step": step, "optimizer": optimizer}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="calls, step, optimizer; by default all")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="calls, wakes, step, optimizer; by default all")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--path", help="a folder on the drive; by default the one for temporary files")
     given = parser.parse_args()

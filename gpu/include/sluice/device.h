@@ -100,13 +100,18 @@ class SLUICE_EXPORT Device {
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
   // Reports that earlier work on `stream` has ended. For that, `function` runs as under
   // call_host(). In contrast to call_host(), later work on `stream` does not wait for `function`.
-  // So a GPU goes on with later work at once, and copies and computation keep their pace. The
-  // functions given to notify() for one stream run in the order of the calls. These functions may
-  // run before or after functions given to call_host(). The call destroy_stream() waits for them;
-  // synchronize() does not.
+  // So a GPU goes on with later work at once, and copies and computation keep their pace. If the
+  // earlier work has ended already, `function` may run on the calling thread, before the call
+  // returns. The functions given to notify() for one stream run in the order of the calls. These
+  // functions may run before or after functions given to call_host(). The call destroy_stream()
+  // waits for them; synchronize() does not.
   virtual void notify(StreamId stream, std::function<void()> function) {
     call_host(stream, std::move(function));
   }
+
+  // Work on at most so many bytes is done sooner by the thread that asks for it than by another
+  // thread that has to be woken first. 0: all work goes to the threads that it belongs to.
+  virtual std::uint64_t at_once_bytes_max() const { return 0; }
 };
 
 // Device memory with one owner. `device` must outlive the buffer.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "engine/run/wait_limit.h"
+#include "engine/run/worker.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
 
@@ -142,6 +144,53 @@ TEST(TaskThread, ACallerRunsItsTaskWhereTheThreadHasNothingToDo) {
   EXPECT_EQ(after, 1);
 }
 
+// The tasks that it posts are done, too; a task that posts itself forever is left to the thread.
+TEST(TaskThread, ACallerRunsTheTasksOfItsTask) {
+  std::atomic<bool> is_over = false;
+  std::atomic<int> runs = 0;
+  TaskThread thread("tested", {.after_tasks = {}, .on_exception = {}});
+  std::vector<std::thread::id> ran_by;
+  thread.post_here([&] {
+    thread.post([&] {
+      ran_by.push_back(std::this_thread::get_id());
+      thread.post([&] { ran_by.push_back(std::this_thread::get_id()); });
+    });
+  });
+  EXPECT_EQ(ran_by, std::vector(2, std::this_thread::get_id()));
+  const Watchdog watchdog(std::chrono::seconds(60), "the caller does not come back");
+  std::function<void()> again = [&] {
+    ++runs;
+    if (!is_over) thread.post(again);
+  };
+  thread.post_here(again);
+  while (runs < 100) std::this_thread::yield();
+  is_over = true;
+}
+
+// Behind a task that waits, a short one is the thread's.
+TEST(TaskThread, ACallerRunsNoTaskThatWaits) {
+  std::promise<void> begun;
+  std::promise<void> may_end;
+  std::thread::id first, second;
+  const std::thread::id caller = std::this_thread::get_id();
+  {
+    TaskThread thread("tested", {.after_tasks = {}, .on_exception = {}});
+    thread.post_here_if_idle([&] { first = std::this_thread::get_id(); });
+    EXPECT_EQ(first, caller);
+    thread.post([&] {
+      begun.set_value();
+      may_end.get_future().wait();
+      thread.post([] {});
+      thread.post_here_if_idle([&] { second = std::this_thread::get_id(); });
+    });
+    begun.get_future().wait();
+    thread.post_here_if_idle([&] { EXPECT_NE(std::this_thread::get_id(), caller); });
+    may_end.set_value();
+  }
+  EXPECT_NE(second, caller);
+  EXPECT_NE(second, std::thread::id());
+}
+
 TEST(TaskThread, ACallersTaskWaitsForTheTasksBeforeIt) {
   std::vector<int> order;
   std::thread::id ran_by;
@@ -183,6 +232,39 @@ TEST(TaskThread, TasksThatComeWhileACallerRunsItsOwnAreNotForgotten) {
     });
   }
   ran.get_future().wait();
+}
+
+// The caller may round, or flush denormal numbers, in a way of its own.
+TEST(Worker, ShortWorkIsTheCallersInTheWorkersEnvironment) {
+  Scheduler scheduler;
+  Worker worker(1, scheduler);
+  ASSERT_EQ(std::fesetround(FE_UPWARD), 0);
+  std::thread::id ran_by;
+  int rounding = -1;
+  bool is_done = false;
+  scheduler.run([&] {
+    worker.post_here(
+        [&] {
+          ran_by = std::this_thread::get_id();
+          rounding = std::fegetround();
+        },
+        [&] { is_done = true; });
+  });
+  const int after = std::fegetround();
+  (void)std::fesetround(FE_TONEAREST);
+  EXPECT_EQ(ran_by, std::this_thread::get_id());
+  EXPECT_EQ(rounding, FE_TONEAREST);
+  EXPECT_EQ(after, FE_UPWARD);
+  EXPECT_TRUE(is_done) << "the task that follows from the caller's is the caller's, too";
+}
+
+TEST(Worker, AnExceptionOfShortWorkIsTheFailure) {
+  Scheduler scheduler;
+  Worker worker(1, scheduler);
+  bool is_done = false;
+  scheduler.run([&] { worker.post_here([] { throw broken(); }, [&] { is_done = true; }); });
+  (void)expect_error(ErrorCode::kIo, [&] { scheduler.throw_if_failed(); });
+  scheduler.await_settled([&] { return is_done; });
 }
 
 }  // namespace

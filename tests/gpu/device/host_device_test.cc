@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include <array>
+#include <atomic>
 #include <cfenv>
 #include <chrono>
 #include <functional>
@@ -26,6 +27,12 @@ INSTANTIATE_TEST_SUITE_P(Host, DeviceContract,
                                                        [](std::uint64_t memory_bytes) {
                                                          return make_host_device(
                                                              {.memory_bytes = memory_bytes});
+                                                       }},
+                                         DeviceFactory{"at_once",
+                                                       [](std::uint64_t memory_bytes) {
+                                                         return make_host_device(
+                                                             {.memory_bytes = memory_bytes,
+                                                              .at_once_bytes_max = kAtOnceBytes});
                                                        }},
                                          DeviceFactory{"throttled",
                                                        [](std::uint64_t memory_bytes) {
@@ -97,6 +104,66 @@ TEST(HostDevice, ARecordOnAnIdleStreamIsCompleteAtOnce) {
     EXPECT_TRUE(device->is_complete(again.id()));
     EXPECT_GE(device->elapsed_ns(behind.id(), again.id()), 0);
   }
+}
+
+// Short work on an idle stream is done on return, by the caller. Longer work and work behind other
+// work is the stream's, and so is everything of a device without the option.
+TEST(HostDevice, ShortWorkOnAnIdleStreamIsDoneAtOnce) {
+  constexpr std::uint64_t kBytes = 64;
+  const auto device = make_host_device({.memory_bytes = 1_MiB, .at_once_bytes_max = kBytes});
+  EXPECT_EQ(device->at_once_bytes_max(), kBytes);
+  EXPECT_EQ(make_host_device({.memory_bytes = 1_MiB})->at_once_bytes_max(), 0u);
+  const Stream stream(*device, "test");
+  std::array<std::byte, kBytes + 1> source{}, target{};
+  source.fill(std::byte{7});
+  const auto caller = std::this_thread::get_id();
+  for (int i = 0; i < 100; ++i) {
+    target.fill(std::byte{0});
+    device->copy(target.data(), source.data(), kBytes, stream.id());
+    EXPECT_EQ(target[kBytes - 1], std::byte{7});
+    device->fill_zero(target.data(), kBytes, stream.id());
+    EXPECT_EQ(target[kBytes - 1], std::byte{0});
+    std::thread::id noticed_by;
+    device->notify(stream.id(), [&] { noticed_by = std::this_thread::get_id(); });
+    EXPECT_EQ(noticed_by, caller);
+    Gate gate;
+    gate.block(*device, stream.id());  // a host function may wait, so it is the stream's
+    device->copy(target.data(), source.data(), kBytes, stream.id());
+    noticed_by = {};
+    device->notify(stream.id(), [&] { noticed_by = std::this_thread::get_id(); });
+    EXPECT_EQ(target[0], std::byte{0});
+    EXPECT_EQ(noticed_by, std::thread::id());
+    gate.open();
+    device->synchronize(stream.id());
+    EXPECT_EQ(target[0], std::byte{7});
+    EXPECT_NE(noticed_by, std::thread::id());
+  }
+}
+
+// One that begins while the caller does its own is not forgotten.
+TEST(HostDevice, WorkThatComesWhileACallerDoesItsOwnIsDone) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB, .at_once_bytes_max = kAtOnceBytes});
+  const Stream stream(*device, "test");
+  constexpr int kEach = 2000;
+  std::atomic<int> count = 0;
+  const auto enqueue = [&] {
+    for (int i = 0; i < kEach; ++i) device->notify(stream.id(), [&] { ++count; });
+  };
+  std::thread other(enqueue);
+  enqueue();
+  other.join();
+  while (count != 2 * kEach) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+// Notices of a device that slows its copies come from the stream, in order with them.
+TEST(HostDevice, ASlowedStreamDoesNothingAtOnce) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB,
+                                        .copy_bytes_per_second = 2'000'000'000,
+                                        .at_once_bytes_max = kAtOnceBytes});
+  const Stream stream(*device, "test");
+  std::promise<std::thread::id> noticed_by;
+  device->notify(stream.id(), [&] { noticed_by.set_value(std::this_thread::get_id()); });
+  EXPECT_NE(noticed_by.get_future().get(), std::this_thread::get_id());
 }
 
 // Stricter than the contract: also what was enqueued before the failure happened is skipped.
