@@ -28,6 +28,7 @@ from typing import Any, Callable, MutableMapping, Optional, Sequence
 import torch
 
 from .errors import ArgumentError, ConfigError, OutOfMemoryError, StorageError, remedy_of
+from .units import is_dense
 
 KEPT = 2            # the newest, in memory
 AHEAD = 2           # read before they are taken
@@ -174,17 +175,6 @@ class _InMemory:
         return self._tensor
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is all elements of a range of memory, in any order of its dimensions."""
-    extents = sorted((stride, extent) for extent, stride in zip(tensor.shape, tensor.stride()) if extent > 1)
-    expected = 1
-    for stride, extent in extents:
-        if stride != expected:
-            return False
-        expected *= extent
-    return tensor.numel() > 0
-
-
 class ActivationStore:
     """Keeps tensors for autograd: `hooks()` is a context in which it does. `is_ours` says of a storage that it shows the engine's
     memory. `timeout_s`: so long a drive may take for what is waited for; 0: any time. `can_abandon`: whether a step can be abandoned
@@ -243,7 +233,7 @@ class ActivationStore:
 
     def _pack(self, tensor: torch.Tensor) -> "_Saved | _InMemory":
         is_kept = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided \
-            and tensor.numel() * tensor.itemsize >= PAGE and _is_dense(tensor) and not self._is_ours(tensor.untyped_storage())
+            and tensor.numel() * tensor.itemsize >= PAGE and is_dense(tensor) and not self._is_ours(tensor.untyped_storage())
         if not is_kept:
             return _InMemory(tensor)
         with self._lock:

@@ -307,6 +307,14 @@ class DetachedOptimizer(torch.optim.Optimizer):
         raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: with gradients=\"backward\" the gradients have been "
                             "taken in backward; give the optimizer clip_norm=, or clip with gradients=\"step\"")
 
+    def answer_zeroing(self, module: nn.Module) -> None:
+        """For guards.py: module.zero_grad() was called, which forgets gradients that wait for their norm, too."""
+        zeroed = {id(parameter) for parameter in module.parameters()}
+        for index, (parameter, _) in list(self._held.items()):
+            if id(parameter) in zeroed:
+                del self._held[index]
+                self._taken.discard(index)
+
     def answer_wrapping(self, processes: Optional[int]) -> None:
         """For guards.py: the model was given to DistributedDataParallel, which needs the gradients that this takes."""
         raise ArgumentError("DistributedDataParallel around a model whose optimizer has gradients=\"backward\": the gradients "

@@ -2,7 +2,7 @@
 work, or is refused with a message, instead of quietly doing nothing."""
 
 import weakref
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable, Iterator, Optional
 
 import torch
 import torch.distributed as dist
@@ -24,15 +24,21 @@ class _Owner:
         raise NOT_COPIED
 
 
-def owner_of(parameters: "Iterable[Any]") -> Any:
-    """The optimizer of the first of `parameters` that is offloaded, or None."""
+def owners_of(parameters: "Iterable[Any]") -> "Iterator[Any]":
+    """The optimizers of those of `parameters` that are offloaded, each once."""
+    seen: "set[int]" = set()
     for parameter in parameters:
         if isinstance(parameter, torch.Tensor):
             known = getattr(parameter, "_sluice_owner", None)
             owner = known.optimizer() if known is not None else None
-            if owner is not None:
-                return owner
-    return None
+            if owner is not None and id(owner) not in seen:
+                seen.add(id(owner))
+                yield owner
+
+
+def owner_of(parameters: "Iterable[Any]") -> Any:
+    """The first of them, or None."""
+    return next(iter(owners_of(parameters)), None)
 
 
 def own(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
@@ -67,6 +73,15 @@ def _install() -> None:
                                 "clip by the norm instead, as optimizer.clip_norm of the config does")
         return original_value(listed, *args, **kwargs)
 
+    original_zero = nn.Module.zero_grad
+
+    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+        original_zero(self, set_to_none)
+        for owner in owners_of(self.parameters()):
+            owner.answer_zeroing(self)
+
+    zero_grad.__doc__ = original_zero.__doc__
+    nn.Module.zero_grad = zero_grad  # type: ignore[method-assign]
     clip_grad_value_.__doc__ = original_value.__doc__
     module.clip_grad_value_ = clip_grad_value_
     torch.nn.utils.clip_grad_value_ = clip_grad_value_

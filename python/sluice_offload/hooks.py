@@ -23,6 +23,7 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.utils._pytree import tree_flatten
 
 from .activations import ActivationStore
@@ -103,16 +104,19 @@ class Walk:
         self._views: "dict[tuple[int, int], torch.Tensor]" = {}
         self._warned = False
         self._handles: "list[Any]" = []
+        self._parameters: "list[tuple[Member, bool, torch.Tensor]]" = []  # in every place, and whether they are trained
         for site in units.sites:
             self._watch(site)
         # After the hooks of the sites, of which the root may be one: the last to be prepended is the first to run.
         self._handles.append(model.register_forward_pre_hook(_Hook(self._root_begins), prepend=True))
         self._handles.append(model.register_forward_hook(_Hook(self._root_ends), always_call=True))
         for unit in units.units:
-            if not unit.is_frozen:
-                for member in unit.members:
-                    for owner, attribute in member.owners:
-                        self._watch_gradient(unit, member, owner._parameters[attribute])
+            for member in unit.members:
+                for owner, attribute in member.owners:
+                    tensor = member.at(owner)[attribute]
+                    self._parameters.append((member, not unit.is_frozen, tensor))
+                    if not unit.is_frozen:
+                        self._watch_gradient(unit, member, tensor)
 
     def _watch(self, site: Site) -> None:
         begins, ends = _Hook(partial(self._site_begins, site)), _Hook(partial(self._site_ends, site))
@@ -169,13 +173,32 @@ class Walk:
         if self.active == INFERENCE:
             self._end_inference()
 
+    def check_gradients(self) -> None:
+        """Raises where torch's optimizer would use a gradient that the engine has not seen, or would leave a parameter alone that the
+        engine updates."""
+        for member, is_trained, parameter in self._parameters:
+            if parameter.grad is not None:
+                raise ArgumentError(f"{member.name} has a p.grad, which an offloaded model does not use: its gradients come from "
+                                    "backward() alone. Assign none to p.grad, and train no parameter that was frozen in "
+                                    "offload(); optimizer.zero_grad() removes it")
+            if parameter.requires_grad != is_trained:
+                raise ArgumentError(f"{member.name} was {'trained' if is_trained else 'frozen'} in offload() and is not any more: which "
+                                    "parameters are trained is fixed there. Save, close() the optimizer, and offload the model "
+                                    "anew; an lr and a weight_decay of 0 in optimizer.groups keep a parameter as it is")
+
+    def drop_gradients(self) -> None:
+        """Those that torch has, from a backward that has failed or from the program: the next backward would add to them."""
+        for _, _, parameter in self._parameters:
+            parameter.grad = None
+
     def finish(self) -> "Any | None":
         """The update, if there are gradients. Returns its report."""
-        if self.active is None:
-            return None
         if self.in_backward:
             raise SluiceError("the last backward() ended with an exception, so the step has some of its gradients; "
                               "optimizer.zero_grad() abandons it")
+        self.check_gradients()
+        if self.active is None:
+            return None
         self._release_all()
         if not self.has_gradients:
             self.abandon()
@@ -195,6 +218,10 @@ class Walk:
                     self.engine.abandon_step()
             raise
         self.active = None
+        if not report.is_skipped:  # graphs that are kept have saved values from before, as torch's optimizers tell autograd
+            for _, is_trained, parameter in self._parameters:
+                if is_trained:
+                    increment_version(parameter)
         return report
 
     def abandon(self) -> None:

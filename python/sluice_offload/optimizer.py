@@ -34,6 +34,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     `optimizer.groups`; `lr` of each is read at every step; the config fixes everything else. `report` has the figures
     of the last step."""
 
+    _step_supports_amp_scaling = True  # so that a GradScaler calls step(), which says what is wrong
+
     def __init__(self, units: Units, engine: Engine, config: "dict[str, Any]", lr: float) -> None:
         self._engine = engine
         self._opaque = opaque_types(units)
@@ -133,6 +135,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: "Optional[Callable[[], Any]]" = None) -> Any:
         """The update, if there are gradients. The parameters that it makes are those of the next forward."""
+        if self.__dict__.pop("grad_scale", None) is not None:
+            raise ArgumentError("a GradScaler cannot see the gradients of an offloaded model, which the engine has; leave it out. bf16 "
+                                "needs none, and for fp16 the engine scales: precision.loss_scale in the config, and "
+                                "optimizer.loss_scale as the factor of the loss")
         loss = None
         self._opt_called = True  # what torch's schedulers ask for
         if closure is not None:
@@ -159,6 +165,18 @@ class OffloadOptimizer(torch.optim.Optimizer):
             is_interrupted = self._walk.depth > 0
         if self._walk.has_gradients or self._walk.in_backward or is_interrupted:
             self._walk.abandon()
+        self._walk.drop_gradients()
+
+    def answer_zeroing(self, module: torch.nn.Module) -> None:
+        """Answers module.zero_grad(): all gradients are forgotten, or none, since the engine adds them up by unit."""
+        assert self._walk is not None
+        zeroed = {id(parameter) for parameter in module.parameters()}
+        if all(id(parameter) in zeroed for group in self.param_groups for parameter in group["params"]):
+            self.zero_grad()
+        elif self._walk.has_gradients:
+            raise ArgumentError(f"zero_grad() of a {type(module).__name__}, which is a part of an offloaded model: the engine can "
+                                "forget all gradients of a step, optimizer.zero_grad(), and not those of a part. Offload the parts "
+                                "one by one, or call requires_grad_(False) on what shall get none from this backward()")
 
     def add_param_group(self, param_group: "dict[str, Any]") -> None:
         if self._walk is not None:

@@ -138,6 +138,7 @@ def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, bu
         raise ArgumentError(f"announced={list(announced)!r} names no module of the model with parameters")
     found.check_buffers(model)
     result = found.result()
+    _check_memory([member for unit in result.units for member in unit.members])
     if not result.units:
         raise ArgumentError(f"{type(model).__name__} has no parameters")
     if all(unit.is_frozen for unit in result.units):
@@ -239,6 +240,36 @@ def _check(name: str, parameter: torch.Tensor) -> None:
                             "parts as a parameter of one more dimension (torch.view_as_real)")
     if parameter.device.type not in ("cpu", "meta"):
         raise ArgumentError(f"{what} is on {parameter.device}; this version computes on the CPU: offload the model there")
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is all elements of a range of memory, in any order of its dimensions."""
+    extents = sorted((stride, extent) for extent, stride in zip(tensor.shape, tensor.stride()) if extent > 1)
+    expected = 1
+    for stride, extent in extents:
+        if stride != expected:
+            return False
+        expected *= extent
+    return tensor.numel() > 0
+
+
+def _check_memory(members: "Sequence[Member]") -> None:
+    """Raises where two parameters are two objects over the same memory: in torch an update of one is an update of both, but the
+    engine would keep them apart. Frozen ones may be."""
+    ranges = []
+    for member in members:
+        tensor = member.parameter
+        if not tensor.is_meta and is_dense(tensor):
+            begin = tensor.data_ptr()
+            ranges.append((begin, begin + tensor.nbytes, member))
+    ranges.sort(key=lambda entry: entry[:2])
+    last: "Optional[tuple[int, int, Member]]" = None
+    for entry in ranges:
+        if last is not None and entry[0] < last[1] and (entry[2].parameter.requires_grad or last[2].parameter.requires_grad):
+            raise ArgumentError(f"{last[2].name} and {entry[2].name} are two parameters over the same memory; tie them by assigning "
+                                "one parameter to both places (b.weight = a.weight), or give each its own (clone())")
+        if last is None or entry[1] > last[1]:
+            last = entry
 
 
 def names_of_members(model: nn.Module, units: Units) -> "list[tuple[Member, list[str]]]":

@@ -8,7 +8,7 @@ import pytest
 
 
 def test_every_trap_has_a_row():
-    assert {int(trap) for row in cures.table() for trap in row["trap"].split(",")} == set(range(1, 23))
+    assert {int(trap) for row in cures.table() for trap in row["trap"].split(",")} == set(range(1, 30))
 
 
 @pytest.mark.parametrize("row", cures.table(), ids=lambda row: row["what"])
@@ -26,14 +26,22 @@ def test_a_cure_and_its_tests_exist(row):
         assert f"def {name}(" in (pathlib.Path(cures.HERE) / file).read_text(encoding="utf-8")
 
 
-def test_what_has_not_run_proves_nothing(monkeypatch):
-    row = next(row for row in cures.table() if row["trap"] == "3")
-    absent = cures.faults({**row, "tests": ["test_traps.py::test_that_is_not_there"]})
-    assert absent == ["test_traps.py::test_that_is_not_there ends with 4 with its cure"]
+def test_what_has_not_run_proves_nothing(monkeypatch, tmp_path):
+    """With a package of one line and a test of it, which take no torch."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("cured = True\n", encoding="utf-8")
+    (tmp_path / "test_it.py").write_text("import sluice_offload\n\n\ndef test_cured():\n    assert sluice_offload.cured\n",
+                                         encoding="utf-8")
+    monkeypatch.setattr(cures, "HERE", tmp_path)
+    monkeypatch.setattr(cures, "PACKAGE", package)
+    row = {"trap": "3", "file": "__init__.py", "cure": "True", "without": "False", "tests": ["test_it.py::test_cured"]}
+    assert cures.faults(row) == []
+    assert cures.faults({**row, "tests": ["test_it.py::test_absent"]}) == ["test_it.py::test_absent ends with 4 with its cure"]
     assert cures.faults({**row, "tests": []}) == ["has no tests"]
-    (broken,) = cures.faults({**row, "without": "                ((("})
-    assert broken == f"{row['tests'][0]} ends with 4 without its cure"
-    (harmless,) = cures.faults({**row, "without": row["cure"] + "  # as before"})
-    assert harmless == f"{row['tests'][0]} PASSES without its cure"
+    assert cures.faults({**row, "without": "((("}) == ["test_it.py::test_cured ends with 4 without its cure"]
+    assert cures.faults({**row, "without": "True  # as before"}) == ["test_it.py::test_cured PASSES without its cure"]
+    assert cures.faults({**row, "cure": "a line that has gone"}) == ["__init__.py does not have the cure once"]
+    monkeypatch.undo()
     monkeypatch.setattr(cures.sys, "argv", ["cures.py", "no such trap"])
     assert cures.main() == 2

@@ -1,0 +1,148 @@
+"""Programs that would quietly train something else than with torch: each is made to work, or refused with words. Each case fails
+when its cure is taken out (cures.json)."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import sluice_offload as sluice
+from conftest import Block, Tiny, adamw, batch, tiny, train
+from test_traps import assert_still_right, pair  # noqa: F401
+
+
+def test_gradients_that_a_module_zeroes(pair):  # noqa: F811
+    """The model's zero_grad(), or that of a module around it. The engine cannot forget those of a part alone."""
+    _, model, _, ours = pair
+    for module in (model, nn.ModuleDict({"inner": model})):
+        model(*batch(3)).backward()
+        module.zero_grad()
+        ours.step()
+        assert ours.report is None
+    model.blocks[0].zero_grad()  # there is none
+    model(*batch(3)).backward()
+    with pytest.raises(sluice.ArgumentError, match="zero_grad.. of a Block, which is a part"):
+        model.blocks[0].zero_grad()
+    ours.zero_grad()
+    assert_still_right(pair)
+
+
+def test_modules_of_others_are_zeroed_as_ever(pair):  # noqa: F811
+    module = nn.Linear(2, 2)
+    module(torch.ones(1, 2)).sum().backward()
+    module.zero_grad(set_to_none=False)
+    assert module.weight.grad.tolist() == [[0, 0], [0, 0]]
+    module.zero_grad()
+    assert module.weight.grad is None
+
+
+def test_gradients_that_wait_for_their_norm_are_zeroed(tmp_path):
+    """Under sluice_offload.optim with gradients="backward": those of the module, and no others."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    theirs = copy.deepcopy(net)
+    ours = sluice.optim.SGD(net.parameters(), lr=1.0, gradients="backward", clip_norm=100.0,
+                            config={"placement": {"optimizer": "host"}, "memory": {"host": "16MiB"}, "storage": {"paths": [str(tmp_path)]}})
+    torchs = torch.optim.SGD(theirs.parameters(), lr=1.0)
+    for model, optimizer in ((net, ours), (theirs, torchs)):
+        model(torch.ones(1, 4)).sum().backward()
+        model[0].zero_grad()
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), theirs.parameters()))
+    ours.close()
+
+
+def test_a_gradient_of_the_programs_own(pair):  # noqa: F811
+    """torch's optimizer would use it."""
+    _, model, _, ours = pair
+    model.norm.weight.grad = torch.ones(32)
+    with pytest.raises(sluice.ArgumentError, match="norm.weight has a p.grad"):
+        ours.step()
+    model(*batch(0)).backward()
+    assert model.norm.weight.grad is None
+    ours.zero_grad()
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    ours.zero_grad()
+    assert model.head.weight.grad is None
+    assert_still_right(pair)
+
+
+def test_a_gradient_that_a_failed_backward_left(config):
+    """A hook of the program's raises where torch has the gradient already; the next backward would add to it."""
+    reference = tiny()
+    model = copy.deepcopy(reference)
+    failures = [ZeroDivisionError()]
+
+    def fail(parameter):
+        if failures:
+            raise failures.pop()
+    model.norm.weight.register_post_accumulate_grad_hook(fail)
+    ours = sluice.offload(model, config, units=[Block])
+    with pytest.raises(ZeroDivisionError):
+        model(*batch(0)).backward()
+    ours.zero_grad()
+    assert_still_right((reference, model, adamw(reference, config), ours))
+    ours.close()
+
+
+def test_parameters_that_are_frozen_or_trained_later(config):
+    """torch's optimizer leaves a parameter without gradient alone; the engine would go on with its moments and decay."""
+    reference = tiny()
+    reference.blocks[0].norm.requires_grad_(False)
+    model = copy.deepcopy(reference)
+    ours = sluice.offload(model, config, units=[Block])
+    for module, was in ((model.norm, "trained"), (model.blocks[0].norm, "frozen")):
+        module.requires_grad_(was == "frozen")
+        model(*batch(0)).backward()
+        with pytest.raises(sluice.ArgumentError, match=f"{was} in offload|has a p.grad.*frozen in"):
+            ours.step()
+        module.requires_grad_(was == "trained")
+        ours.zero_grad()
+    assert_still_right((reference, model, adamw(reference, config), ours))
+    ours.close()
+
+
+def test_graphs_that_outlive_their_step(pair):  # noqa: F811
+    """Weights have other values by then, so that backward through them would be wrong; torch says so."""
+    reference, model, torchs, ours = pair
+    for net, optimizer in ((reference, torchs), (model, ours)):
+        loss = net(*batch(0))
+        loss.backward(retain_graph=True)
+        if net is reference:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        optimizer.zero_grad()
+    assert_still_right(pair)
+
+
+def test_a_scaler_of_gradients(pair):  # noqa: F811
+    _, model, _, ours = pair
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(*batch(0))).backward()
+    with pytest.raises(sluice.ArgumentError, match="GradScaler cannot see.*loss_scale"):
+        scaler.step(ours)
+    ours.zero_grad()
+    assert_still_right(pair)
+
+
+def test_parameters_over_the_same_memory(config):
+    model = tiny(tied=False)
+    model.head.weight.data = model.embedding.weight.data
+    with pytest.raises(sluice.ArgumentError, match="embedding.weight and head.weight are two parameters over the same memory"):
+        sluice.offload(model, config, units=[Block])
+    flat = torch.randn(100)
+    for begin in (20, 24):
+        parts = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False))
+        parts[0].weight.data, parts[1].weight.data = flat[:25].view(5, 5), flat[begin:begin + 25].view(5, 5).t()
+        with pytest.raises(sluice.ArgumentError, match="0.weight and 1.weight"):
+            sluice.offload(parts, config)
+    parts[1].weight.data = flat[25:50].view(5, 5)  # beside it
+    sluice.offload(parts, config).close()
+    model = Tiny(tied=False)  # frozen ones never change
+    model.head.weight.data = model.embedding.weight.data
+    model.head.requires_grad_(False)
+    model.embedding.requires_grad_(False)
+    sluice.offload(model, config, units=[Block]).close()
