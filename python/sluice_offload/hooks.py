@@ -27,7 +27,7 @@ from torch.autograd.graph import increment_version
 from torch.utils._pytree import tree_flatten
 
 from .activations import ActivationStore
-from .announced import Announcements
+from .announced import Announcements, SharedAnnouncements
 from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError, SluiceError
 from .library import BACKWARD, FORWARD, INFERENCE
@@ -92,7 +92,7 @@ class Walk:
         self.activations = activations
         self._keeping: Any = None           # the context in which autograd gives its tensors to `activations`
         self.leases = units.leases
-        self.announcements = Announcements(self)
+        self.announcements = self._announcements()
         self.held: "dict[int, _Held]" = {}  # by unit, in order of use
         self.kept: "set[int]" = set()       # held units that have been copied for this step or inference
         self.uses = 0
@@ -117,6 +117,11 @@ class Walk:
                     self._parameters.append((member, not unit.is_frozen, tensor))
                     if not unit.is_frozen:
                         self._watch_gradient(unit, member, tensor)
+
+    def _announcements(self) -> "Optional[Announcements]":
+        if not any(unit.is_announced for unit in self.units.units):
+            return None
+        return Announcements(self) if self.engine.world is None or self.engine.world.size == 1 else SharedAnnouncements(self)
 
     def _watch(self, site: Site) -> None:
         begins, ends = _Hook(partial(self._site_begins, site)), _Hook(partial(self._site_ends, site))
@@ -160,7 +165,8 @@ class Walk:
     def _end_inference(self) -> None:
         self._release_all()
         self._drop_kept()
-        self.announcements.forget()
+        if self.announcements is not None:
+            self.announcements.forget()
         self.active = None
         self.engine.end_inference()
 
@@ -203,7 +209,8 @@ class Walk:
         if not self.has_gradients:
             self.abandon()
             return None
-        self.announcements.end()
+        if self.announcements is not None:
+            self.announcements.end()
         self._drop_kept()
         if self.activations is not None:
             self.activations.check_use()
@@ -234,7 +241,8 @@ class Walk:
             return
         self._release_all()
         self._drop_kept()
-        self.announcements.forget()
+        if self.announcements is not None:
+            self.announcements.forget()
         self.active, self.has_gradients = None, False
         self.engine.abandon_step()
 
@@ -244,12 +252,13 @@ class Walk:
         """Returns the address of the parameters."""
         if self.active is None:  # backward of a graph whose step was abandoned
             self._begin(True)
-        if unit.is_announced:
-            self.announcements.approach(unit.index, which)
+        coming = self.announcements
+        if coming is not None:
+            (coming.approach if unit.is_announced else coming.approach_other)(unit.index, which)
         self._release_older()
         parameters, gradients, lease_id = self.engine.acquire(unit.index, which)
-        if unit.is_announced:
-            self.announcements.take(unit.index, which)
+        if coming is not None and unit.is_announced:
+            coming.take(unit.index, which)
         self.held[unit.index] = _Held(lease_id, gradients, self.uses, which)
         self.uses += 1
         return parameters
@@ -302,7 +311,7 @@ class Walk:
             return
         self.in_backward = True
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
-        if self.active == FORWARD:
+        if self.active == FORWARD and self.announcements is not None:
             self.announcements.backward_begins()
 
     def _lend_backward(self, site: Site) -> None:
@@ -421,6 +430,8 @@ class Walk:
     def _backward_ends(self) -> None:
         self.in_backward = False
         self._release_all()
+        if self.active == FORWARD and self.announcements is not None:
+            self.announcements.backward_ends()
 
     def remove(self) -> None:
         for handle in self._handles:

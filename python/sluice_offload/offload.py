@@ -67,7 +67,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     storage: "swap", "poke" or "copy"; by default the best that this torch has (storage.py).
     announced: the classes of modules, or their names, of which a step uses some alone, such as the experts behind a router. Each
         instance is a unit that is read when it is used, or when `optimizer.announce(*modules)` names it in forward, and otherwise
-        not at all. One process.
+        not at all. With several processes, all call announce() at the same places, with the modules of their own, and use those
+        next, in the model's order, outside of checkpoints.
     process_group: the processes that train this model together, a group of torch.distributed; by default all. For programs that
         divide a model themselves, by tensor or pipeline parallelism: those with the same part.
     norm_group: the processes that have one copy of the whole model between them, a group, for such programs: gradients are
@@ -99,9 +100,6 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if norm_group is not None:
         require_member(norm_group, "norm_group")
     world = find_world(_rank_timeout(settings), process_group)
-    if world is not None and announced:
-        raise ArgumentError("offload(): announced= is for one process, since several would have to announce the same units at the same "
-                            "places; leave it out, and every unit is read in each step")
     settings = complete_config(settings, found, processes_of_host(world, process_group))
     make_activations = _activation_store(settings, world is None or world.size == 1)
     if lr is None:

@@ -101,6 +101,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """In the model's forward: the step will use these modules, whose classes offload(announced=...) has named, next and in this
         order. The engine begins to read them, beside computation. Modules that are announced and not used cost their reading."""
         assert self._walk is not None
+        coming = self._walk.announcements
+        if coming is None:
+            raise ArgumentError("announce(): the model has no announced units; offload(announced=...) names the classes of those")
         if self._walk.active is None:
             raise ArgumentError("announce() belongs into the forward of the offloaded model, behind its router")
         indices = []
@@ -111,7 +114,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                                     "classes of those")
             indices += found
         is_backward = torch._C._current_graph_task_id() != -1  # a checkpoint computes a part of forward again
-        self._walk.announcements.announce(indices, BACKWARD if is_backward else self._walk.active)
+        coming.announce(indices, BACKWARD if is_backward else self._walk.active)
 
     def answer_clipping(self, max_norm: float) -> torch.Tensor:
         """Answers clip_grad_norm_ for these parameters: there is nothing to do, since the engine has clipped to the

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import sluice_offload as sluice
 from conftest import Block, adamw, batch, tiny, worst
+from test_announced import Expert, Layer, Mixture
 from sluice_offload.engine import complete_config, plan
 from sluice_offload.processes import find_world
 from sluice_offload.units import find_units
@@ -331,6 +332,62 @@ def case_process_group(folder):
         RANK += 1
     dist.barrier()
     dist.destroy_process_group()
+
+
+def case_announced(folder):
+    """Each rank's router sends its half to experts of its own choice. The gradient of one that no rank uses is zero."""
+    class Routed(Layer):
+        def forward(self, x):
+            weights, chosen = torch.topk(self.router(x.mean(dim=(0, 1))).softmax(-1), 2)
+            order = chosen.argsort()  # the model's
+            self.ways.append(chosen[order].tolist())
+            if self.announce is not None and not self.skips:
+                self.announce(*(self.experts[i] for i in chosen.tolist()))
+            return x + sum(weights[i] * self.experts[chosen[i]](x) for i in order.tolist())
+
+    def make():
+        model = Mixture()
+        for layer in model.layers:
+            layer.__class__ = Routed
+        return model
+    for stage in (1, 3):
+        reference, model = make(), make()
+        start = copy.deepcopy(reference.state_dict())
+        theirs = adamw(reference, config_of(folder, stage))
+        optimizer = sluice.offload(model, config_of(folder, stage), units=[torch.nn.Linear], announced=[Expert])
+        for layer in model.layers:
+            layer.announce = optimizer.announce
+        for step in range(6):
+            losses = []
+            for micro in range(1 + step // 3):
+                tokens, labels = batch(step + 100 * micro, rows=SIZE * ROWS)
+                parts = [slice(rank * ROWS, (rank + 1) * ROWS) for rank in range(SIZE)]
+                every = [reference(tokens[part], labels[part]) for part in parts]
+                (sum(every) / SIZE / (1 + step // 3)).backward()
+                loss = model(tokens[parts[RANK]], labels[parts[RANK]])
+                (loss / (1 + step // 3)).backward()
+                losses.append((loss.item(), every[RANK].item()))
+            assert worst(*zip(*losses)) <= 2e-6, (step, losses)
+            for parameter in reference.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0).item()
+            theirs.step()
+            theirs.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert optimizer.report.schedule_changes == 0 or step % 3 == 0
+            assert worst([optimizer.gradient_norm], [norm]) <= 2e-6
+        same_weights(model, reference, start)
+        ways = optimizer._engine.world.exchange([layer.ways for layer in model.layers])
+        assert ways[0] != ways[1], "both ranks have chosen the same experts throughout, which tells nothing"
+        with torch.no_grad():
+            (_, own) = halves(99)
+            assert worst([model(*own).item()], [reference(*own).item()]) <= 2e-6
+        for layer in model.layers:
+            layer.skips = True
+        refused(sluice.ArgumentError, "is used without an announcement", lambda: model(*halves(3)[1]))
+        optimizer._engine.world.exchange(None)
+        optimizer._engine.destroy()
 
 
 def case_torch(folder):
