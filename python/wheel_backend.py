@@ -1,7 +1,9 @@
-"""The build backend (PEP 517) of the package: packs the Python files and libsluice.so into one wheel.
+"""The build backend (PEP 517) of the package: packs the Python files, libsluice.so, the command `sluice`, the C++ library and the
+headers into one wheel.
 
-The library is the one that the environment variable SLUICE_LIBRARY names, as a development build has it; without it, the
-source tree around this folder is configured and built first. Nothing is fetched.
+Compiled files come from the build tree that the environment variable SLUICE_BUILD names, such as build/release; without it, the
+source tree around this folder is configured and built first. SLUICE_LIBRARY names a libsluice.so alone: the wheel then has neither
+the command nor the C++ library. Nothing is fetched.
 """
 
 import base64
@@ -17,6 +19,9 @@ import zipfile
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCE = HERE.parent
 PACKAGE = "sluice_offload"
+LIBRARY, COMMAND = "libsluice.so", "bin/sluice"
+# The place of each compiled part in the wheel, and in a build tree.
+PLACES = {LIBRARY: "capi/libsluice.so", COMMAND: "tools/sluice", "lib/": "engine/libsluice_cxx.so"}
 
 
 def _project():
@@ -26,15 +31,30 @@ def _project():
     return {key: value.strip('"') for key, value in pairs}
 
 
-def _library(work):
-    given = os.environ.get("SLUICE_LIBRARY")
-    if given:
-        return pathlib.Path(given)
-    build = pathlib.Path(work) / "build"
-    subprocess.run(["cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DSLUICE_UNITY=ON", "-DSLUICE_TESTS=OFF",
-                    "-DSLUICE_TOOLS=OFF", "-DSLUICE_C=ON", "-DSLUICE_MPI=OFF", "-DSLUICE_CUDA=OFF"], check=True)
-    subprocess.run(["cmake", "--build", build, "--target", "sluice_c"], check=True)
-    return build / "capi" / "libsluice.so"
+def _built(work):
+    """The compiled files by their places in the package."""
+    library = os.environ.get("SLUICE_LIBRARY")
+    if library:
+        return {LIBRARY: pathlib.Path(library)}
+    given = os.environ.get("SLUICE_BUILD")
+    build = pathlib.Path(given) if given else pathlib.Path(work) / "build"
+    if not given:
+        subprocess.run(["cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DSLUICE_UNITY=ON", "-DSLUICE_TESTS=OFF",
+                        "-DSLUICE_C=ON", "-DBUILD_SHARED_LIBS=ON", "-DSLUICE_MPI=OFF", "-DSLUICE_CUDA=OFF"], check=True)
+        subprocess.run(["cmake", "--build", build, "--target", "sluice_c", "sluice_shared", "sluice"], check=True)
+    found = {}
+    for place, path in PLACES.items():
+        file = (build / path).resolve()
+        if not file.is_file():
+            raise SystemExit(f"{build / path} is missing: build the targets sluice_c, sluice_shared and sluice, or leave SLUICE_BUILD out")
+        # The linker and the loader look for a shared library by its soname, libsluice_cxx.so.0.1.
+        found[place + ".".join(file.name.split(".")[:4]) if place.endswith("/") else place] = file
+    return found
+
+
+def _headers():
+    headers = {f"include/sluice/{path.name}": path for layer in ("base", "gpu", "engine") for path in sorted((SOURCE / layer / "include" / "sluice").iterdir())}
+    return {**headers, "include/sluice/sluice.h": SOURCE / "capi" / "sluice.h"}
 
 
 def _metadata(project):
@@ -46,17 +66,22 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     project = _project()
     tag = f"py3-none-linux_{platform.machine()}"
     stem = f"{PACKAGE}-{project['version']}"
+    files = {path.name: path.read_bytes() for path in sorted((HERE / PACKAGE).iterdir()) if path.suffix == ".py" or path.name == "py.typed"}
+    files |= {place: path.read_bytes() for place, path in _headers().items()}
     with tempfile.TemporaryDirectory() as work:
-        library = pathlib.Path(work) / "libsluice.so"
-        shutil.copyfile(_library(work), library)
-        subprocess.run(["strip", "--strip-unneeded", library], check=True)
-        files = {f"{PACKAGE}/{path.name}": path.read_bytes() for path in sorted((HERE / PACKAGE).iterdir())
-                 if path.suffix == ".py" or path.name == "py.typed"}
-        files[f"{PACKAGE}/libsluice.so"] = library.read_bytes()
+        built = _built(work)
+        for place, path in built.items():
+            stripped = pathlib.Path(work) / "stripped"
+            shutil.copyfile(path, stripped)
+            subprocess.run(["strip", "--strip-unneeded", stripped], check=True)
+            files[place] = stripped.read_bytes()
+    files = {f"{PACKAGE}/{place}": data for place, data in files.items()}
     info = f"{stem}.dist-info"
     files[f"{info}/licenses/LICENSE"] = (SOURCE / "LICENSE").read_bytes()
     files[f"{info}/METADATA"] = _metadata(project).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: wheel_backend\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    if COMMAND in built:
+        files[f"{info}/entry_points.txt"] = f"[console_scripts]\nsluice = {PACKAGE}.command:main\n".encode()
     record = ""
     for name, data in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -65,7 +90,10 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     wheel = f"{stem}-{tag}.whl"
     with zipfile.ZipFile(pathlib.Path(wheel_directory) / wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
-            archive.writestr(name, data)
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o100755 if name == f"{PACKAGE}/{COMMAND}" else 0o100644) << 16  # pip keeps the right to execute
+            archive.writestr(entry, data)
     return wheel
 
 

@@ -140,9 +140,10 @@ test_torch() {
   [[ $status == 0 ]] || return "$status"
   local pip=("$environment/bin/python" -m pip --quiet --disable-pip-version-check)
   rm -rf build/wheel
-  SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so "${pip[@]}" wheel --no-deps --no-build-isolation -w build/wheel ./python
+  SLUICE_BUILD=$PWD/build/release "${pip[@]}" wheel --no-deps --no-build-isolation -w build/wheel ./python
   "${pip[@]}" install --no-deps --force-reinstall build/wheel/*.whl
-  (cd python/tests && "$environment/bin/python" -B -m pytest -q -rs -p no:cacheprovider --ignore frameworks .)
+  # The folder before the rest of the path: the tests use the wheel's command.
+  (cd python/tests && PATH=$environment/bin:$PATH "$environment/bin/python" -B -m pytest -q -rs -p no:cacheprovider --ignore frameworks .)
 }
 
 # transformers, accelerate, lightning and peft with that wheel; one that is missing is a failure.
@@ -176,7 +177,7 @@ test_frameworks() {
 test_wheels() {
   say "testing the wheel that holds its libraries"
   rm -rf build/manylinux
-  SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so tools/wheel.sh "$PWD/build/manylinux"
+  SLUICE_BUILD=$PWD/build/release tools/wheel.sh "$PWD/build/manylinux"
   local version status
   for version in 2.6.0 newest; do
     local environment=$PWD/build/torch-$version named=()
@@ -189,7 +190,8 @@ test_wheels() {
     fi
     [[ $status == 0 ]] || return "$status"
     "$environment/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps --force-reinstall build/manylinux/*.whl
-    (cd python/tests && "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA --ignore frameworks .)
+    (cd python/tests && PATH=$environment/bin:$PATH "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA \
+      --ignore frameworks .)
   done
 }
 

