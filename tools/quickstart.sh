@@ -4,6 +4,9 @@
 # steps in memory, plots the loss and lets the model write. Takes a few minutes on two cores. May be run again; everything that
 # it writes is in build/quickstart and data.
 #   --prepare   installs and builds, and trains nothing yet: for images
+#   --command PATH
+#               trains with this `sluice` instead of building one, such as that of a Debian package or of the
+#               Python wheel
 # Where a GPU is visible, CUDA is used if its compiler is there. SLUICE_QUICKSTART_CUDA names the architectures ("90-real") to
 # build for in any case.
 # Exits with 0 only if state on the drive gives the bits of state in memory, and the model beats a bigram model on text it was
@@ -12,7 +15,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 prepare=no
+command=
 [[ $# -gt 0 && $1 == --prepare ]] && prepare=yes && shift
+[[ $# -gt 1 && $1 == --command ]] && command=$2 && shift 2
 if [[ $# -gt 0 ]]; then
   sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/quickstart.sh >&2
   exit 2
@@ -44,9 +49,9 @@ mib() { awk -v bytes="$1" 'BEGIN {printf "%.0f MiB", bytes / 1048576}'; }
 # A terminal shows one line that is overwritten. A log gets every fiftieth step.
 train() {
   if [[ -t 1 ]]; then
-    "$build/tools/sluice" train "$@"
+    "$command" train "$@"
   else
-    "$build/tools/sluice" train "$@" | awk '$1 != "step" || $2 % 50 == 0 {print; fflush()}'
+    "$command" train "$@" | awk '$1 != "step" || $2 % 50 == 0 {print; fflush()}'
   fi
 }
 
@@ -98,10 +103,17 @@ END
 }
 
 say "1 of 4: packages"
-tools/install_packages.sh run
-
-say "2 of 4: building the sluice command, $(nproc) files at a time"
-build_command
+if [[ -n $command ]]; then
+  command=$(command -v -- "$command") || fail "there is no program $command"
+  tools/install_packages.sh text
+  say "2 of 4: not building: $("$command" version | head -n 1) is here"
+  mkdir -p "$build"
+else
+  tools/install_packages.sh run text
+  say "2 of 4: building the sluice command, $(nproc) files at a time (--command PATH uses one that is installed)"
+  build_command
+  command=$build/tools/sluice
+fi
 write_text
 if [[ $prepare == yes ]]; then
   say "prepared: tools/quickstart.sh trains"
@@ -109,12 +121,12 @@ if [[ $prepare == yes ]]; then
 fi
 mkdir -p "$run"
 
-say "3 of 4: training with the whole state on the drive (configs/quickstart.json)"
+say "3 of 4: training; the parameters and Adam's moments, the state, stay on the drive (configs/quickstart.json)"
 train configs/quickstart.json --data "$text" --json "$run/loss.json" --csv "$run/loss.csv" --save "$run/model.safetensors"
 
 say "4 of 4: a hundred steps of the same training, from the drive and in memory (configs/in_memory.json)"
 for where in quickstart in_memory; do
-  "$build/tools/sluice" train "configs/$where.json" --data "$text" --steps 100 --json "$run/$where.json" \
+  "$command" train "configs/$where.json" --data "$text" --steps 100 --json "$run/$where.json" \
     --csv "$run/$where.csv" --quiet
 done
 
@@ -128,22 +140,19 @@ peak=$(value_of "$run/loss.json" peak_rss_bytes)
 plot
 
 say "a sample of the model's own writing"
-"$build/tools/sluice" generate --model "$run/model.safetensors" --prompt "And the LORD said" --tokens 300 \
+"$command" generate --model "$run/model.safetensors" --prompt "And the LORD said" --tokens 300 \
   --temperature 0.7 --seed 1 | tee "$run/sample.txt"
 
 say "done"
+same=same
+[[ $on_drive_hash == "$in_memory_hash" ]] || same=DIFFERENT
 cat <<END
-exact    SHA-256 of the state after 100 steps: ${on_drive_hash:0:24}... from the drive,
-                                              ${in_memory_hash:0:24}... in memory
-time     a step took $(median_time "$run/quickstart.csv") s from the drive and $(median_time "$run/in_memory.csv") s in memory (medians)
-memory   $(mib "$peak") at most. Sluice's buffers took $(mib "$pools"), for a state of $(mib "$(value_of "$run/loss.json" state_bytes)");
-         the model's activations took up to $(mib "$activations"), the program and its libraries the rest
-quality  $(printf '%.2f' "$validation") nats per byte on text that the model has not seen; a bigram model has $(printf '%.2f' "$bigram")
+loss on text that the model has not seen: $(printf '%.2f' "$validation") nats per byte; a table of letter pairs (bigram model) reaches $(printf '%.2f' "$bigram")
+plot, losses, model and sample: $PWD/$run
 
-files    $PWD/$run: loss.png, loss.csv, model.safetensors, sample.txt
-next     train on a text of your own, and see what a larger model would need:
-           $build/tools/sluice train configs/quickstart.json --data my.txt --save model.safetensors
-           $build/tools/sluice plan --parameters 7B --layers 32
+exact   100 steps in memory end with the $same bits (SHA-256 ${on_drive_hash:0:16}, ${in_memory_hash:0:16}); a step took $(median_time "$run/quickstart.csv") s from the drive, $(median_time "$run/in_memory.csv") s in memory
+memory  $(mib "$peak") at most = $(mib "$pools") of Sluice's buffers, for $(mib "$(value_of "$run/loss.json" state_bytes)") of state + $(mib "$activations") of values between layers (activations) + $(mib $((peak - pools - activations))) of program, libraries and text
+next    your own text: $command train configs/quickstart.json --data my.txt --save model.safetensors
 END
 [[ $on_drive_hash == "$in_memory_hash" ]] || fail "the two runs ended with different states: please report this"
 awk -v a="$validation" -v b="$bigram" 'BEGIN {exit !(a < b)}' ||
