@@ -179,7 +179,10 @@ void Engine::Parts::require_durable(const char* call) const {
 void Engine::Parts::fill(StateSource& source, const std::string& application, const char* call) {
   require_no_state(call);
   loop.set_application(call, application);
-  ranks.together(kStateSource, [&] { source.prepare(description()); });
+  ranks.together(kStateSource, [&] {
+    if (durable) durable->require_other_step(source.position().step);
+    source.prepare(description());
+  });
   const StatePosition position = source.position();
   const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
   std::string updates;
@@ -241,8 +244,12 @@ void Engine::Parts::replace_values(std::span<const TensorId> tensors, const Init
   loop.return_buffers();
 }
 
+// The commit is whole, also behind a restore() that has failed halfway: that has written to other
+// copies, and has set homes, versions and the application's text.
 void Engine::Parts::open_store() {
   const CommitRecord& record = durable->record();
+  store.restore(record.planes);
+  loop.set_application("open_or_create", loop.committed().application);
   StatePosition position{.step = record.step,
                          .loss_scale = LossScaleState{
                              .scale = record.scale.scale,

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 
 #include <fmt/format.h>
@@ -17,6 +18,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
+#include "base/file_flush.h"
 
 namespace sluice {
 namespace {
@@ -113,19 +115,22 @@ std::uint64_t free_bytes(const UniqueFd& descriptor, const std::string& director
                           format_bytes(available_bytes), available_bytes, why, remedy));
 }
 
-// Gives the file its full size, with blocks allocated for every byte. Returns that size.
+// Gives the file its full size, with blocks allocated for every byte from `begin_bytes` on, which
+// is a whole number of pages. Returns that size.
 std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
-                       std::uint64_t size_bytes) {
+                       std::uint64_t size_bytes, std::uint64_t begin_bytes = 0) {
   const std::uint64_t available_bytes = free_bytes(descriptor, directory);
-  if (size_bytes > std::min(available_bytes, kFileBytesMax))
-    throw_no_space(directory, size_bytes, available_bytes, "too little");
-  const std::uint64_t rounded_bytes = align_up(size_bytes, kPageBytes);
-  if (rounded_bytes == 0) return 0;  // fallocate refuses 0 bytes
+  const std::uint64_t new_bytes = size_bytes - std::min(size_bytes, begin_bytes);
+  if (new_bytes > available_bytes || size_bytes > kFileBytesMax)
+    throw_no_space(directory, new_bytes, available_bytes, "too little");
+  const std::uint64_t rounded_bytes = align_up(new_bytes, kPageBytes);
+  if (rounded_bytes == 0) return begin_bytes;  // fallocate refuses 0 bytes
   int result = 0;
   do {
-    result = ::fallocate(descriptor.get(), 0, 0, static_cast<off_t>(rounded_bytes));
+    result = ::fallocate(descriptor.get(), 0, static_cast<off_t>(begin_bytes),
+                         static_cast<off_t>(rounded_bytes));
   } while (result != 0 && errno == EINTR);
-  if (result == 0) return rounded_bytes;
+  if (result == 0) return begin_bytes + rounded_bytes;
   const int error = errno;
   switch (error) {
     // ENOSPC although the check passed: other files grew meanwhile, or metadata needs the rest.
@@ -204,10 +209,30 @@ DirectFile DirectFile::create_unnamed(const std::string& directory, std::uint64_
 
 void DirectFile::link_as(const std::string& path) {
   const std::string unnamed = fmt::format("/proc/self/fd/{}", descriptor_.get());
-  if (::linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0)
-    throw Error(errno == EEXIST ? ErrorCode::kInput : ErrorCode::kIo,
-                fmt::format("cannot give a new file the name {}: {}", path, errno_text(errno)));
+  if (::linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+    const int error = errno;
+    throw Error(
+        file_error_code(error, error == EEXIST ? ErrorCode::kInput : ErrorCode::kIo),
+        fmt::format("cannot give a new file the name {}: {}; {}", path, errno_text(error),
+                    error == EEXIST ? "move that file away, and try again" : file_remedy(error)));
+  }
   name_ = path;
+}
+
+void DirectFile::extend(std::uint64_t size_bytes) {
+  if (size_bytes <= size_bytes_) return;
+  const std::uint64_t before_bytes = size_bytes_;
+  try {
+    size_bytes_ = allocate(descriptor_, std::filesystem::path(name_).parent_path().string(),
+                           size_bytes, before_bytes);
+  } catch (const Error&) {
+    cut(before_bytes);  // a file system may have allocated some of it
+    throw;
+  }
+}
+
+void DirectFile::cut(std::uint64_t size_bytes) noexcept {
+  if (::ftruncate(descriptor_.get(), static_cast<off_t>(size_bytes)) == 0) size_bytes_ = size_bytes;
 }
 
 DirectFile DirectFile::open_existing(const std::string& path) {
@@ -215,10 +240,14 @@ DirectFile DirectFile::open_existing(const std::string& path) {
   file.name_ = path;
   file.descriptor_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   struct stat status {};
-  if (!file.descriptor_ || ::fstat(file.descriptor_.get(), &status) != 0)
-    throw Error(ErrorCode::kInput, fmt::format("cannot open {}: {}", path, errno_text(errno)));
+  if (!file.descriptor_ || ::fstat(file.descriptor_.get(), &status) != 0) {
+    const int error = errno;
+    throw Error(file_error_code(error, ErrorCode::kInput),
+                fmt::format("cannot open {}: {}; {}", path, errno_text(error), file_remedy(error)));
+  }
   if (!S_ISREG(status.st_mode))
-    throw Error(ErrorCode::kInput, fmt::format("{} is not a regular file", path));
+    throw Error(ErrorCode::kInput,
+                fmt::format("{} is not a regular file; bring back the one that was there", path));
   file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
   file.go_direct();
   return file;
@@ -228,9 +257,12 @@ DirectFile DirectFile::shared_as(const std::string& name) const {
   DirectFile file;
   file.name_ = name;
   file.descriptor_ = UniqueFd(::fcntl(descriptor_.get(), F_DUPFD_CLOEXEC, 0));
-  if (!file.descriptor_)
-    throw Error(ErrorCode::kIo,
-                fmt::format("cannot open {} once more: {}", name, errno_text(errno)));
+  if (!file.descriptor_) {
+    const int error = errno;
+    throw Error(file_error_code(error, ErrorCode::kIo),
+                fmt::format("cannot open {} once more: {}; {}", name, errno_text(error),
+                            file_remedy(error)));
+  }
   file.size_bytes_ = size_bytes_;
   file.alignment_bytes_ = alignment_bytes_;
   file.is_direct_ = is_direct_;

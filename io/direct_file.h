@@ -35,11 +35,18 @@ class DirectFile {
   // Fails with kInput if the name is taken, and with kIo.
   void link_as(const std::string& path);
   // Opens an existing file.
-  // Fails with kInput if the file is missing, is not a regular file, or is not writable.
+  // Fails with kInput if the file is missing, is not a regular file, or is not writable, with
+  // kUnsupported if no descriptor is left, and with kIo.
   static DirectFile open_existing(const std::string& path);
+  // Gives the file at least `size_bytes`, rounded up to whole pages. Allocates the space as
+  // create_scratch() does, and keeps what the file holds. Requires: the file has whole pages.
+  // Fails with the errors of create_scratch(). The file then has its former size.
+  void extend(std::uint64_t size_bytes);
+  // Takes back what extend() has added.
+  void cut(std::uint64_t size_bytes) noexcept;
 
   // Returns another owner of the same open file. In messages, that owner has the name `name`.
-  // Fails with kIo if no descriptor is left.
+  // Fails with kUnsupported if no descriptor is left, and with kIo.
   DirectFile shared_as(const std::string& name) const;
 
   int descriptor() const { return descriptor_.get(); }

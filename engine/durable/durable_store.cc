@@ -173,6 +173,12 @@ void DurableStore::open(Placement& placement) {
     take_planes(*opening->newest(), placement);
   });
   const std::uint64_t step = agree_on_step(opening->offer());
+  try {
+    ranks_.together(kSubject, [&] { add_missing_copies(placement); });
+  } catch (const Error&) {
+    files_->cut_data();  // another rank has no room
+    throw;
+  }
   ranks_.together(kSubject, [&] {
     if (opening->newest()->step != step)
       notes_.push_back(
@@ -182,6 +188,7 @@ void DurableStore::open(Placement& placement) {
     opening->go_back(step);
     std::ranges::move(opening->mend(), std::back_inserter(notes_));
   });
+  offer_ = opening->offer();
   start_.record = *opening->newest();
   start_.next_slot = opening->choice().next_slot;
   start_.next_generation = opening->choice().next_generation;
@@ -189,6 +196,16 @@ void DurableStore::open(Placement& placement) {
   start_.files = &commit_files_;
   homes_.drives.assign(files_->data_paths().begin(), files_->data_paths().end());
   homes_.files = files_->shared_data();
+}
+
+void DurableStore::require_other_step(std::uint64_t step) const {
+  if (!ranks_.are_several() || (offer_.newest != step && offer_.older != step)) return;
+  throw Error(ErrorCode::kInput,
+              fmt::format("the store \"{}\" of {} ranks has a commit of step {} already (rank {} "
+                          "has {}), which a state of the same step cannot replace safely; remove "
+                          "it first with `sluice state remove`, or choose another "
+                          "storage.state.name",
+                          name_, ranks_.count(), step, ranks_.rank(), text_of(offer_)));
 }
 
 // Comes before any change.
@@ -232,13 +249,33 @@ void DurableStore::take_planes(const CommitRecord& record, Placement& placement)
     if (!layout_.is_frozen(BlockId{plane / 2})) copies = from->copy_count;
     ++from;
   }
-  if (copies != 0 && copies < placement.durable_copies)
-    throw Error(ErrorCode::kConfig,
-                fmt::format("the store \"{}\" has {} copies of the state, and optimizer.overlap "
-                            "\"speculative\" needs {} with these ranks and commit_every; set it "
-                            "to \"auto\" or \"deferred\"",
-                            name_, copies, placement.durable_copies));
   if (copies > placement.durable_copies) add_copies(layout_, copies, placement);
+}
+
+// A policy may want a third copy, which the store was made without. It comes after what the record
+// names, so that a run that dies before its first commit leaves the store as it was.
+void DurableStore::add_missing_copies(const Placement& placement) {
+  std::vector<std::uint64_t> file_bytes(files_->data().size(), 0);
+  for (const CommitPlane& plane : homes_.planes) {
+    for (const CommitExtent& copy : std::span(plane.copies).first(plane.copy_count)) {
+      std::uint64_t& end = file_bytes[copy.file];
+      end = std::max(end, copy.offset_bytes + plane.length_bytes);
+    }
+  }
+  const std::vector<std::uint64_t> named_bytes = file_bytes;
+  for (std::uint32_t plane = 0; plane < homes_.planes.size(); ++plane) {
+    CommitPlane& of = homes_.planes[plane];
+    if (of.length_bytes == 0 || layout_.is_frozen(BlockId{plane / 2})) continue;
+    while (of.copy_count < placement.durable_copies) {
+      std::uint64_t& end = file_bytes[of.copies[0].file];
+      of.copies[of.copy_count++] = {.file = of.copies[0].file, .offset_bytes = end};
+      end += of.length_bytes;
+    }
+  }
+  if (file_bytes == named_bytes) return;
+  files_->extend_data(file_bytes);
+  notes_.push_back(fmt::format("storage: the store \"{}\" gets {} copies of the state", name_,
+                               placement.durable_copies));
 }
 
 std::uint64_t DurableStore::agree_on_step(const CommitOffer& own) {

@@ -24,8 +24,9 @@ namespace sluice {
 
 class DurableStore {
  public:
-  // If there is an old store, `placement` gets the same number of copies. All arguments must
-  // outlive the store.
+  // If there is an old store with more copies than `placement`, `placement` gets the same number.
+  // If the store has fewer copies, its data files get room for the rest. All arguments must outlive
+  // the store.
   // Fails with:
   // - kInput: another job has the store, a path lacks the store's files, or the store's model,
   //   layout or number of ranks differs.
@@ -42,6 +43,11 @@ class DurableStore {
   const CommitStart& start() const { return start_; }
   // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
+  // Called before another state takes the place of the store's, as the state of `step`. A step is
+  // all that ranks compare when the store is opened.
+  // Fails with: kInput where a record of this rank has another state of that step, and ranks could
+  // continue from different ones after a crash between their commits.
+  void require_other_step(std::uint64_t step) const;
 
   // The numbers of the config that differ from the numbers of the last commit.
   std::vector<std::string> changes() const { return identity_.changes(record().settings); }
@@ -63,6 +69,7 @@ class DurableStore {
   void make(const Placement& placement);
   void open(Placement& placement);
   void take_planes(const CommitRecord& record, Placement& placement);
+  void add_missing_copies(const Placement& placement);
   void set_marks(StoreStage stage);
   StoreFiles::Options options() const;
   std::uint64_t agree_on_step(const CommitOffer& own);
@@ -82,6 +89,7 @@ class DurableStore {
   CommitFiles commit_files_;
   DurableHomes homes_;
   CommitStart start_;
+  CommitOffer offer_;  // of the opened store
   std::vector<std::string> notes_;
 };
 

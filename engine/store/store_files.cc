@@ -61,6 +61,11 @@ void sync_folder(const std::string& directory) {
                             errno_text(error), file_remedy(error)));
 }
 
+[[noreturn]] void throw_unremoved(const std::string& file, int error) {
+  throw Error(file_error_code(error, ErrorCode::kIo),
+              fmt::format("cannot remove {}: {}; {}", file, errno_text(error), file_remedy(error)));
+}
+
 [[noreturn]] void throw_incomplete(const std::string& name, const StoreId& id,
                                    const StorePath& path, const char* what) {
   throw Error(ErrorCode::kInput,
@@ -79,10 +84,13 @@ StorePath look_at_path(const std::string& directory, const std::string& name) {
     const std::string file = entry->path().filename().string();
     if (const auto id = id_in(file, name)) path.files.push_back({file, *id});
   }
-  if (error)
-    throw Error(ErrorCode::kInput, fmt::format("cannot look for a store in {}: {}; correct "
-                                               "storage.paths",
-                                               directory, error.message()));
+  if (error) {
+    const ErrorCode code = file_error_code(error.value(), ErrorCode::kInput);
+    throw Error(code,
+                fmt::format("cannot look for a store in {}: {}; {}", directory, error.message(),
+                            code == ErrorCode::kInput ? "correct storage.paths"
+                                                      : file_remedy(error.value())));
+  }
   std::ranges::sort(path.files, {}, &StorePath::File::name);
   return path;
 }
@@ -135,7 +143,7 @@ void remove_store_files(std::span<const StorePath> paths, const StoreId& id) {
     for (const StorePath::File& file : path.files) {
       const std::string whole = path.directory + "/" + file.name;
       if (file.id == id && ::unlink(whole.c_str()) != 0 && errno != ENOENT)
-        throw Error(ErrorCode::kIo, fmt::format("cannot remove {}: {}", whole, errno_text(errno)));
+        throw_unremoved(whole, errno);
     }
     sync_folder(path.directory);
   }
@@ -222,6 +230,22 @@ StoreFiles StoreFiles::open_records(const Options& options) {
 
 void StoreFiles::open_data(std::uint32_t count) {
   find(kData, count, data_, data_paths_);
+}
+
+void StoreFiles::extend_data(std::span<const std::uint64_t> data_bytes) {
+  former_bytes_.clear();
+  for (const DirectFile& file : data_) former_bytes_.push_back(file.size_bytes());
+  try {
+    for (std::size_t i = 0; i < data_.size(); ++i) data_[i].extend(data_bytes[i]);
+  } catch (const Error&) {
+    cut_data();
+    throw;
+  }
+}
+
+void StoreFiles::cut_data() noexcept {
+  for (std::size_t i = 0; i < former_bytes_.size(); ++i)
+    if (data_[i].size_bytes() != former_bytes_[i]) data_[i].cut(former_bytes_[i]);
 }
 
 std::vector<DirectFile> StoreFiles::shared_data() const {

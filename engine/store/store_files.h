@@ -80,6 +80,11 @@ class StoreFiles {
   // Fails with kInput, naming the missing files and the directories searched, and with kDamaged.
   static StoreFiles open_records(const Options& options);
   void open_data(std::uint32_t count);
+  // Gives each data file at least so many bytes. Requires: open_data().
+  // Fails with: kNoSpace and others; every file then has its former size.
+  void extend_data(std::span<const std::uint64_t> data_bytes);
+  // Takes back what extend_data() has added.
+  void cut_data() noexcept;
 
   std::span<const DirectFile> data() const { return data_; }
   // The directory of each data file, as an index.
@@ -101,6 +106,7 @@ class StoreFiles {
   std::vector<DirectFile> records_;
   std::vector<std::uint32_t> data_paths_;  // the directory of each, as an index
   std::vector<std::uint32_t> record_paths_;
+  std::vector<std::uint64_t> former_bytes_;  // of each data file before extend_data()
 };
 
 }  // namespace sluice

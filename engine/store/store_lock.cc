@@ -81,9 +81,15 @@ std::optional<StoreId> id_of(const std::string& text) {
 
 LockText read_text(int descriptor, const std::string& path) {
   std::string text(kTextBytes, '\0');
-  const ssize_t count = ::pread(descriptor, text.data(), text.size(), 0);
-  if (count < 0)
-    throw Error(ErrorCode::kIo, fmt::format("cannot read {}: {}", path, errno_text(errno)));
+  ssize_t count = 0;
+  do {
+    count = ::pread(descriptor, text.data(), text.size(), 0);
+  } while (count < 0 && errno == EINTR);
+  if (count < 0) {
+    const int error = errno;
+    throw Error(file_error_code(error, ErrorCode::kIo),
+                fmt::format("cannot read {}: {}; {}", path, errno_text(error), file_remedy(error)));
+  }
   text.resize(static_cast<std::size_t>(count));
   if (text.empty()) return {};
   LockText found{.mark = {},
@@ -113,10 +119,26 @@ std::string time_text() {
 }
 
 [[noreturn]] void throw_unusable(const std::string& path, int error) {
-  throw Error(ErrorCode::kInput,
-              fmt::format("cannot open the lock file {}: {}; make the path writable, or name "
-                          "another one in storage.paths",
-                          path, errno_text(error)));
+  const ErrorCode code = file_error_code(error, ErrorCode::kInput);
+  throw Error(code, fmt::format("cannot open the lock file {}: {}; {}", path, errno_text(error),
+                                code == ErrorCode::kInput
+                                    ? "make the path writable, or name another one in storage.paths"
+                                    : file_remedy(error)));
+}
+
+// 0, or the errno of the first call that failed. A signal is no failure.
+int write_durably(int descriptor, const std::string& text) {
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t count =
+        ::pwrite(descriptor, text.data() + done, text.size() - done, static_cast<off_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return count < 0 ? errno : ENOSPC;
+    done += static_cast<std::size_t>(count);
+  }
+  while (::fdatasync(descriptor) != 0)
+    if (errno != EINTR) return errno;
+  return 0;
 }
 
 }  // namespace
@@ -167,6 +189,12 @@ void StoreLock::set_mark(const StoreMark& mark) {
   SLUICE_CHECK(is_own(), "only the holder of a lock sets its mark");
   mark_ = mark;
   write_text();
+  // The lock file itself may be new.
+  const std::string folder = path_.substr(0, path_.rfind('/'));
+  if (const int error = flush_folder(folder.empty() ? "/" : folder); error != 0)
+    throw Error(file_error_code(error, ErrorCode::kIo),
+                fmt::format("cannot make the name {} durable: {}; {}", path_, errno_text(error),
+                            file_remedy(error)));
 }
 
 void StoreLock::write_text() {
@@ -175,13 +203,10 @@ void StoreLock::write_text() {
                   kStages[static_cast<std::size_t>(mark_.stage)], text_of(mark_.id),
                   host_name().substr(0, 200), ::getpid(), time_text(), job_.substr(0, 64));
   text.resize(kTextBytes, '\n');
-  errno = ENOSPC;  // the meaning of a short write
-  if (::pwrite(descriptor_.get(), text.data(), text.size(), 0) !=
-          static_cast<ssize_t>(text.size()) ||
-      ::fdatasync(descriptor_.get()) != 0)
+  if (const int error = write_durably(descriptor_.get(), text); error != 0)
     throw Error(
-        file_error_code(errno, ErrorCode::kIo),
-        fmt::format("cannot write {}: {}; {}", path_, errno_text(errno), file_remedy(errno)));
+        file_error_code(error, ErrorCode::kIo),
+        fmt::format("cannot write {}: {}; {}", path_, errno_text(error), file_remedy(error)));
 }
 
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name) {

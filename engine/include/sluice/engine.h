@@ -119,9 +119,11 @@ class SLUICE_EXPORT Engine {
   // Fails with:
   // - The source's own errors.
   // - kNonFinite and others, in the same cases as initialize().
-  // - kInput: the loss scale is impossible.
+  // - kInput: the loss scale is impossible, or a durable store of several ranks already has a
+  //   commit of the source's step.
   // - kRanks: ranks have sources at different positions.
-  // After a failure, either function can be called again.
+  // After a failure, either function can be called again. A durable store then still has its last
+  // commit, and open_or_create() continues from there.
   // `application` is the application's data. The data is committed with this state to a durable
   // store, as in FinishOptions::application.
   void restore(StateSource& source, const std::string& application = {});

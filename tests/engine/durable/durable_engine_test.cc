@@ -213,10 +213,6 @@ TEST_F(DurableEngine, WhatCannotGoOnIsNamedAndNothingIsChanged) {
   other = config();
   other.storage.paths.pop_back();
   refused(other, ErrorCode::kInput, ".r0.commit1 not found in " + paths_[0]);
-  other = config();
-  other.optimizer.overlap = OverlapPolicy::kSpeculative;
-  other.storage.state.commit_every = 2;
-  refused(other, ErrorCode::kConfig, "has 2 copies");
   const std::string words = expect_error(ErrorCode::kInput, [&] {
     const ToyOptions frozen{.frozen_units = {1}};
     const Run run(config(), false, frozen);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <span>
 
 #include <fmt/format.h>
@@ -18,6 +19,7 @@
 #include "engine/store/commit_format.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/memory_source.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -27,10 +29,21 @@ namespace fs = std::filesystem;
 
 const std::string kRemedy(kStoreRemedy);
 
+using Contents = std::map<std::string, std::string>;
+
+// Every file but the locks, which say who looked last.
+Contents contents_below(const std::string& folder) {
+  Contents all;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file() || entry.path().extension() == ".lock") continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    all[entry.path()] = std::string(std::istreambuf_iterator<char>(file), {});
+  }
+  return all;
+}
+
 class DurableRefusals : public testing::Test {
  protected:
-  using Contents = std::map<std::string, std::string>;
-
   DurableRefusals() {
     for (const char* name : {"/a", "/b"}) {
       paths_.push_back(directory_.path() + name);
@@ -49,16 +62,7 @@ class DurableRefusals : public testing::Test {
     engine.close();
   }
 
-  // Every file but the locks, which say who looked last.
-  Contents contents() const {
-    Contents all;
-    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory_.path())) {
-      if (!entry.is_regular_file() || entry.path().extension() == ".lock") continue;
-      std::ifstream file(entry.path(), std::ios::binary);
-      all[entry.path()] = std::string(std::istreambuf_iterator<char>(file), {});
-    }
-    return all;
-  }
+  Contents contents() const { return contents_below(directory_.path()); }
   std::string file_with(const std::string& part) const {
     for (const auto& [name, bytes] : contents())
       if (name.find(part) != std::string::npos) return name;
@@ -202,6 +206,93 @@ TEST(DurableRefusalsOfRanks, ARankIsToldWhichRanksFilesLieWhere) {
       EXPECT_NE(said.find(word), std::string::npos) << word << " in " << said;
   }
   for (const RankRun& run : run_ranks(2, config, options, on(false))) EXPECT_EQ(run.failure, "");
+}
+
+// A store of four ranks on three paths, after ten steps.
+TEST(DurableRefusalsOfRanks, EachPathIsMissingOnce) {
+  const TempDirectory directory;
+  Config config = sharded_config(directory.path(), 3, /*uses_nvme=*/true, DType::kBf16);
+  config.storage.state = {.name = "run-7", .commit_every = 3};
+  config.optimizer.overlap = OverlapPolicy::kDeferred;
+  config.storage.paths.clear();
+  for (const char* const name : {"/a", "/b", "/c"}) {
+    config.storage.paths.push_back(directory.path() + name);
+    fs::create_directory(config.storage.paths.back());
+  }
+  const auto run = [&](std::uint32_t steps) {
+    return run_ranks(4, config, {.steps = steps, .rank_count = 4}, {.closes = true});
+  };
+  for (const RankRun& rank : run(10)) ASSERT_EQ(rank.failure, "");
+  const TempDirectory elsewhere;
+  const std::string aside = elsewhere.path() + "/aside";
+  for (const std::string& path : config.storage.paths) {
+    for (const bool has_mount_point : {true, false}) {
+      SCOPED_TRACE(testing::Message() << path << " " << has_mount_point);
+      const Contents whole = contents_below(path);
+      fs::rename(path, aside);
+      if (has_mount_point) fs::create_directory(path);
+      const Contents before = contents_below(directory.path());
+      for (const RankRun& rank : run(1))
+        EXPECT_NE(rank.failure.find(path), std::string::npos) << rank.failure;
+      EXPECT_TRUE(contents_below(directory.path()) == before);
+      fs::remove_all(path);
+      fs::rename(aside, path);
+      EXPECT_TRUE(contents_below(path) == whole);
+    }
+  }
+  for (const RankRun& rank : run(1)) {
+    ASSERT_EQ(rank.failure, "");
+    EXPECT_EQ(rank.result.reports.back().step, 11u);
+  }
+}
+
+// A source that ranks as threads share.
+class SourceOfAll final : public StateSource {
+ public:
+  explicit SourceOfAll(StateSource& source) : source_(source) {}
+  StatePosition position() const override { return source_.position(); }
+  void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+            std::span<float> values) override {
+    const std::scoped_lock lock(mutex_);
+    source_.read(tensor, kind, first_element, values);
+  }
+
+ private:
+  std::mutex mutex_;
+  StateSource& source_;
+};
+
+// After a crash between the ranks' commits, each would have a state of that step, but not the same.
+TEST(DurableRefusalsOfRanks, ACommitOfTheSameStepIsNotReplaced) {
+  const TempDirectory directory;
+  Config config = sharded_config(directory.path(), 3, /*uses_nvme=*/true, DType::kBf16);
+  config.storage.state = {.name = "run"};
+  config.optimizer.overlap = OverlapPolicy::kDeferred;
+  const auto run = [&](const ToyOptions& options) {
+    return run_ranks(2, config, options, {.closes = true});
+  };
+  for (const RankRun& rank : run({.steps = 3, .rank_count = 2})) ASSERT_EQ(rank.failure, "");
+  Config scratch = config;
+  scratch.storage.state = {};
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  Engine other(scratch, toy_model(), *device);
+  (void)run_toy(other, toy_model(), *device, scratch, {.steps = 5});
+  MemorySource whole(other);
+  SourceOfAll source(whole);
+  for (const std::uint64_t step : {3u, 2u}) {  // the last commit, and the one before
+    whole.set_position({.step = step});
+    for (const RankRun& rank : run({.steps = 0, .rank_count = 2, .source = &source})) {
+      EXPECT_NE(rank.failure.find(fmt::format("has a commit of step {} already", step)),
+                std::string::npos)
+          << rank.failure;
+    }
+  }
+  whole.set_position({.step = 5});
+  for (const RankRun& rank : run({.steps = 1, .rank_count = 2, .source = &source})) {
+    ASSERT_EQ(rank.failure, "");
+    EXPECT_EQ(rank.result.reports.back().step, 6u);
+  }
+  for (const RankRun& rank : run({.steps = 0, .rank_count = 2})) EXPECT_EQ(rank.failure, "");
 }
 
 }  // namespace
