@@ -11,6 +11,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "base/text_file.h"
+#include "base/topology.h"
 
 namespace sluice {
 namespace {
@@ -41,6 +42,13 @@ json read_calibration(const Config::Storage& storage) {
   json calibration = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!calibration.is_object() || calibration.value("format", json()) != "sluice-io-calibration-1")
     refuse(storage, "is not a calibration of this version");
+  // Two machines may have drives of other speeds under the same names.
+  const json made_on = calibration.value("processor", json());
+  const std::string& here = topology().processor;
+  if (made_on.is_string() && made_on != "" && !here.empty() && made_on != here)
+    refuse(storage, fmt::format("is of another machine, whose processor is \"{}\"; this one's is "
+                                "\"{}\"",
+                                made_on.get<std::string>(), here));
   return calibration;
 }
 

@@ -232,7 +232,7 @@ double compute_step_s(const TrainConfig& config, const Dataset& dataset, Device&
     const auto begin = std::chrono::steady_clock::now();
     for (std::uint32_t micro_batch = 0; micro_batch < config.micro_batches; ++micro_batch) {
       const TokenBatch batch = dataset.training_batch(step, micro_batch);
-      gpt.start(gpt::DeviceGpt::Mode::kTraining, batch.tokens, batch.targets, stream.id());
+      gpt.start_training(batch.tokens, batch.targets, stream.id());
       for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
         gpt.forward(use, constant(spec.forward_order[use]), stream.id());
       for (std::uint32_t use = 0; use < gpt.use_count(); ++use)

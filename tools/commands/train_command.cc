@@ -59,14 +59,6 @@ TrainConfig read_config(const TrainOptions& options, std::string& introduction) 
   return config;
 }
 
-std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
-                                              const TrainConfig& config) {
-  if (options.init_file.empty()) return nullptr;
-  auto file = std::make_unique<ModelFile>(options.init_file);
-  file->require_shape_of(config.model);
-  return file;
-}
-
 class TrainRun {
  public:
   TrainRun(const TrainOptions& options, const TrainConfig& config, TrainRanks& ranks,
@@ -78,7 +70,7 @@ class TrainRun {
         memory_(memory),
         dataset_(config_, ranks.count()),
         checkpoints_(options.checkpoints, config_, ranks.rank(), ranks.count()),
-        init_(open_initial_model(options, config)),
+        init_(ModelFile::open(options.init_file, config.model)),
         device_(config_, ranks.gpu()),
         collectives_(ranks.join(device_)),
         engine_(config_.engine, training_model(config_), device_.device(), collectives_.get()),
@@ -92,7 +84,8 @@ class TrainRun {
                 .dataset = dataset_,
                 .trainer = *trainer_,
                 .publisher = publisher_,
-                .is_quiet = is_quiet_},
+                .is_quiet = is_quiet_,
+                .stop = {.is_asked = interrupted, .is_agreed = [this] { return is_to_end(); }}},
                outputs.events),
         peak_flops_(options.measures_peak ? device_.measure_peak_flops(config_, is_quiet_)
                                           : options.peak_flops.value_or(0)) {}
@@ -224,11 +217,14 @@ class TrainRun {
       watch_.tell(record_.steps.back());
       for (const std::string& note : trained.report.notes) warn("{}\n", note);
       checkpoints_.step_ended(engine_, ++steps_ended_);
-      record_.interrupted = mean_over_ranks(interrupted() ? 1 : 0) != 0;  // of one: all stop
+      record_.interrupted = is_to_end();
     }
     progress.finish();
     record_.limits = limits_.limits();
   }
+
+  // A signal to one rank stops all of them.
+  bool is_to_end() { return mean_over_ranks(interrupted() ? 1 : 0) != 0; }
 
   double mean_over_ranks(double own) {
     const std::vector<double> values = engine_.exchange(own);
@@ -246,8 +242,10 @@ class TrainRun {
     record_.checkpoints = checkpoints_.saved();
     if (!record_.interrupted) {
       record_.validation_loss = watch_.validation_loss(steps_ended_);
-      record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(watch_.validation_batches());
+      record_.interrupted = !record_.validation_loss;
     }
+    if (record_.validation_loss)
+      record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(watch_.validation_batches());
     publisher_.enter(RunPhase::kSaving, steps_ended_);
     {
       const Progress progress("hashing the state", is_quiet_);

@@ -37,7 +37,8 @@ TrainWatch::TrainWatch(const WatchOptions& options, const WatchedRun& run, Outpu
       trainer_(run.trainer),
       publisher_(run.publisher),
       events_(events),
-      is_quiet_(run.is_quiet) {
+      is_quiet_(run.is_quiet),
+      stop_(run.stop) {
   if (options.sample_every == 0) return;
   if (!trainer_.can_sample())
     throw Error(ErrorCode::kUnsupported,
@@ -74,12 +75,12 @@ const std::vector<TokenBatch>& TrainWatch::validation_batches() {
   return batches_;
 }
 
-double TrainWatch::validation_loss(std::uint64_t steps) {
-  if (validated_steps_ == steps && steps != 0) return validation_loss_;
+std::optional<double> TrainWatch::validation_loss(std::uint64_t steps) {
+  if (validated_steps_ == steps && validation_loss_) return validation_loss_;
   publisher_.enter(RunPhase::kEvaluating, steps);
   const Progress progress(fmt::format("evaluating on {} batches", validation_batches().size()),
                           is_quiet_);
-  validation_loss_ = trainer_.evaluate(validation_batches());
+  validation_loss_ = trainer_.evaluate_until(stop_, validation_batches());
   validated_steps_ = steps;
   return validation_loss_;
 }

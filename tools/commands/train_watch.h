@@ -34,6 +34,7 @@ struct WatchedRun {
   Trainer& trainer;
   RunPublisher& publisher;
   bool is_quiet;
+  StopRequest stop;  // ends validations
 };
 
 class TrainWatch {
@@ -58,8 +59,9 @@ class TrainWatch {
   // loss, draws and prints a sample if one is due, and writes the step's events.
   void tell(const StepRecord& record);
 
-  // The mean cross-entropy on the validation part after `steps` steps.
-  double validation_loss(std::uint64_t steps);
+  // The mean cross-entropy on the validation part after `steps` steps; nothing if the run has been
+  // asked to stop.
+  std::optional<double> validation_loss(std::uint64_t steps);
   const std::vector<TokenBatch>& validation_batches();
 
   // Adds the validation loss at the end of the run to the events.
@@ -77,11 +79,12 @@ class TrainWatch {
   RunPublisher& publisher_;
   OutputFile& events_;
   const bool is_quiet_;
+  const StopRequest stop_;
   std::optional<Tokenizer> tokenizer_;
   std::vector<std::uint32_t> prompt_;
   std::vector<TokenBatch> batches_;
   std::uint64_t validated_steps_ = 0;
-  double validation_loss_ = 0;
+  std::optional<double> validation_loss_;  // after that many steps
   std::exception_ptr events_failure_;
 };
 

@@ -19,6 +19,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/topology.h"
 #include "io/direct_file.h"
 #include "io/io_queue.h"
 #include "tests/support/expect_error.h"
@@ -223,6 +224,30 @@ TEST_F(Striped, ACalibrationThatDoesNotHelpIsRefusedWithTheCommandThatMends) {
   const std::string message =
       expect_error(ErrorCode::kInput, [&] { (void)storage_weights(config.storage); });
   EXPECT_NE(message.find("cannot be read"), std::string::npos) << message;
+}
+
+TEST_F(Striped, ACalibrationOfAnotherMachineIsRefusedByName) {
+  const std::string& here = topology().processor;
+  if (here.empty()) GTEST_SKIP() << "the processor has no name here";
+  Config config = config_for({1});
+  config.storage.weights.clear();
+  const std::string drive = std::filesystem::canonical(directory_.path()).string() + "/drive0";
+  const auto calibrate = [&](const std::string& processor) {
+    config.storage.calibration =
+        write_calibration(R"({"format": "sluice-io-calibration-1", "processor": ")" + processor +
+                          R"(", "drives": [{"path": ")" + drive + R"(", "mixed": 3e9}]})");
+  };
+  for (const std::string& processor : {here, std::string()}) {  // its own, and an unknown one
+    calibrate(processor);
+    EXPECT_EQ(storage_weights(config.storage), std::vector<double>{3e9});
+  }
+  calibrate("PDP-11");
+  const std::string message =
+      expect_error(ErrorCode::kInput, [&] { (void)storage_weights(config.storage); });
+  for (const std::string& part :
+       {std::string("is of another machine, whose processor is \"PDP-11\""), "\"" + here + "\"",
+        "sluice bench io --path " + config.storage.paths[0]})
+    EXPECT_NE(message.find(part), std::string::npos) << message;
 }
 
 TEST_F(Striped, WeightsThatDoNotFitThePathsAreRefused) {

@@ -1,13 +1,15 @@
 """A run that is stopped: by Ctrl-C, SIGTERM and SIGHUP after the step in flight, by kill -9 at once; the
 storage folder is empty afterwards, and what was trained until then is exact."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import time
 
-from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase, mount_tmpfs
+from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase, mount_tmpfs, sample_text
+from top_cases import StatusPages
 
 # The learning rate does not depend on the number of steps, so that a shorter run ends in the same
 # state.
@@ -175,3 +177,34 @@ class Interrupt(CliCase):
             _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
         self.assertEqual(process.returncode, 130)
         self.assertEqual(stderr, NOTHING_WRITTEN)
+
+
+class InterruptedValidation(StatusPages, CliCase):
+    LABEL = "command"
+
+    def test_a_signal_ends_the_validation_at_the_end(self):
+        with open(self.path("text.txt"), "w", encoding="ascii") as file:
+            file.write(sample_text(16000))
+        values = {"model": {"layers": 6, "heads": 4, "embedding": 256, "context": 128}, "batch.sequences": 4, "data.validation_fraction": 0.5,
+                  "run.steps": 1}
+        command = self.command("train", self.write_config(values), "--json", "run.json", "--checkpoint", "kept", "--save", "model")
+        process = subprocess.Popen(command, cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        while {"evaluating"} != {run["phase"] for run in json.loads(self.run_sluice("top", "--once", "--json").stdout)["runs"]}:
+            self.assertLess(time.monotonic(), deadline)
+            self.assertIsNone(process.poll(), "the run is over")
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+        self.assertEqual(process.returncode, 130, stderr)
+        self.assertIn(b"the run is over and is being saved", stderr)
+        self.assertIn(b"step 1 is saved in", stderr)
+        self.assertIn(b"interrupted after step 1", stdout)
+        self.assertNotIn(b"validation loss", stdout)
+        run = self.read_json("run.json")
+        self.assertEqual((len(run["steps"]), run["interrupted"], run["validation_loss"], run["bigram_cross_entropy"]), (1, True, None, None))
+        self.assertTrue(os.path.exists(self.path("model")))
+        again = self.train(values, "--checkpoint", "kept", "--resume")  # measures the loss after all
+        self.assertEqual((again["resumed_steps"], again["steps"], again["interrupted"]), (1, [], False))
+        self.assertGreater(again["validation_loss"], 1)
+        self.assertEqual(again["state_sha256"], run["state_sha256"])

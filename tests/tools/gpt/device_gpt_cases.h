@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "tests/tools/gpt/device_gpt_run.h"
@@ -167,13 +168,51 @@ TEST_P(DeviceGptTest, EvaluationHasTheLossOfTraining) {
   const Stream stream(device, "test");
   const std::vector<DeviceUnit> units =
       units_on_device(device, stream.id(), spec_, parameters(DType::kFp32), DType::kFp32);
-  gpt.start(DeviceGpt::Mode::kEvaluation, tokens_, targets_, stream.id());
+  gpt.start_evaluation(tokens_, targets_);
   for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
     gpt.forward(use, units[index_of(spec_.forward_order[use])].const_tensors(), stream.id());
   double loss = 1.0;  // the pass adds its loss to this value
   gpt.add_loss(loss, stream.id());
   device.synchronize(stream.id());
   EXPECT_NEAR(loss - 1.0, on_cpu(DType::kFp32).loss, 1e-4);
+}
+
+TEST_P(DeviceGptTest, BatchesThatAreEvaluatedTogetherHaveTheirOwnLosses) {
+  const DeviceMachine machine = GetParam().machine.make(DType::kFp32, DType::kFp32);
+  Device& device = *machine.device;
+  DeviceGpt gpt(GetParam().config, GetParam().shape, device, *machine.ops);
+  const std::uint32_t batches = gpt.evaluation_batches();
+  ASSERT_GE(batches, 2u);
+  const Stream stream(device, "test");
+  const std::vector<DeviceUnit> units =
+      units_on_device(device, stream.id(), spec_, parameters(DType::kFp32), DType::kFp32);
+  const auto forward = [&](std::uint32_t use, std::uint32_t batch, double& loss) {
+    gpt.forward(use, units[index_of(spec_.forward_order[use])].const_tensors(), stream.id(), batch);
+    if (use + 1 == gpt.use_count()) gpt.add_loss(loss, stream.id());
+  };
+  std::vector<std::vector<std::uint32_t>> tokens, targets;
+  std::vector<double> alone(batches), together(batches);
+  for (std::uint32_t batch = 0; batch < batches; ++batch) {
+    const std::string name = std::to_string(batch);
+    tokens.push_back(random_tokens(name.c_str(), tokens_.size(), GetParam().config.vocabulary));
+    targets.push_back(
+        random_tokens((name + "'").c_str(), tokens_.size(), GetParam().config.vocabulary));
+    gpt.start_evaluation(tokens[batch], targets[batch]);
+    for (std::uint32_t use = 0; use < gpt.use_count(); ++use) forward(use, 0, alone[batch]);
+    device.synchronize(stream.id());
+  }
+  for (std::uint32_t batch = 0; batch < batches; ++batch)
+    gpt.start_evaluation(tokens[batch], targets[batch], batch);
+  for (std::uint32_t use = 0; use < gpt.use_count(); ++use) {
+    for (std::uint32_t batch = 0; batch < batches; ++batch) forward(use, batch, together[batch]);
+  }
+  device.synchronize(stream.id());
+  EXPECT_EQ(together, alone);
+  EXPECT_NE(alone.front(), alone.back());
+  const TensorMemory values = parameters(DType::kFp32);
+  const PassResult after =
+      run_device_pass(gpt, device, *machine.ops, spec_, values, tokens_, targets_);
+  EXPECT_EQ(after.gradients, on_device(DType::kFp32, DType::kFp32).gradients);
 }
 
 }  // namespace sluice::gpt

@@ -103,7 +103,7 @@ inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOp
   const std::vector<DeviceUnit> units =
       units_on_device(device, stream.id(), spec, parameters, ops.type());
   PassResult result{0, {}};
-  gpt.start(DeviceGpt::Mode::kTraining, tokens, targets, stream.id());
+  gpt.start_training(tokens, targets, stream.id());
   for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
     gpt.forward(use, units[index_of(spec.forward_order[use])].const_tensors(), stream.id());
   gpt.add_loss(result.loss, stream.id());

@@ -119,8 +119,8 @@ TEST(DeviceGpt, RefusesForeignTokensAndTypes) {
   const Stream stream(*device, "test");
   const std::vector<std::uint32_t> good{0, 1, 2, 4};
   const std::vector<std::uint32_t> bad{0, 1, 5, 4};
-  EXPECT_THROW(gpt.start(DeviceGpt::Mode::kTraining, bad, good, stream.id()), Error);
-  EXPECT_THROW(gpt.start(DeviceGpt::Mode::kTraining, good, bad, stream.id()), Error);
+  EXPECT_THROW(gpt.start_training(bad, good, stream.id()), Error);
+  EXPECT_THROW(gpt.start_training(good, bad, stream.id()), Error);
   EXPECT_THROW(DeviceGpt(config, {.batch = 1, .sequence = 5}, *device, ops), Error);
   EXPECT_THROW(check_device_types(DType::kFp16, DType::kFp16), Error);
   EXPECT_THROW(check_device_types(DType::kFp32, DType::kBf16), Error);

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cmath>
 #include <fstream>
+#include <optional>
 
+#include "base/trace/trace.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/temp_directory.h"
 #include "tests/tools/train/small_gpt.h"
@@ -23,6 +26,12 @@ class TrainerTest : public testing::Test {
     config_ = small_train_config(folder_.path(), DType::kBf16);
     config_.data_file = folder_.file("text");
     config_.micro_batches = 2;
+  }
+
+  // Batches that differ from each other.
+  void write_varied_text() {
+    std::ofstream text(folder_.file("text"));
+    for (std::uint32_t i = 0; i < 2000; ++i) text << static_cast<char>('a' + i * i % 97 % 23);
   }
 
   // Trains until an error comes; returns whether one came.
@@ -84,6 +93,79 @@ TEST_F(TrainerTest, LearnsWhatIsThere) {
   EXPECT_EQ(trainer.evaluate(batches), before) << "evaluation changes nothing";
   for (std::uint64_t step = 0; step < 60; ++step) (void)trainer.train_step(step);
   EXPECT_LT(trainer.evaluate(batches), 1.0);
+}
+
+// How often blocks were read for the uses of a step or an inference since the last call.
+std::size_t reads() {
+  std::size_t count = 0;
+  for (const TraceRecord& record : trace_take()) count += record.kind == TraceKind::kRead ? 1 : 0;
+  return count;
+}
+
+// Five and more batches at a time. The window does not hold the model, and no unit waits in a slot:
+// each walk through the model reads the same number of blocks.
+TEST_F(TrainerTest, AnEvaluationReadsTheParametersOnceForManyBatches) {
+  write_varied_text();
+  config_.engine.optimizer.overlap = OverlapPolicy::kSerial;
+  config_.engine.memory.device_bytes = 160 << 10;
+  config_.model.layers = 8;
+  for (const bool keeps : {true, false}) {
+    for (const bool tied : {true, false}) {
+      config_.engine.activations.home = keeps ? ActivationHome::kKeep : ActivationHome::kHost;
+      config_.model.tied_head = tied;
+      const Dataset dataset(config_);
+      SmallGpt gpt(config_);
+      gpt.engine().initialize(gpt.initial_values());
+      HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
+      const auto batches = dataset.validation_batches(6);
+      ASSERT_EQ(batches.size(), 6u);
+      trace_enable(1 << 16);
+      double sum = 0;
+      for (const TokenBatch& batch : batches) sum += trainer.evaluate({&batch, 1});
+      const std::size_t alone = reads();
+      const double together = trainer.evaluate(batches);
+      const std::size_t once = reads();
+      trace_enable(0);
+      EXPECT_EQ(together, sum / 6) << "to the bit, in the same order";
+      // Two groups where only the boundaries' values are kept: five at a time.
+      EXPECT_GT(once, 0u);
+      EXPECT_EQ(alone % 6, 0u);
+      EXPECT_LE(once, (keeps ? 1 : 2) * alone / 6) << keeps << tied;
+    }
+  }
+}
+
+// At every moment of it; afterwards training goes on as if nothing had been asked.
+TEST_F(TrainerTest, AnEvaluationStopsWhenItIsAskedTo) {
+  write_varied_text();
+  config_.engine.optimizer.overlap = OverlapPolicy::kSerial;
+  const Dataset dataset(config_);
+  SmallGpt untouched(config_), gpt(config_);
+  for (SmallGpt* each : {&untouched, &gpt}) each->engine().initialize(each->initial_values());
+  HostTrainer plain(untouched.config(), dataset, untouched.engine(), untouched.device());
+  HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
+  const auto batches = dataset.validation_batches(4);
+  std::atomic<int> questions = 0;
+  int most = 0;
+  const auto evaluate = [&] {
+    questions = 0;
+    const auto ask = [&] { return ++questions > most; };
+    return trainer.evaluate_until({.is_asked = ask, .is_agreed = ask}, batches);
+  };
+  int stopped = 0;
+  std::optional<double> loss;
+  for (; !(loss = evaluate()); ++most) {
+    // The questions of the batch and the use under way, and of those that are queued behind them.
+    EXPECT_LE(questions, most + 4);
+    ++stopped;
+  }
+  EXPECT_GT(stopped, 20) << "five uses by four batches";
+  EXPECT_EQ(*loss, plain.evaluate(batches));
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    EXPECT_EQ(trainer.train_step(step).loss, plain.train_step(step).loss);
+    most = 7;
+    EXPECT_FALSE(evaluate());
+  }
 }
 
 }  // namespace

@@ -58,6 +58,19 @@ Activations::Activations(const GptConfig& config, const ActivationNeeds& needs)
   buffer = buffer_of(size_bytes(config, needs));
   Carver place(buffer.data());
   carve(config, needs, place);
+  find_places_of_evaluation(align_up(needs.shape.rows() * config.embedding * sizeof(float), 256));
+}
+
+// In two pieces of memory: behind the first block, and from the first gradient on.
+void Activations::find_places_of_evaluation(std::uint64_t value_bytes) {
+  const auto divide = [&](float* begin, void* end) {
+    auto* place = reinterpret_cast<std::byte*>(begin);
+    for (; place + value_bytes <= static_cast<std::byte*>(end); place += value_bytes)
+      of_evaluation.push_back(reinterpret_cast<float*>(place));
+  };
+  if (final_input != nullptr)
+    divide(blocks.size() > 1 ? blocks[1].input : final_input, final_moments);
+  divide(d_residual != nullptr ? d_residual : d_narrow, attention_scratch.data());
 }
 
 void Activations::carve(const GptConfig& config, const ActivationNeeds& needs, Carver& carver) {

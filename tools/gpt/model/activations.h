@@ -69,6 +69,10 @@ struct Activations {
   // factors.
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
+  // [R, W] each, in memory that only training uses: that of all blocks but the first, and that of
+  // the backward pass. An evaluation keeps one value of each batch there between the uses of units.
+  // There are at least two, and at least five where a value is a multiple of 256 bytes.
+  std::vector<float*> of_evaluation;
 
   AlignedBuffer buffer;
 
@@ -76,6 +80,7 @@ struct Activations {
   class Carver;
   Activations(const GptConfig& config, Checkpoints checkpoints);  // without memory
   void carve(const GptConfig& config, const ActivationNeeds& needs, Carver& carver);
+  void find_places_of_evaluation(std::uint64_t value_bytes);
 };
 
 }  // namespace sluice::gpt

@@ -29,11 +29,13 @@ DeviceGpt::DeviceGpt(const GptConfig& config, BatchShape shape, Device& device, 
       ops_(ops),
       head_group_(head_group_of(config, shape, ops.type(), attention_scratch_bytes)),
       memory_(device, carve(sizes(), nullptr, arrays_), "activations"),
-      host_(align_up(input_count(config, shape) * sizeof(std::uint32_t), 256) + sizeof(double),
-            "tokens on their way to the device"),
-      uploaded_(device) {
+      inputs_(config, shape, device),
+      loss_on_host_(sizeof(double), "the loss on its way from the device") {
   (void)carve(sizes(), memory_.data(), arrays_);
-  device_.register_host_memory(host_.span());
+  of_evaluation_ = places_of_evaluation();
+  batches_.resize(of_evaluation_.size());
+  inputs_.put_at(arrays_.inputs);
+  device_.register_host_memory(loss_on_host_.span());
 }
 
 std::uint64_t DeviceGpt::activation_bytes_of(const GptConfig& config, BatchShape shape, DType type,
@@ -94,40 +96,67 @@ std::uint64_t DeviceGpt::carve(const Sizes& sizes, std::byte* base, Arrays& arra
   arrays.probabilities = values(scores);
   arrays.d_scores = values(scores);
   arrays.inputs = reinterpret_cast<std::uint32_t*>(
-      take(input_count(config, sizes.shape), sizeof(std::uint32_t)));
+      take(DeviceInputs::count(config, sizes.shape), sizeof(std::uint32_t)));
   return used_bytes;
 }
 
 DeviceGpt::~DeviceGpt() {
-  device_.unregister_host_memory(host_.span());
+  device_.unregister_host_memory(loss_on_host_.span());
 }
 
-void DeviceGpt::start(Mode mode, std::span<const std::uint32_t> tokens,
-                      std::span<const std::uint32_t> targets, StreamId stream) {
+// In the same memory as Activations::of_evaluation.
+std::vector<std::byte*> DeviceGpt::places_of_evaluation() const {
+  const std::uint64_t value_bytes = align_up(rows() * config_.embedding * type_bytes(), 256);
+  std::vector<std::byte*> places;
+  const auto divide = [&](std::byte* begin, const void* end) {
+    for (; begin + value_bytes <= end; begin += value_bytes) places.push_back(begin);
+  };
+  divide(config_.layers > 1 ? arrays_.blocks[1].input : arrays_.final_input, arrays_.final_moments);
+  divide(arrays_.d_residual, arrays_.partials);
+  return places;
+}
+
+DeviceGpt::Batch& DeviceGpt::start(Mode mode, std::span<const std::uint32_t> tokens,
+                                   std::span<const std::uint32_t> targets, std::uint32_t batch) {
+  SLUICE_CHECK(batch < batches_.size(), "one of the batches under way");
   SLUICE_CHECK(tokens.size() == rows() && targets.size() == rows(),
                "a micro-batch has batch * sequence tokens and as many targets");
   check_tokens(config_, tokens);
   check_tokens(config_, targets);
-  device_.synchronize(uploaded_.id());
-  auto* const inputs = reinterpret_cast<std::uint32_t*>(host_.data());
-  std::copy(tokens.begin(), tokens.end(), inputs);
-  std::copy(targets.begin(), targets.end(), inputs + rows());
-  // Counting sort: which positions have each token, in the order of the batch.
-  std::uint32_t* const order = inputs + 2 * rows();
-  std::uint32_t* const begin = inputs + 3 * rows();
-  std::fill_n(begin, config_.vocabulary + 1, 0u);
-  for (const std::uint32_t token : tokens) ++begin[token + 1];
-  for (std::uint32_t token = 0; token < config_.vocabulary; ++token)
-    begin[token + 1] += begin[token];
-  std::vector<std::uint32_t> next(begin, begin + config_.vocabulary);
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    order[next[tokens[i]]++] = static_cast<std::uint32_t>(i);
-  device_.copy(reinterpret_cast<std::byte*>(arrays_.inputs), host_.data(),
-               input_count(config_, shape_) * sizeof(std::uint32_t), stream);
-  device_.record(uploaded_.id(), stream);
+  inputs_.renew(batch);
   mode_ = mode;
-  forward_uses_done_ = 0;
   backward_uses_done_ = 0;
+  return batches_[batch] = {.tokens = tokens, .targets = targets};
+}
+
+void DeviceGpt::start_evaluation(std::span<const std::uint32_t> tokens,
+                                 std::span<const std::uint32_t> targets, std::uint32_t batch) {
+  (void)start(Mode::kEvaluation, tokens, targets, batch);
+}
+
+void DeviceGpt::start_training(std::span<const std::uint32_t> tokens,
+                               std::span<const std::uint32_t> targets, StreamId stream) {
+  Batch& batch = start(Mode::kTraining, tokens, targets, 0);
+  inputs_.bring_for_training(tokens, targets, stream);
+  batch.tokens = batch.targets = {};  // the caller's memory
+}
+
+// In an evaluation, another batch may have come between the embedding and the logits.
+void DeviceGpt::bring_inputs() {
+  if (mode_ == Mode::kEvaluation)
+    inputs_.bring(batch_, batches_[batch_].tokens, batches_[batch_].targets, stream_);
+}
+
+// The value that the block of `layer` takes; that of a layer behind the last is the final norm's.
+std::byte* DeviceGpt::value_before(std::uint32_t layer) const {
+  if (mode_ == Mode::kEvaluation) return of_evaluation_[batch_];
+  return layer < config_.layers ? arrays_.blocks[layer].input : arrays_.final_input;
+}
+
+// The final norm's output. In an evaluation it overwrites the norm's input, element by element once
+// each has been read.
+std::byte* DeviceGpt::normed() const {
+  return mode_ == Mode::kEvaluation ? of_evaluation_[batch_] : arrays_.final_norm;
 }
 
 DeviceGpt::Use DeviceGpt::kind_of(std::uint32_t forward_use) const {
@@ -136,18 +165,23 @@ DeviceGpt::Use DeviceGpt::kind_of(std::uint32_t forward_use) const {
   return forward_use == config_.layers + 1 ? Use::kHead : Use::kTiedLogits;
 }
 
-void DeviceGpt::forward(std::uint32_t use, ParameterPointers parameters, StreamId stream) {
-  SLUICE_CHECK(use == forward_uses_done_ && use < use_count(),
+void DeviceGpt::forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
+                        std::uint32_t batch) {
+  SLUICE_CHECK(batch < (mode_ == Mode::kEvaluation ? batches_.size() : 1),
+               "one of the batches under way");
+  SLUICE_CHECK(use == batches_[batch].forward_uses_done && use < use_count(),
                "forward uses come in order, after a start");
-  ++forward_uses_done_;
+  ++batches_[batch].forward_uses_done;
+  batch_ = batch;
   parameters_ = parameters;
   stream_ = stream;
   switch (kind_of(use)) {
     case Use::kEmbedding:
-      ops_.embedding_forward({.tokens = tokens(),
+      bring_inputs();
+      ops_.embedding_forward({.tokens = inputs_.tokens(),
                               .token_table = parameters[kWte],
                               .position_table = parameters[kWpe],
-                              .y = arrays_.blocks[0].input,
+                              .y = value_before(0),
                               .rows = rows(),
                               .sequence = shape_.sequence,
                               .width = config_.embedding},
@@ -155,7 +189,7 @@ void DeviceGpt::forward(std::uint32_t use, ParameterPointers parameters, StreamI
       break;
     case Use::kBlock: block_forward(use - 1); break;
     case Use::kHead:
-      norm(arrays_.final_input, kFinalNormWeight, arrays_.final_norm, arrays_.final_moments);
+      norm(value_before(config_.layers), kFinalNormWeight, normed(), arrays_.final_moments);
       if (!config_.tied_head) logits_forward(parameters[kLmHeadWeight]);
       break;
     case Use::kTiedLogits: logits_forward(parameters[kWte]); break;
@@ -193,27 +227,27 @@ void DeviceGpt::linear(const std::byte* x, std::uint64_t x_width, std::uint32_t 
 }
 
 void DeviceGpt::block_forward(std::uint32_t layer) {
-  const Block& a = arrays_.blocks[layer];
+  const Block& a = arrays_.blocks[mode_ == Mode::kEvaluation ? 0 : layer];
   const std::uint64_t width = config_.embedding;
-  std::byte* const output =
-      layer + 1 < config_.layers ? arrays_.blocks[layer + 1].input : arrays_.final_input;
-  norm(a.input, kLn1Weight, a.norm1, a.norm1_moments);
+  std::byte* const input = value_before(layer);
+  norm(input, kLn1Weight, a.norm1, a.norm1_moments);
   linear(a.norm1, width, kAttentionWeight, a.qkv, 3 * width, nullptr);
   attention_forward(a);
-  linear(a.attention, width, kAttentionProjectionWeight, a.middle, width, a.input);
+  linear(a.attention, width, kAttentionProjectionWeight, a.middle, width, input);
   norm(a.middle, kLn2Weight, a.norm2, a.norm2_moments);
   linear(a.norm2, width, kMlpWeight, a.mlp, 4 * width, nullptr);
   ops_.gelu_forward(a.mlp, a.gelu, rows() * 4 * width, stream_);
-  linear(a.gelu, 4 * width, kMlpProjectionWeight, output, width, a.middle);
+  linear(a.gelu, 4 * width, kMlpProjectionWeight, value_before(layer + 1), width, a.middle);
 }
 
 void DeviceGpt::logits_forward(const std::byte* table) {
   const std::uint64_t width = config_.embedding;
+  bring_inputs();  // the targets
   ops_.multiply({.form = Form::kABt,
                  .m = rows(),
                  .n = config_.vocabulary,
                  .k = width,
-                 .a = arrays_.final_norm,
+                 .a = normed(),
                  .a_stride = width,
                  .b = table,
                  .b_stride = width,
@@ -222,7 +256,7 @@ void DeviceGpt::logits_forward(const std::byte* table) {
                  .result_type = ops_.type()},
                 stream_);
   ops_.cross_entropy({.logits = arrays_.logits,
-                      .targets = targets(),
+                      .targets = inputs_.targets(),
                       .row_losses = arrays_.row_losses,
                       .loss = arrays_.loss,
                       .gradient = mode_ == Mode::kTraining,
@@ -234,8 +268,9 @@ void DeviceGpt::logits_forward(const std::byte* table) {
 }
 
 void DeviceGpt::add_loss(double& sum, StreamId stream) {
-  SLUICE_CHECK(forward_uses_done_ == use_count(), "the loss is known after the last forward use");
-  std::byte* const landing = host_.data() + host_.size_bytes() - sizeof(double);
+  SLUICE_CHECK(batches_[batch_].forward_uses_done == use_count(),
+               "the loss is known after the last forward use");
+  std::byte* const landing = loss_on_host_.data();
   device_.copy(landing, reinterpret_cast<const std::byte*>(arrays_.loss), sizeof(double), stream);
   device_.call_host(stream, [&sum, landing] { sum += *reinterpret_cast<const double*>(landing); });
 }

@@ -21,6 +21,7 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "tools/gpt/model/activations.h"
+#include "tools/gpt/model/device_inputs.h"
 #include "tools/gpt/model/device_ops.h"
 #include "tools/gpt/model/gpt_config.h"
 #include "tools/gpt/model/unit_tensors.h"
@@ -63,29 +64,41 @@ class DeviceGpt {
   // As GptCompute::set_loss_scale().
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch. The call copies the micro-batch's batch * sequence tokens,
-  // and the same number of targets. An evaluation has no backward pass.
+  // Begins a pass over one micro-batch, and copies its batch * sequence tokens and as many targets.
   // Requires: the sizes match.
   // Fails with kInput if a token is beyond the vocabulary.
-  enum class Mode : std::uint8_t { kTraining, kEvaluation };
-  void start(Mode mode, std::span<const std::uint32_t> tokens,
-             std::span<const std::uint32_t> targets, StreamId stream);
+  void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
+                      StreamId stream);
+  // As in GptCompute: several batches may be under way, and tokens and targets must live until the
+  // batch's last use is enqueued.
+  void start_evaluation(std::span<const std::uint32_t> tokens,
+                        std::span<const std::uint32_t> targets, std::uint32_t batch = 0);
+  std::uint32_t evaluation_batches() const {
+    return static_cast<std::uint32_t>(of_evaluation_.size());
+  }
 
-  // The rules are those of GptCompute, but the work is enqueued on `stream`. Gradients are
-  // overwritten.
-  // Requires: uses come in order, 0 first.
-  void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream);
+  // As in GptCompute, but enqueued on `stream`. Gradients are overwritten. `batch` is that of an
+  // evaluation.
+  // Requires: the uses of a batch come in order, 0 first.
+  void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
+               std::uint32_t batch = 0);
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 StreamId stream);
 
   // Adds the loss of the pass to `sum` as soon as the earlier work on `stream` is done. To be
-  // called after the last forward use. `sum` must live until the loss is added.
+  // called right after a batch's last forward use. `sum` must live until the loss is added.
   void add_loss(double& sum, StreamId stream);
 
  private:
+  enum class Mode : std::uint8_t { kTraining, kEvaluation };
   enum class Use : std::uint8_t { kEmbedding, kBlock, kHead, kTiedLogits };
-  // The values that a block's forward pass leaves. W is the width, and R is the number of rows. The
-  // type is T unless stated otherwise.
+  struct Batch {
+    std::span<const std::uint32_t> tokens;
+    std::span<const std::uint32_t> targets;
+    std::uint32_t forward_uses_done = 0;
+  };
+  // The values that a block's forward pass leaves. W = width, R = rows; the type is T unless stated
+  // otherwise.
   struct Block {
     std::byte* input;  // [R, W]
     RowMoments* norm1_moments;
@@ -116,7 +129,7 @@ class DeviceGpt {
     float* d_probabilities;
     std::byte* probabilities;
     std::byte* d_scores;
-    std::uint32_t* inputs;  // tokens, targets, order, begin, laid out as on the host
+    std::uint32_t* inputs;  // DeviceInputs
   };
   struct Sizes {
     const GptConfig& config;
@@ -128,9 +141,6 @@ class DeviceGpt {
   // Divides the memory at `base` among the arrays. Returns the size that they take. With a null
   // `base`, only computes the size.
   static std::uint64_t carve(const Sizes& sizes, std::byte* base, Arrays& arrays);
-  static std::uint64_t input_count(const GptConfig& config, BatchShape shape) {
-    return 3 * shape.rows() + config.vocabulary + 1;
-  }
   Use kind_of(std::uint32_t forward_use) const;
   std::uint64_t rows() const { return shape_.rows(); }
   // The stride is a multiple of 128 elements. Matrix products are many times slower, or impossible,
@@ -140,8 +150,6 @@ class DeviceGpt {
   }
   std::uint64_t logits_stride() const { return logits_stride(config_); }
   std::uint64_t type_bytes() const { return size_of(ops_.type()); }
-  const std::uint32_t* tokens() const { return arrays_.inputs; }
-  const std::uint32_t* targets() const { return arrays_.inputs + rows(); }
 
   void linear(const std::byte* x, std::uint64_t x_width, std::uint32_t weight, std::byte* y,
               std::uint64_t y_width, const std::byte* residual);
@@ -150,6 +158,12 @@ class DeviceGpt {
   void norm(const std::byte* x, std::uint32_t weight, std::byte* y, RowMoments* moments);
   void norm_backward(const std::byte* x, const RowMoments* moments, std::uint32_t weight,
                      Into into);
+  std::vector<std::byte*> places_of_evaluation() const;
+  Batch& start(Mode mode, std::span<const std::uint32_t> tokens,
+               std::span<const std::uint32_t> targets, std::uint32_t batch);
+  void bring_inputs();
+  std::byte* value_before(std::uint32_t layer) const;
+  std::byte* normed() const;
   void block_forward(std::uint32_t layer);
   void block_backward(std::uint32_t layer);
   void attention_forward(const Block& block);
@@ -169,14 +183,16 @@ class DeviceGpt {
   std::uint64_t head_group_;
   Arrays arrays_;
   DeviceBuffer memory_;
-  AlignedBuffer host_;  // page-locked; has the inputs, then the loss
+  DeviceInputs inputs_;
+  AlignedBuffer loss_on_host_;  // page-locked
+  // [R, W] each, as Activations::of_evaluation.
+  std::vector<std::byte*> of_evaluation_;
 
-  Event uploaded_;  // the inputs on the host may be overwritten
-
-  // State of the current pass and of the current call.
+  // State of the passes under way, all of one mode, and of the current call.
   Mode mode_ = Mode::kEvaluation;
   float loss_scale_ = 1;
-  std::uint32_t forward_uses_done_ = 0;
+  std::vector<Batch> batches_;  // by batch of an evaluation; the first one in training
+  std::uint32_t batch_ = 0;
   std::uint32_t backward_uses_done_ = 0;
   ParameterPointers parameters_;
   GradientPointers gradients_;

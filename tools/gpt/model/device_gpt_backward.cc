@@ -7,7 +7,7 @@ namespace sluice::gpt {
 
 void DeviceGpt::backward(std::uint32_t use, ParameterPointers parameters,
                          GradientPointers gradients, StreamId stream) {
-  SLUICE_CHECK(mode_ == Mode::kTraining && forward_uses_done_ == use_count(),
+  SLUICE_CHECK(mode_ == Mode::kTraining && batches_[0].forward_uses_done == use_count(),
                "backward follows a whole forward pass of training");
   SLUICE_CHECK(use == backward_uses_done_ && use < use_count(), "backward uses come in order");
   ++backward_uses_done_;
@@ -125,8 +125,8 @@ void DeviceGpt::block_backward(std::uint32_t layer) {
 }
 
 void DeviceGpt::embedding_backward_use() {
-  ops_.embedding_backward({.order = arrays_.inputs + 2 * rows(),
-                           .begin = arrays_.inputs + 3 * rows(),
+  ops_.embedding_backward({.order = inputs_.order(),
+                           .begin = inputs_.begin(),
                            .dy = arrays_.d_residual,
                            .token_gradient = gradients_[kWte],
                            .position_gradient = gradients_[kWpe],

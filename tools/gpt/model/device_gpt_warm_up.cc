@@ -41,7 +41,7 @@ void DeviceGpt::warm_up() {
   const std::byte* const parameters = zeros.data();
   const std::vector<std::uint32_t> tokens(rows());
   const Stream stream(device_, "warm-up");
-  start(Mode::kTraining, tokens, tokens, stream.id());
+  start_training(tokens, tokens, stream.id());
   for (std::uint32_t use = 0; use < use_count(); ++use) {
     const UnitSpec& unit = spec_.units[index_of(spec_.forward_order[use])];
     forward(use, tensors_of(unit, type_bytes(), parameters), stream.id());

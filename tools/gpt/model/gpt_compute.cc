@@ -1,5 +1,7 @@
 #include "tools/gpt/model/gpt_compute.h"
 
+#include <algorithm>
+
 #include <sluice/error.h>
 #include "tools/gpt/model/attention.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -26,12 +28,13 @@ GptCompute::GptCompute(const GptConfig& config, BatchShape shape, GptComputeOpti
       tensors_(spec_, options.precision, threads_, options.matmul.bf16_factors),
       activations_(config, needs_of(shape, options)),
       checkpoints_(options.checkpoints),
-      batches_(options.micro_batches) {
+      micro_batches_(options.micro_batches),
+      batches_(std::max(micro_batches_, evaluation_batches())) {
   SLUICE_CHECK(options.micro_batches == 1 || checkpoints_ == Checkpoints::kUnits,
                "without checkpoints there is one micro-batch at a time");
-  for (Batch& batch : batches_) {
-    batch.tokens.reserve(shape.rows());
-    batch.targets.reserve(shape.rows());
+  for (Batch& batch : std::span(batches_).first(micro_batches_)) {
+    batch.copied_tokens.reserve(shape.rows());
+    batch.copied_targets.reserve(shape.rows());
   }
 }
 
@@ -54,21 +57,29 @@ std::uint64_t GptCompute::activation_bytes_of(const GptConfig& config, BatchShap
 
 void GptCompute::start_training(std::span<const std::uint32_t> tokens,
                                 std::span<const std::uint32_t> targets, std::uint32_t micro_batch) {
-  start(Mode::kTraining, tokens, targets, micro_batch);
+  copy_inputs(start(Mode::kTraining, tokens, targets, micro_batch));
 }
 
 void GptCompute::start_evaluation(std::span<const std::uint32_t> tokens,
-                                  std::span<const std::uint32_t> targets) {
-  start(Mode::kEvaluation, tokens, targets);
+                                  std::span<const std::uint32_t> targets, std::uint32_t batch) {
+  start(Mode::kEvaluation, tokens, targets, batch);
 }
 
 void GptCompute::start_generation(std::span<const std::uint32_t> prompt) {
-  start(Mode::kGeneration, prompt, {});
+  copy_inputs(start(Mode::kGeneration, prompt, {}));
 }
 
-void GptCompute::start(Mode mode, std::span<const std::uint32_t> tokens,
-                       std::span<const std::uint32_t> targets, std::uint32_t micro_batch) {
-  SLUICE_CHECK(micro_batch < batches_.size(), "one of the micro-batches under way");
+void GptCompute::copy_inputs(Batch& batch) {
+  batch.copied_tokens.assign(batch.tokens.begin(), batch.tokens.end());
+  batch.copied_targets.assign(batch.targets.begin(), batch.targets.end());
+  batch.tokens = batch.copied_tokens;
+  batch.targets = batch.copied_targets;
+}
+
+GptCompute::Batch& GptCompute::start(Mode mode, std::span<const std::uint32_t> tokens,
+                                     std::span<const std::uint32_t> targets,
+                                     std::uint32_t micro_batch) {
+  SLUICE_CHECK(micro_batch < batches_at_once(mode), "one of the batches under way");
   if (mode == Mode::kGeneration) {
     SLUICE_CHECK(!tokens.empty() && tokens.size() <= shape_.sequence,
                  "a prompt has between 1 and `sequence` tokens");
@@ -81,10 +92,11 @@ void GptCompute::start(Mode mode, std::span<const std::uint32_t> tokens,
   mode_ = mode;
   sequence_ = mode == Mode::kGeneration ? tokens.size() : shape_.sequence;
   Batch& batch = batches_[micro_batch];
-  batch.tokens.assign(tokens.begin(), tokens.end());
-  batch.targets.assign(targets.begin(), targets.end());
+  batch.tokens = tokens;
+  batch.targets = targets;
   batch.forward_uses_done = 0;
   batch.backward_uses_done = 0;
+  return batch;
 }
 
 GptCompute::Use GptCompute::kind_of(std::uint32_t forward_use) const {
@@ -93,11 +105,17 @@ GptCompute::Use GptCompute::kind_of(std::uint32_t forward_use) const {
   return forward_use == config_.layers + 1 ? Use::kHead : Use::kTiedLogits;
 }
 
-// Finds the use's activations. Without checkpoints a gradient changes in place on its way down.
+// Finds the use's activations. Without checkpoints a gradient changes in place on its way down. In
+// an evaluation, the value between two uses changes in place on its way up: no use reads an element
+// of its input once it has written that element of its output.
 void GptCompute::select(std::uint32_t forward_use, const Boundaries& boundaries) {
-  SLUICE_CHECK(boundaries.micro_batch < batches_.size(), "one of the micro-batches under way");
+  SLUICE_CHECK(boundaries.micro_batch < batches_at_once(mode_), "one of the batches under way");
   micro_batch_ = boundaries.micro_batch;
   batch_ = &batches_[micro_batch_];
+  if (mode_ == Mode::kEvaluation) {
+    input_ = output_ = activations_.of_evaluation[micro_batch_];
+    return;
+  }
   if (checkpoints_ == Checkpoints::kUnits) {
     input_ = boundaries.input;
     output_ = boundaries.output;
@@ -168,7 +186,8 @@ void GptCompute::embedding_forward_use(ParameterPointers parameters) {
 
 // To the output, or where that is not wanted (a recomputation), as far as backward does.
 void GptCompute::block_forward(std::uint32_t layer) {
-  const BlockActivations& a = activations_.block(layer);
+  // The memory of the others has the values of an evaluation's batches.
+  const BlockActivations& a = activations_.block(mode_ == Mode::kEvaluation ? 0 : layer);
   const std::uint64_t count = rows();
   const std::uint64_t width = config_.embedding;
   const auto linear = [&](const float* x, std::uint64_t x_width, std::uint32_t weight, float* y,

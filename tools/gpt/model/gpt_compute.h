@@ -13,9 +13,10 @@
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 //
 // With checkpoints at the units' boundaries, the caller brings the values that cross the boundaries
-// to every use. The call backward() then computes the rest of a unit's activations again. The
-// operations are the same, on the same values, so they give the same bits. With checkpoints,
-// several micro-batches may be under way at the same time.
+// to every use, and backward() computes the rest of a unit's activations again. These are the same
+// operations on the same values, so they give the same bits. With checkpoints, several
+// micro-batches may be under way at the same time. Evaluations of several batches always may: the
+// memory that training has for backward keeps their values between the uses of units.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +40,9 @@ struct GptComputeOptions {
   MatmulChoice matmul = {};
 };
 
-// With checkpoints, these are the values that a use takes and gives. Each has [rows, width] floats
-// and begins at a multiple of 256 bytes. Without checkpoints, only `micro_batch` is used, and it
-// must be 0.
+// With checkpoints, these are the values that a use takes and gives, [rows, width] floats each, at
+// multiples of 256 bytes. Without checkpoints, only `micro_batch` is used, and must be 0. In an
+// evaluation, only `micro_batch` is used, and is the number of the batch.
 struct Boundaries {
   std::uint32_t micro_batch = 0;
   const float* input = nullptr;            // of every use but the first
@@ -75,15 +76,25 @@ class GptCompute {
   // From the next pass on, the gradients are those of loss() * scale. The scale is 1 at first.
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch. The call copies batch * sequence tokens and as many
-  // targets, sequence by sequence. The token targets[t] is the token that follows tokens[t].
-  // Training keeps the values that backward() needs. An evaluation ends with loss().
-  // Requires: the sizes match, and `micro_batch` < GptComputeOptions::micro_batches.
+  // Begins a pass over one micro-batch. Copies batch * sequence tokens and as many targets,
+  // sequence by sequence; targets[t] is the token that follows tokens[t]. Keeps the values that
+  // backward() needs.
+  // Requires: the sizes match; `micro_batch` < GptComputeOptions::micro_batches.
   // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
                       std::uint32_t micro_batch = 0);
+
+  // Begins a pass that ends with loss(). Tokens and targets are as above, and stay in the caller's
+  // memory, which must live until the batch's last use. Several batches may be under way at the
+  // same time, in any order of their uses; other passes end them.
+  // Requires: the sizes match; `batch` < evaluation_batches().
+  // Fails with kInput as start_training() does.
   void start_evaluation(std::span<const std::uint32_t> tokens,
-                        std::span<const std::uint32_t> targets);
+                        std::span<const std::uint32_t> targets, std::uint32_t batch = 0);
+  // How many batches can be evaluated at the same time; two at least.
+  std::uint32_t evaluation_batches() const {
+    return static_cast<std::uint32_t>(activations_.of_evaluation.size());
+  }
 
   // Begins a pass that ends with last_logits().
   // Requires: 1 <= prompt.size() <= sequence.
@@ -113,14 +124,20 @@ class GptCompute {
   enum class Mode : std::uint8_t { kIdle, kTraining, kEvaluation, kGeneration };
   enum class Use : std::uint8_t { kEmbedding, kBlock, kHead, kTiedLogits };
   struct Batch {
-    std::vector<std::uint32_t> tokens;
-    std::vector<std::uint32_t> targets;
+    std::span<const std::uint32_t> tokens;
+    std::span<const std::uint32_t> targets;
+    std::vector<std::uint32_t> copied_tokens;  // of a training or a generation
+    std::vector<std::uint32_t> copied_targets;
     std::uint32_t forward_uses_done = 0;
     std::uint32_t backward_uses_done = 0;
   };
 
-  void start(Mode mode, std::span<const std::uint32_t> tokens,
-             std::span<const std::uint32_t> targets, std::uint32_t micro_batch = 0);
+  Batch& start(Mode mode, std::span<const std::uint32_t> tokens,
+               std::span<const std::uint32_t> targets, std::uint32_t micro_batch = 0);
+  void copy_inputs(Batch& batch);
+  std::uint32_t batches_at_once(Mode mode) const {
+    return mode == Mode::kEvaluation ? evaluation_batches() : micro_batches_;
+  }
   void select(std::uint32_t forward_use, const Boundaries& boundaries);
   Use kind_of(std::uint32_t forward_use) const;
   std::uint64_t rows() const { return batch_->tokens.size(); }
@@ -162,12 +179,13 @@ class GptCompute {
   UnitTensors tensors_;
   Activations activations_;
   const Checkpoints checkpoints_;
+  const std::uint32_t micro_batches_;
 
-  // The pass that is under way.
+  // The passes that are under way, all of one mode.
   Mode mode_ = Mode::kIdle;
   float loss_scale_ = 1;
   std::uint64_t sequence_ = 0;
-  std::vector<Batch> batches_;  // by micro-batch
+  std::vector<Batch> batches_;  // by micro-batch, or by batch of an evaluation
   double loss_ = 0;
   // The micro-batch whose final norm `activations_` holds now.
   std::uint32_t final_norm_of_ = 0;

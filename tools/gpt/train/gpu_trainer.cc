@@ -10,8 +10,6 @@
 namespace sluice {
 namespace {
 
-using Mode = gpt::DeviceGpt::Mode;
-
 std::vector<const std::byte*> parameters_of(const Lease& lease, const ModelSpec& model) {
   std::vector<const std::byte*> list;
   for (std::size_t i = 0; i < model.units[index_of(lease.unit())].tensors.size(); ++i)
@@ -47,7 +45,7 @@ TrainedStep GpuTrainer::train_step(std::uint64_t step_number) {
   for (std::uint32_t micro_batch = 0; micro_batch < config_.micro_batches; ++micro_batch) {
     const TokenBatch batch =
         dataset_.training_batch(step_number, micro_batch * engine_.rank_count() + engine_.rank());
-    gpt_.start(Mode::kTraining, batch.tokens, batch.targets, stream_.id());
+    gpt_.start_training(batch.tokens, batch.targets, stream_.id());
     for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
       const Lease lease = step.acquire(model_.forward_order[use], Pass::kForward, stream_);
       gpt_.forward(use, parameters_of(lease, model_), stream_.id());
@@ -65,16 +63,18 @@ TrainedStep GpuTrainer::train_step(std::uint64_t step_number) {
   return trained;
 }
 
-double GpuTrainer::evaluate(std::span<const TokenBatch> batches) {
-  const auto forward = [&](Inference& inference, const TokenBatch& batch, double& loss) {
-    gpt_.start(Mode::kEvaluation, batch.tokens, batch.targets, stream_.id());
-    for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
-      const Lease lease = inference.acquire(model_.forward_order[use], stream_);
-      gpt_.forward(use, parameters_of(lease, model_), stream_.id());
+std::optional<double> GpuTrainer::evaluate_until(const StopRequest& stop,
+                                                 std::span<const TokenBatch> batches) {
+  const auto forward = [&](const Lease& lease, std::uint32_t use, std::span<const TokenBatch> group,
+                           double& loss) {
+    for (std::uint32_t i = 0; i < group.size() && !stop.is_asked(); ++i) {
+      if (use == 0) gpt_.start_evaluation(group[i].tokens, group[i].targets, i);
+      gpt_.forward(use, parameters_of(lease, model_), stream_.id(), i);
+      if (use + 1 == gpt_.use_count()) gpt_.add_loss(loss, stream_.id());
     }
-    gpt_.add_loss(loss, stream_.id());
   };
-  return mean_loss(engine_, device_, stream_, batches, forward);
+  return mean_loss({engine_, device_, stream_, model_.forward_order, gpt_.evaluation_batches()},
+                   stop, batches, forward);
 }
 
 }  // namespace sluice

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include <sluice/engine.h>
@@ -22,7 +23,8 @@ class GpuTrainer final : public Trainer {
              gpt::DeviceGpt& gpt);
 
   TrainedStep train_step(std::uint64_t step) override;
-  double evaluate(std::span<const TokenBatch> batches) override;
+  std::optional<double> evaluate_until(const StopRequest& stop,
+                                       std::span<const TokenBatch> batches) override;
   std::uint64_t activation_bytes() const override { return gpt_.activation_bytes(); }
 
  private:

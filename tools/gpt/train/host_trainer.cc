@@ -140,17 +140,32 @@ TrainedStep HostTrainer::train_step(std::uint64_t step_number) {
   return trained;
 }
 
-double HostTrainer::evaluate(std::span<const TokenBatch> batches) {
-  const auto forward = [this](Inference& inference, const TokenBatch& batch, double& loss) {
-    device_.launch(stream_.id(),
-                   [this, &batch] { compute_.start_evaluation(batch.tokens, batch.targets); });
-    infer(inference);
-    device_.launch(stream_.id(), [this, &loss] { loss += compute_.loss(); });
+std::optional<double> HostTrainer::evaluate_until(const StopRequest& stop,
+                                                  std::span<const TokenBatch> batches) {
+  const auto forward = [&](const Lease& lease, std::uint32_t use, std::span<const TokenBatch> group,
+                           double& loss) {
+    device_.launch(stream_.id(), [this, &stop, use, parameters = parameters_of(lease), group,
+                                  &loss] { evaluate_use(stop, use, parameters, group, loss); });
   };
-  return mean_loss(engine_, device_, stream_, batches, forward);
+  return mean_loss({engine_, device_, stream_, model_.forward_order, compute_.evaluation_batches()},
+                   stop, batches, forward);
 }
 
-void HostTrainer::infer(Inference& inference) {
+// On the stream. The time of a whole group would be long after a request to stop.
+void HostTrainer::evaluate_use(const StopRequest& stop, std::uint32_t use,
+                               const ParameterList& parameters, std::span<const TokenBatch> group,
+                               double& loss) {
+  for (std::uint32_t i = 0; i < group.size() && !stop.is_asked(); ++i) {
+    if (use == 0) compute_.start_evaluation(group[i].tokens, group[i].targets, i);
+    compute_.forward(use, parameters, {.micro_batch = i});
+    if (use + 1 == compute_.use_count()) loss += compute_.loss();
+  }
+}
+
+std::span<const float> HostTrainer::next_logits(std::span<const std::uint32_t> tokens) {
+  const StreamGuard guard(device_, stream_);
+  Inference inference = engine_.begin_inference();
+  device_.launch(stream_.id(), [this, tokens] { compute_.start_generation(tokens); });
   for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
     const Lease lease = inference.acquire(model_.forward_order[use], stream_);
     const BoundaryLeases held = boundaries_of(inference, use, 0, Pass::kInference);
@@ -159,13 +174,6 @@ void HostTrainer::infer(Inference& inference) {
                      compute_.forward(use, parameters, boundaries);
                    });
   }
-}
-
-std::span<const float> HostTrainer::next_logits(std::span<const std::uint32_t> tokens) {
-  const StreamGuard guard(device_, stream_);
-  Inference inference = engine_.begin_inference();
-  device_.launch(stream_.id(), [this, tokens] { compute_.start_generation(tokens); });
-  infer(inference);
   device_.synchronize(stream_.id());
   return compute_.last_logits();
 }

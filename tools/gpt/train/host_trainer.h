@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,7 +30,8 @@ class HostTrainer final : public Trainer {
               HostDevice& device);
 
   TrainedStep train_step(std::uint64_t step) override;
-  double evaluate(std::span<const TokenBatch> batches) override;
+  std::optional<double> evaluate_until(const StopRequest& stop,
+                                       std::span<const TokenBatch> batches) override;
   bool can_sample() const override { return true; }
   std::span<const float> next_logits(std::span<const std::uint32_t> tokens) override;
   std::uint64_t activation_bytes() const override { return compute_.activation_bytes(); }
@@ -56,9 +58,10 @@ class HostTrainer final : public Trainer {
   std::uint32_t slot_of(std::uint32_t micro_batch) const { return micro_batch % at_once_; }
   void forward(Step& step, const Use& use, double& loss);
   void backward(Step& step, const Use& use);
-  // The caller has started computation. Returns when it is queued.
-  void infer(Inference& inference);
-  // `forward_use` is the place of the use in forward order.
+  // Computes one use of a unit for the batches of an evaluation.
+  void evaluate_use(const StopRequest& stop, std::uint32_t use, const ParameterList& parameters,
+                    std::span<const TokenBatch> group, double& loss);
+  // `forward_use` is the use's place in forward order.
   template <class Walk>
   BoundaryLeases boundaries_of(Walk& walk, std::uint32_t forward_use, std::uint32_t micro_batch,
                                Pass pass);

@@ -75,9 +75,7 @@ MemoryComparison train_in_memory(const TrainConfig& run, const HostMemory& host,
                             "option out",
                             options.rank_count));
   const TrainConfig config = all_in_memory(run, host);
-  const std::unique_ptr<ModelFile> init =
-      options.init_file.empty() ? nullptr : std::make_unique<ModelFile>(options.init_file);
-  if (init != nullptr) init->require_shape_of(config.model);
+  const auto init = ModelFile::open(options.init_file, config.model);
   const Progress progress("measuring the same training in memory", options.is_quiet);
   MemoryComparison comparison;
   try {

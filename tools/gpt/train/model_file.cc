@@ -48,6 +48,13 @@ void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine
   write_safetensors(output, tensors, metadata_of(config), read);
 }
 
+std::unique_ptr<ModelFile> ModelFile::open(const std::string& path, const gpt::GptConfig& config) {
+  if (path.empty()) return nullptr;
+  auto file = std::make_unique<ModelFile>(path);
+  file->require_shape_of(config);
+  return file;
+}
+
 ModelFile::ModelFile(const std::string& path)
     : file_(path), prefix_(find_prefix()), config_(read_config()) {
   check_tensors();

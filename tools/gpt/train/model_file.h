@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,10 @@ void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine
 
 class ModelFile {
  public:
+  // The file at `path` for a model of the shape `config`; null if `path` is empty.
+  // Fails with: as the constructor and require_shape_of().
+  static std::unique_ptr<ModelFile> open(const std::string& path, const gpt::GptConfig& config);
+
   // `path` names a file or a folder that SafetensorsReader can read.
   // Fails with kInput if the file is no GPT, lacks a tensor, or has a tensor of a wrong shape.
   explicit ModelFile(const std::string& path);

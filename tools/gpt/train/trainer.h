@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include <sluice/device.h>
 #include <sluice/engine.h>
@@ -21,6 +23,15 @@ namespace sluice {
 struct TrainedStep {
   double loss = 0;  // mean over the micro-batches, before the update
   StepReport report;
+};
+
+// How an evaluation learns that its result is no longer wanted, such as after Ctrl-C.
+struct StopRequest {
+  // Whether this rank has been asked to stop. Once true, it stays true. Called from any thread.
+  std::function<bool()> is_asked = [] { return false; };
+  // Whether any rank has been asked. With several ranks, all ranks call it at the same points, on
+  // the trainer's thread, and get the same answer.
+  std::function<bool()> is_agreed = [] { return false; };
 };
 
 class Trainer {
@@ -38,8 +49,13 @@ class Trainer {
   // for the run.
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
-  // The mean cross-entropy of `batches` in nats per token.
-  virtual double evaluate(std::span<const TokenBatch> batches) = 0;
+  // The mean cross-entropy of `batches` in nats per token. As many batches as fit the memory of the
+  // activations go through the model together: each unit is used once for all of them. The result
+  // does not depend on their number.
+  double evaluate(std::span<const TokenBatch> batches) { return *evaluate_until({}, batches); }
+  // The same, or nothing if `stop` ends it. It then ends within about the time of one unit's use.
+  virtual std::optional<double> evaluate_until(const StopRequest& stop,
+                                               std::span<const TokenBatch> batches) = 0;
 
   // Whether next_logits() works.
   virtual bool can_sample() const { return false; }
@@ -55,13 +71,23 @@ class Trainer {
   virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:
-  // The call evaluates with one inference of `engine` on `stream` of `device`. `forward` enqueues
-  // the forward pass of a batch on the stream. `forward` then enqueues the addition of the batch's
-  // loss to `loss`.
-  using ForwardBatch =
-      std::function<void(Inference& inference, const TokenBatch& batch, double& loss)>;
-  static double mean_loss(Engine& engine, Device& device, const Stream& stream,
-                          std::span<const TokenBatch> batches, const ForwardBatch& forward);
+  // An evaluation: one inference of `engine` on `stream` of `device`, which uses the units in this
+  // order for at most `batches_at_once` batches together.
+  struct Evaluation {
+    Engine& engine;
+    Device& device;
+    const Stream& stream;
+    const std::vector<UnitId>& forward_order;
+    std::uint32_t batches_at_once;
+  };
+  // Enqueues use `use` of the forward order for every batch of `group`, and behind the last use the
+  // addition of each batch's loss to `loss`, in the order of the batches. It may leave the rest out
+  // once StopRequest::is_asked() is true.
+  using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
+                                          std::span<const TokenBatch> group, double& loss)>;
+  static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,
+                                         std::span<const TokenBatch> batches,
+                                         const ForwardGroup& forward);
 
   FinishOptions finish_options_;
 };

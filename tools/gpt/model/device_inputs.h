@@ -1,0 +1,64 @@
+// The tokens and targets of a micro-batch on their way to the device, through page-locked memory.
+// For backward they come with the positions at which each token occurs, in the order of the batch.
+//
+// Thread rule: one thread at a time. Copies are enqueued on the caller's stream.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <sluice/device.h>
+#include "base/aligned_buffer.h"
+#include "tools/gpt/model/batch_shape.h"
+
+namespace sluice::gpt {
+
+class DeviceInputs {
+ public:
+  // `device` must outlive the object.
+  // Fails with: kOutOfMemory.
+  DeviceInputs(const GptConfig& config, BatchShape shape, Device& device);
+  DeviceInputs(const DeviceInputs&) = delete;
+  DeviceInputs& operator=(const DeviceInputs&) = delete;
+  ~DeviceInputs();
+
+  // How many numbers there are on the device.
+  static std::uint64_t count(const GptConfig& config, BatchShape shape) {
+    return 3 * shape.rows() + config.vocabulary + 1;
+  }
+  // Their place on the device, for count() numbers. Called once.
+  void put_at(std::uint32_t* place) { place_ = place; }
+
+  // Brings the inputs of a training's micro-batch, with the positions of tokens. The spans may go
+  // once this has returned.
+  void bring_for_training(std::span<const std::uint32_t> tokens,
+                          std::span<const std::uint32_t> targets, StreamId stream);
+  // Brings those of batch `batch` of an evaluation, unless they are there.
+  void bring(std::uint32_t batch, std::span<const std::uint32_t> tokens,
+             std::span<const std::uint32_t> targets, StreamId stream);
+  // Batch `batch` is another one from here on.
+  void renew(std::uint32_t batch);
+
+  const std::uint32_t* tokens() const { return place_; }
+  const std::uint32_t* targets() const { return place_ + rows_; }
+  // The positions in the order of their tokens, and where those of each token begin.
+  const std::uint32_t* order() const { return place_ + 2 * rows_; }
+  const std::uint32_t* begin() const { return place_ + 3 * rows_; }
+
+ private:
+  std::uint32_t* stage(std::span<const std::uint32_t> tokens,
+                       std::span<const std::uint32_t> targets);
+  void send(std::uint64_t count, StreamId stream);
+
+  const std::uint64_t rows_;
+  const std::uint64_t vocabulary_;
+  Device& device_;
+  std::uint32_t* place_ = nullptr;
+  AlignedBuffer host_;                  // page-locked
+  Event uploaded_;                      // the numbers on the host may be overwritten
+  std::optional<std::uint32_t> batch_;  // of an evaluation, whose inputs are on the device
+};
+
+}  // namespace sluice::gpt
