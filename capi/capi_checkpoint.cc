@@ -29,6 +29,7 @@ sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep
                           const char* application) {
   return guarded(engine, __func__, [&](const char* name) {
     require(root, name, "root");
+    const auto shown = engine->shown_as(RunPhase::kSaving);
     engine->saved_path = engine->engine->save(root, save_options(keep, application)).path;
   });
 }
@@ -51,6 +52,7 @@ sluice_status sluice_poll_save(sluice_engine* engine, int* has_one) {
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one) {
   return guarded(engine, __func__, [&](const char* name) {
     require(has_one, name, "the place for has_one");
+    const auto shown = engine->shown_as(RunPhase::kSaving);
     take_saved(*engine, engine->engine->finish_save(), has_one);
   });
 }

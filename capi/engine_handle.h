@@ -6,11 +6,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
+#include <sluice/status_publisher.h>
 
 #include "capi/call_guard.h"
 
@@ -24,6 +26,20 @@ struct sluice_engine : sluice::Handle {
   // Wraps a C callback in the function that the engine needs. The handle, `values` and `context`
   // must outlive the result.
   sluice::InitialValues initial_values(sluice_values values, void* context) const;
+  // Keeps lines for sluice_next_note(), the newest hundred.
+  void add_notes(std::span<const std::string> added);
+  void show_phase(sluice::RunPhase phase) {
+    if (status) status->enter(phase);
+  }
+  // Shown as `phase` until the result is destroyed.
+  [[nodiscard]] auto shown_as(sluice::RunPhase phase) {
+    struct Shown {
+      sluice_engine& engine;
+      ~Shown() { engine.show_phase(sluice::RunPhase::kTraining); }
+    };
+    show_phase(phase);
+    return Shown{*this};
+  }
   // The number of a tensor's elements, or of its bytes if it is opaque.
   std::uint64_t count_of(const sluice::TensorPlace& tensor) const {
     return tensor.is_opaque ? opaque_bytes[sluice::index_of(tensor.id)] : tensor.element_count;
@@ -40,6 +56,8 @@ struct sluice_engine : sluice::Handle {
   std::optional<sluice::Inference> inference;
   std::map<std::uint64_t, sluice::Lease> leases;
   std::uint64_t next_lease_id = 1;
+  std::optional<sluice::StatusPublisher> status;  // if the engine is shown
+  sluice::StepFigures figures;                    // of the next step, for `status`
   std::deque<std::string> notes;
   std::string note;                             // the last note returned
   std::string application;                      // text of the checkpoint or commit that was opened

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,14 +27,7 @@ using namespace sluice;
 
 namespace {
 
-constexpr std::size_t kNotesMax = 100;  // the most that are kept until they are asked for
-
-void add_notes(sluice_engine& engine, std::span<const std::string> notes) {
-  for (const std::string& note : notes) {
-    if (engine.notes.size() == kNotesMax) engine.notes.pop_front();
-    engine.notes.push_back(note);
-  }
-}
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 const TensorPlace& tensor_of(const sluice_engine& engine, const char* call, std::uint32_t id) {
   const std::span<const TensorPlace> all = engine.engine->tensors();
@@ -89,7 +83,7 @@ std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice
   made->engine->set_last_words(
       [](const std::string& message) { (void)set_error(SLUICE_INTERNAL, message.c_str()); });
   made->stream = Stream(*made->device, "caller");
-  add_notes(*made, made->engine->notes());
+  made->add_notes(made->engine->notes());
   return made;
 }
 
@@ -115,6 +109,14 @@ InitialValues sluice_engine::initial_values(sluice_values values, void* context)
       target[i] = float_of_word(word, word_bytes);
     }
   };
+}
+
+void sluice_engine::add_notes(std::span<const std::string> added) {
+  constexpr std::size_t kNotesMax = 100;
+  for (const std::string& added_note : added) {
+    if (notes.size() == kNotesMax) notes.pop_front();
+    notes.push_back(added_note);
+  }
 }
 
 extern "C" {
@@ -241,7 +243,9 @@ sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_opti
       throw;
     }
     engine->step.reset();
-    add_notes(*engine, done.notes);
+    engine->add_notes(done.notes);
+    if (engine->status) engine->status->step_ended(done, engine->figures);
+    engine->figures.loss = kUnknown;
     *report = {.step = done.step,
                .gradient_norm = done.gradient_norm,
                .clip_factor = done.clip_factor,
@@ -273,6 +277,7 @@ sluice_status sluice_loss_scale(sluice_engine* engine, double* scale) {
 sluice_status sluice_begin_inference(sluice_engine* engine) {
   return guarded(engine, __func__, [&](const char*) {
     engine->inference.emplace(engine->engine->begin_inference());
+    engine->show_phase(RunPhase::kEvaluating);
   });
 }
 
@@ -281,6 +286,7 @@ sluice_status sluice_end_inference(sluice_engine* engine) {
     if (!engine->inference) refuse("sluice_end_inference: no inference is active");
     engine->leases.clear();
     engine->inference.reset();
+    engine->show_phase(RunPhase::kTraining);
   });
 }
 

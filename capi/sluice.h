@@ -489,6 +489,23 @@ sluice_status sluice_trace_stop(sluice_trace_result* result);
 sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, sluice_lease* lease);
 
+// Figures of a training that only the application knows, for `sluice top`. An unknown number is 0,
+// and an unknown loss is NaN.
+typedef struct sluice_figures {
+  double loss;             // of the next step that finishes
+  uint64_t tokens;         // of each step, over all ranks
+  uint64_t steps;          // at the end of the training
+  double flops_per_token;  // of the model's products
+  double peak_flops;       // per second, of all ranks together
+} sluice_figures;
+
+// Shows this engine in `sluice top` until it is destroyed. Each sluice_finish_step() writes the
+// step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May be
+// called again between steps, with the newest figures. Without that variable nothing happens. A
+// process has one page, for the engine that was shown first. Why an engine has no page is a note
+// (sluice_next_note), and no failure.
+sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,8 +4,8 @@
 // object linked with -ffast-math sets flush-to-zero in the loading thread, and later threads
 // inherit this setting. Results would then depend on which thread ran a chunk. An object of this
 // class sets the environment of the current thread, and the destructor restores the former
-// environment. Threads must not share an object. On processors other than x86, the class does
-// nothing.
+// environment. Threads must not share an object. On processors other than x86 and aarch64, the
+// class does nothing.
 #pragma once
 
 namespace sluice {

@@ -277,6 +277,9 @@ std::vector<UnitTime> Engine::unit_times() const {
 std::span<const DirectFile> Engine::storage_files() const {
   return parts_->tiers.files();
 }
+const std::vector<std::string>& Engine::storage_paths() const {
+  return parts_->config.storage.paths;
+}
 const std::vector<std::string>& Engine::notes() const {
   return parts_->notes;
 }

@@ -44,6 +44,10 @@ class DriveQueues final : public IoQueue {
     return sum;
   }
 
+  IoCounters drive_counters(std::uint32_t drive) const override {
+    return drive < drives_.size() ? drives_[drive]->counters() : IoCounters{};
+  }
+
   std::string_view name() const override { return drives_.front()->name(); }
 
   std::string_view note() const override {

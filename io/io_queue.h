@@ -96,6 +96,11 @@ class IoQueue {
 
   // The counts so far. A successful transfer counts with the bytes that the caller asked for.
   virtual IoCounters counters() const = 0;
+  // The part of counters() that belongs to requests with this number in IoRequest::drive. A queue
+  // that does not know drives counts everything for drive 0.
+  virtual IoCounters drive_counters(std::uint32_t drive) const {
+    return drive == 0 ? counters() : IoCounters{};
+  }
 
   virtual std::string_view name() const = 0;
 

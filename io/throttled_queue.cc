@@ -58,6 +58,9 @@ class DeadlineQueue final : public ThrottledQueue {
   }
 
   IoCounters counters() const override { return drive_->counters(); }
+  IoCounters drive_counters(std::uint32_t drive) const override {
+    return drive_->drive_counters(drive);
+  }
   std::string_view name() const override { return drive_->name(); }
   std::string_view note() const override { return drive_->note(); }
   std::uint64_t late_ns() const override {

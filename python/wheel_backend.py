@@ -3,7 +3,8 @@ headers into one wheel.
 
 Compiled files come from the build tree that the environment variable SLUICE_BUILD names, such as build/release; without it, the
 source tree around this folder is configured and built first. SLUICE_LIBRARY names a libsluice.so alone: the wheel then has neither
-the command nor the C++ library. Nothing is fetched.
+the command nor the C++ library. SLUICE_CROSS names the tools of another processor, such as aarch64-linux-gnu, for which these files
+have been compiled: the wheel says that it has never run there. Nothing is fetched.
 """
 
 import base64
@@ -57,14 +58,16 @@ def _headers():
     return {**headers, "include/sluice/sluice.h": SOURCE / "capi" / "sluice.h"}
 
 
-def _metadata(project):
+def _metadata(project, cross):
+    never = f"\nThis wheel was compiled on another machine ({platform.machine()}) and has never run on one with {cross.split('-')[0]}.\n" if cross else ""
     return (f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-            f"Summary: {project['description']}\nRequires-Python: {project['requires-python']}\nLicense: Apache-2.0\n")
+            f"Summary: {project['description']}\nRequires-Python: {project['requires-python']}\nLicense: Apache-2.0\n{never}")
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     project = _project()
-    tag = f"py3-none-linux_{platform.machine()}"
+    cross = os.environ.get("SLUICE_CROSS", "")
+    tag = f"py3-none-linux_{cross.split('-')[0] or platform.machine()}"
     stem = f"{PACKAGE}-{project['version']}"
     files = {path.name: path.read_bytes() for path in sorted((HERE / PACKAGE).iterdir()) if path.suffix == ".py" or path.name == "py.typed"}
     files |= {place: path.read_bytes() for place, path in _headers().items()}
@@ -73,12 +76,12 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         for place, path in built.items():
             stripped = pathlib.Path(work) / "stripped"
             shutil.copyfile(path, stripped)
-            subprocess.run(["strip", "--strip-unneeded", stripped], check=True)
+            subprocess.run([f"{cross}-strip" if cross else "strip", "--strip-unneeded", stripped], check=True)
             files[place] = stripped.read_bytes()
     files = {f"{PACKAGE}/{place}": data for place, data in files.items()}
     info = f"{stem}.dist-info"
     files[f"{info}/licenses/LICENSE"] = (SOURCE / "LICENSE").read_bytes()
-    files[f"{info}/METADATA"] = _metadata(project).encode()
+    files[f"{info}/METADATA"] = _metadata(project, cross).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: wheel_backend\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     if COMMAND in built:
         files[f"{info}/entry_points.txt"] = f"[console_scripts]\nsluice = {PACKAGE}.command:main\n".encode()

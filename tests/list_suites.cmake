@@ -1,12 +1,17 @@
 # Writes a CTest file with one case for each suite of a GoogleTest program. Run after the program has been linked:
-#   cmake -DPROGRAM=FILE -DNAME=PREFIX -DOUTPUT=FILE -DPROPERTIES=LIST -DTIMEOUT=S [-DPIECE=N] [-DWITHOUT=FILTER] -P list_suites.cmake
+#   cmake -DPROGRAM=FILE -DNAME=PREFIX -DOUTPUT=FILE -DPROPERTIES=LIST -DTIMEOUT=S [-DPIECE=N] [-DWITHOUT=FILTER] [-DEMULATOR=COMMAND]
+#         -P list_suites.cmake
 # A case of one test may take S seconds, and two minutes more for each further test. With PIECE, a suite of more tests becomes
-# several cases of at most N tests each. The tests that WITHOUT names do not run.
+# several cases of at most N tests each. The tests that WITHOUT names do not run. EMULATOR runs programs of another processor.
 set(without "")
 if(WITHOUT)
   set(without "-${WITHOUT}")
 endif()
-execute_process(COMMAND ${PROGRAM} --gtest_list_tests "--gtest_filter=*${without}"
+set(emulator "")
+foreach(word ${EMULATOR})
+  string(APPEND emulator " [=[${word}]=]")
+endforeach()
+execute_process(COMMAND ${EMULATOR} ${PROGRAM} --gtest_list_tests "--gtest_filter=*${without}"
                 OUTPUT_VARIABLE listing RESULT_VARIABLE result TIMEOUT 60)
 if(NOT result EQUAL 0)
   file(REMOVE ${PROGRAM})  # so that the next build tries again
@@ -37,7 +42,7 @@ macro(add_suite suite count)
       string(APPEND name ".${piece}_of_${pieces}")
       set(shard "ENVIRONMENT_MODIFICATION [==[GTEST_TOTAL_SHARDS=set:${pieces};GTEST_SHARD_INDEX=set:${index}]==]")
     endif()
-    string(APPEND text "add_test([=[${name}]=] [=[${PROGRAM}]=] [=[--gtest_filter=${suite}.*${without}]=])\n"
+    string(APPEND text "add_test([=[${name}]=]${emulator} [=[${PROGRAM}]=] [=[--gtest_filter=${suite}.*${without}]=])\n"
                        "set_tests_properties([=[${name}]=] PROPERTIES ${PROPERTIES} TIMEOUT ${seconds} ${shard})\n")
   endforeach()
 endmacro()

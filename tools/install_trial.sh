@@ -2,7 +2,7 @@
 # Tries the ways to install Sluice, each in a fresh root of Debian made by debootstrap, and writes docs/results/install.md: the
 # commands, their seconds and last lines. Needs root, a network, and time: `tools/test.sh --slow` runs it where the first two
 # are there.
-#   --only WAY       one of deb, tasks, docker, cuda, conan, vcpkg, trixie, noble (may be repeated; default: all). The page
+#   --only WAY       one of deb, tasks, docker, cuda, conan, vcpkg, trixie, noble, aarch64 (may be repeated; default: all). The page
 #                    keeps what earlier runs noted about the other ways
 #   --packages DIR   Debian packages made before (build/deb/packages), else they are built first
 #   --note TEXT      a sentence for the page, about the ways of this run
@@ -31,7 +31,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift 2
 done
-ways=(deb docker cuda conan vcpkg trixie noble tasks)
+ways=(deb docker cuda conan vcpkg trixie noble tasks aarch64)
 [[ ${#only[@]} -gt 0 ]] || only=("${ways[@]}")
 for way in "${only[@]}"; do
   [[ " ${ways[*]} " == *" $way "* ]] || {
@@ -216,10 +216,27 @@ try_noble() {
   try_source noble
 }
 
+# The libraries for 64-bit ARM, compiled here. QEMU runs the tests of arithmetic, layout, storage and threads, and trainings whose
+# state has to hash to what it does on x86-64.
+try_aarch64() {
+  enter bookworm
+  bring_source
+  local libraries=() package tests
+  for package in libtbb-dev libhwloc-dev liburing-dev libhwy-dev libfmt-dev libxxhash-dev libgtest-dev; do libraries+=("$package:arm64"); done
+  step "dpkg --add-architecture arm64 && apt-get update -q && apt-get install -yq --no-install-recommends g++-aarch64-linux-gnu qemu-user cmake ninja-build pkg-config python3 nlohmann-json3-dev ${libraries[*]}"
+  step 'cmake --preset aarch64 >/dev/null && cmake --build build/aarch64 --target sluice_c -- --quiet && file=$(readlink -f build/aarch64/capi/libsluice.so) && aarch64-linux-gnu-readelf -h "$file" | grep Machine'
+  tests='base_test adam_oracle_test gradient_ops_test rank_sum_test simd_dispatch_test float_environment_test moment_codec_test other_optimizers_test optimizer_options_test io_rules_test sync_queue_test thread_queue_test engine_plan_test store_protocol_test store_files_test state_hashes_test'
+  step "cmake --build build/aarch64 --target $tests -- --quiet"
+  step "ctest --test-dir build/aarch64 --parallel \$(nproc) --tests-regex '^(${tests// /|})[.]' --output-on-failure | grep -E 'tests passed|FAILED'"
+  step 'ctest --test-dir build/aarch64 --tests-regex "^state_hashes_test" --verbose | grep -c "       OK .*AreThoseOfEveryProcessor/"'
+  step 'SLUICE_LIBRARY=$PWD/build/aarch64/capi/libsluice.so SLUICE_CROSS=aarch64-linux-gnu python3 -c "import sys; sys.path.insert(0, \"python\"); import wheel_backend; print(wheel_backend.build_wheel(\"/tmp\"))"'
+}
+
 titles=([0]="Debian packages on Debian 12" [1]="\`packaging/Dockerfile\`: its lines in a root of Debian 12, not by docker"
   [2]="\`packaging/cuda.Dockerfile\`: its lines in a root of Debian 12, not by docker" [3]="conan on Debian 12"
   [4]="The vcpkg port on Debian 12: its portfile by \`tests/packaging/port_steps.cmake\`, not by vcpkg" [5]="From source on Debian 13"
-  [6]="From source on Ubuntu 24.04" [7]="Five tasks of a stranger on Debian 12, by the commands of README.md and the pages behind it")
+  [6]="From source on Ubuntu 24.04" [7]="Five tasks of a stranger on Debian 12, by the commands of README.md and the pages behind it"
+  [8]="64-bit ARM: cross-compiled on Debian 12, tests under QEMU, never run on such a machine")
 write_page() {
   local index missing=()
   cat <<'END'

@@ -1,23 +1,29 @@
 #include "engine/plan/traffic.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 namespace sluice {
 
 void TrafficMeter::pause() {
-  const IoCounters now = queue_.counters();
-  counted_.nvme_read_bytes += now.read_bytes - at_resume_.read_bytes;
-  counted_.nvme_write_bytes += now.write_bytes - at_resume_.write_bytes;
+  for (std::size_t drive = 0; drive < counted_.size(); ++drive) {
+    const IoCounters now = queue_.drive_counters(static_cast<std::uint32_t>(drive));
+    counted_[drive].read_bytes += now.read_bytes - at_resume_[drive].read_bytes;
+    counted_[drive].write_bytes += now.write_bytes - at_resume_[drive].write_bytes;
+  }
 }
 
 void TrafficMeter::resume() {
-  at_resume_ = queue_.counters();
+  for (std::size_t drive = 0; drive < at_resume_.size(); ++drive)
+    at_resume_[drive] = queue_.drive_counters(static_cast<std::uint32_t>(drive));
 }
 
-Traffic TrafficMeter::take() {
+std::vector<DriveTraffic> TrafficMeter::take() {
   pause();
   resume();
-  return std::exchange(counted_, {});
+  return std::exchange(counted_, std::vector<DriveTraffic>(counted_.size()));
 }
 
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit) {

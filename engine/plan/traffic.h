@@ -5,6 +5,7 @@
 // Thread rule: the predictions are pure; one thread at a time uses a meter.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -16,22 +17,23 @@
 
 namespace sluice {
 
-// The meter counts the bytes that a queue moves for steps.
+// The meter counts the bytes that a queue moves for steps, drive by drive.
 class TrafficMeter {
  public:
   // `queue` must outlive the meter. The meter counts from resume() on.
-  explicit TrafficMeter(const IoQueue& queue) : queue_(queue) {}
+  TrafficMeter(const IoQueue& queue, std::size_t drives)
+      : queue_(queue), counted_(drives), at_resume_(drives) {}
 
   // Bytes moved between pause() and resume() are not counted.
   void pause();
   void resume();
-  // The traffic counted since the last call.
-  Traffic take();
+  // The traffic of each drive, counted since the last call.
+  std::vector<DriveTraffic> take();
 
  private:
   const IoQueue& queue_;
-  Traffic counted_;
-  IoCounters at_resume_;
+  std::vector<DriveTraffic> counted_;  // by drive
+  std::vector<IoCounters> at_resume_;  // by drive
 };
 
 // The bytes of the parameters of `unit` that are at home on storage.

@@ -87,9 +87,11 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
 }
 
 void StepLoop::describe(StepReport& report) {
-  const Traffic moved = traffic_.take();
-  report.nvme_read_bytes = moved.nvme_read_bytes;
-  report.nvme_write_bytes = moved.nvme_write_bytes;
+  report.drives = traffic_.take();
+  for (const DriveTraffic& drive : report.drives) {
+    report.nvme_read_bytes += drive.read_bytes;
+    report.nvme_write_bytes += drive.write_bytes;
+  }
   scheduler_.run([&] {
     report.rank_traffic = ranks_.take_traffic();
     report.rank_traffic.gathered_bytes += residents_.take_gathered_bytes();

@@ -28,7 +28,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       versions_(parts.versions),
       update_policy_(parts.config.optimizer, parts.placement.shadow_bytes != 0),
       scaler_(parts.config.precision.loss_scale),
-      traffic_(parts.queue),
+      traffic_(parts.queue, parts.config.storage.paths.size()),
       cursor_(parts.model, parts.layout, parts.placement),
       math_(parts.placement.tally_bytes == 0 ? nullptr : make_device_math(parts.device)),
       slots_(parts.placement, parts.tiers, parts.store, parts.scheduler,

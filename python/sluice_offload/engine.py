@@ -8,6 +8,7 @@ import atexit
 import copy
 import ctypes as C
 import json
+import math
 import logging
 import os
 import weakref
@@ -91,6 +92,8 @@ class Engine:
         self._norm_group: "Optional[tuple[Any, Any, int]]" = None  # what C calls lives here
         self._norm_failure: "Optional[BaseException]" = None
         self._config, self._units = json.dumps(config).encode(), units
+        self._figures = lib.Figures(loss=math.nan)
+        self._is_shown = config.get("run", {}).get("status", "auto") != "off"
         self._create()
         atexit.register(_close_at_exit, weakref.ref(self))
         self.dtype, self.gradient_dtype = (_TYPES[config["precision"][kind]] for kind in ("parameters", "gradients"))
@@ -120,6 +123,17 @@ class Engine:
                 raise
         if self._norm_group is not None:
             self._join_norm_group()
+        self.show()
+
+    def show(self, **figures: float) -> None:
+        """Shows the training in `sluice top`, with these figures of lib.Figures beside those given before."""
+        if not self._is_shown:
+            return
+        new = lib.Figures.from_buffer_copy(self._figures)
+        for name, value in figures.items():
+            setattr(new, name, value)
+        self._lib.show_status(self._handle, C.byref(new))
+        self._figures = new
 
     def set_norm_group(self, add: "Callable[[torch.Tensor], None]", elsewhere: "Sequence[Member]") -> None:
         """Each step's norm is that of a group: `add` adds a tensor of int64 over it, in place. `elsewhere`: parameters that
@@ -291,6 +305,7 @@ class Engine:
             if failure is not None:
                 raise failure from error
             raise
+        self._figures.loss = math.nan  # of one step alone
         self.log_notes()
         return report
 

@@ -161,6 +161,7 @@ class OffloadEngine(nn.Module):
         self._batch = settings.get("batch", {})
         self._boundary: Optional[bool] = None
         self._was_applied = False
+        self._loss = 0.0  # of the step's micro-batches so far, for `sluice top`
         if optimizer.resumed_step is not None:
             self._take(optimizer.application)
 
@@ -175,6 +176,7 @@ class OffloadEngine(nn.Module):
         if scale_wrt_gas and self.gradient_accumulation_steps() > 1:
             loss = loss / self.gradient_accumulation_steps()
         (loss * self.optimizer.loss_scale if self.optimizer.scales_loss else loss).backward(retain_graph=retain_graph)
+        self._loss += float(loss.detach())
         return loss
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -198,6 +200,8 @@ class OffloadEngine(nn.Module):
 
     def _update(self) -> None:
         before = self.optimizer.report
+        self.optimizer.show(loss=self._loss)
+        self._loss = 0.0
         if self.optimizer._is_durable:  # the commit of this step is to find the counts behind it
             self.optimizer.application = self._text({}, steps=1)
         self.optimizer.step()
@@ -217,6 +221,7 @@ class OffloadEngine(nn.Module):
         return self._was_applied and self.micro_steps % self.gradient_accumulation_steps() == 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        self._loss = 0.0
         self.optimizer.zero_grad()
 
     # --- What programs ask.

@@ -55,6 +55,11 @@ class StepReport(C.Structure):
         return "StepReport(" + ", ".join(f"{name}={getattr(self, name)}" for name, _ in self._fields_) + ")"
 
 
+class Figures(C.Structure):
+    _fields_ = [("loss", C.c_double), ("tokens", C.c_uint64), ("steps", C.c_uint64), ("flops_per_token", C.c_double),
+                ("peak_flops", C.c_double)]
+
+
 class Lease(C.Structure):
     _fields_ = [("parameters", C.c_void_p), ("gradients", C.c_void_p), ("id", C.c_uint64)]
 
@@ -109,6 +114,7 @@ _ARGUMENTS = {
     "begin_step": [_ENGINE, C.POINTER(StepOptions)],
     "finish_step": [_ENGINE, C.POINTER(FinishOptions), C.POINTER(StepReport)],
     "abandon_step": [_ENGINE],
+    "show_status": [_ENGINE, C.POINTER(Figures)],
     "loss_scale": [_ENGINE, C.POINTER(C.c_double)],
     "begin_inference": [_ENGINE],
     "end_inference": [_ENGINE],

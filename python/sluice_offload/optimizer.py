@@ -1,5 +1,6 @@
 """torch's face of the engine: an Optimizer whose `step` is the engine's update."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -135,6 +136,28 @@ class OffloadOptimizer(torch.optim.Optimizer):
                                 "the engine takes the mean gradient, over its own processes. Call "
                                 "torch.distributed.init_process_group() before offload(), and leave process_group out")
 
+    def show(self, *, loss: "float | torch.Tensor | None" = None, tokens: Optional[int] = None, steps: Optional[int] = None,
+             flops_per_token: Optional[float] = None, peak_flops: Optional[float] = None) -> None:
+        """Tells `sluice top` what only the program knows: the loss of the step that the next step() ends; the tokens of each step
+        over all processes, and the number of steps at the end; the operations of the model's products per token, and the peak
+        rate of all processes together, for TFLOP/s and MFU. The loss counts for one step, everything else until it is given
+        again. Costs a few microseconds."""
+        figures: "dict[str, float]" = {}
+        for name, value in (("tokens", tokens), ("steps", steps)):
+            if value is not None:
+                if not 0 <= value < 1 << 64:
+                    raise ArgumentError(f"show(): {name} is {value}; it has to be a whole number from 0 on")
+                figures[name] = int(value)
+        for name, number in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops), ("loss", loss)):
+            if number is not None:
+                figures[name] = float(number)
+        self._engine.show(**figures)
+
+    def _show_loss(self, loss: Any) -> None:
+        """Takes the result of a closure for the loss, if it is a number."""
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            self._engine.show(loss=float(loss))
+
     @torch.no_grad()
     def step(self, closure: "Optional[Callable[[], Any]]" = None) -> Any:
         """The update, if there are gradients. The parameters that it makes are those of the next forward."""
@@ -154,6 +177,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         assert self._walk is not None
         if self._is_durable:
             self._engine.set_application(self._text(self.application))
+        if loss is not None:
+            self._show_loss(loss)
         report = self._walk.finish()
         if report is not None:
             self.report = report

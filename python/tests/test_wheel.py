@@ -51,7 +51,7 @@ def test_a_program_in_c_plus_plus_is_compiled_with_the_wheel(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     told = subprocess.run([tmp_path / "sine", tmp_path], capture_output=True, text=True, check=True, env=environment).stdout
     assert told.splitlines()[-1].startswith("step 200: loss 0.00001")
-    assert {path.name for path in (command.HERE / "include" / "sluice").iterdir()} >= {"engine.h", "sluice.h"}
+    assert {path.name for path in (command.HERE / "include" / "sluice").iterdir()} >= {"engine.h", "sluice.h", "status_publisher.h"}
 
 
 def test_a_wheel_without_the_command_says_so(monkeypatch, tmp_path, capsys):

@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "base/trace/trace.h"
-#include "tools/report/status_page.h"
+#include "engine/run/status_page.h"
 
 namespace sluice {
 namespace {

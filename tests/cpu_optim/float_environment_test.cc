@@ -2,31 +2,63 @@
 // unchanged afterwards.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
 #include "cpu_optim/cpu_optimizer.h"
 #include "cpu_optim/float_environment.h"
 #include "tests/cpu_optim/optimizer_data.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
+#endif
+
+#if defined(__x86_64__) || defined(__aarch64__)
 
 namespace sluice {
 namespace {
 
+#if defined(__x86_64__)
 constexpr unsigned kDefault = 0x1f80;
 constexpr unsigned kHostile[] = {
     0x1f80 | 0x8040,           // flush to zero, denormals are zero
     0x1f80 | 0x6000,           // round toward zero
     0x1f80 | 0x8040 | 0x2000,  // all of it: flush, and round down
 };
+// Without the sticky exception flags.
+unsigned control() {
+  return _mm_getcsr() & ~0x3fu;
+}
+void set_control(unsigned value) {
+  _mm_setcsr(value);
+}
+#else
+constexpr unsigned kDefault = 0;
+constexpr unsigned kHostile[] = {
+    1u << 24,             // flush to zero
+    3u << 22,             // round toward zero
+    1u << 24 | 2u << 22,  // flush, and round down
+    1u << 25 | 1u << 24,  // flush, and NaNs lose their payload
+};
+unsigned control() {
+  std::uint64_t value = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(value));
+  return static_cast<unsigned>(value);
+}
+void set_control(unsigned value) {
+  asm volatile("msr fpcr, %0" : : "r"(std::uint64_t{value}));
+}
+#endif
 
-// Runs `body` under `control` and says what the control register holds afterwards.
+// Runs `body` under `hostile` and says what the control register holds afterwards.
 template <class Body>
-unsigned run_under(unsigned control, const Body& body) {
-  _mm_setcsr(control);
+unsigned run_under(unsigned hostile, const Body& body) {
+  set_control(hostile);
   body();
-  const unsigned after = _mm_getcsr();
-  _mm_setcsr(kDefault);
-  return after & ~0x3fu;  // without the sticky exception flags
+  const unsigned after = control();
+  set_control(kDefault);
+  return after;
 }
 
 // Gradients and moments around 2^-130: everything that matters is denormal.
@@ -42,7 +74,7 @@ TEST(FloatEnvironment, SetsAndRestores) {
     unsigned inside = 0;
     const unsigned after = run_under(hostile, [&] {
       const FloatEnvironment environment;
-      inside = _mm_getcsr() & ~0x3fu;
+      inside = control();
     });
     EXPECT_EQ(inside, kDefault);
     EXPECT_EQ(after, hostile);
@@ -112,8 +144,8 @@ TEST(FloatEnvironment, GradientOperationsIgnoreTheCallers) {
 
 #else
 
-TEST(FloatEnvironment, IsX86Only) {
-  GTEST_SKIP() << "the floating-point environment is set on x86-64 only";
+TEST(FloatEnvironment, IsOfKnownProcessors) {
+  GTEST_SKIP() << "the floating-point environment is set on x86-64 and aarch64 only";
 }
 
 #endif

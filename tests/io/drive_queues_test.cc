@@ -60,10 +60,26 @@ TEST(DriveQueues, EachRequestGoesToItsDriveAndRunsInOnePiece) {
   queue->submit(requests);
   EXPECT_EQ(queue->counters().read_requests, 7u);
   EXPECT_EQ(queue->counters().retried, 700u);
+  EXPECT_EQ(queue->drive_counters(0).read_requests, 1u);
+  EXPECT_EQ(queue->drive_counters(1).read_requests, 3u);
+  EXPECT_EQ(queue->drive_counters(2).read_requests, 3u);
+  EXPECT_EQ(queue->drive_counters(3).read_requests, 0u);
   queue->wait_idle();
   EXPECT_EQ(calls[0], (std::vector<std::size_t>{1, 0}));
   EXPECT_EQ(calls[1], (std::vector<std::size_t>{3, 0}));
   EXPECT_EQ(calls[2], (std::vector<std::size_t>{2, 1, 0}));
+}
+
+// Wherever a queue without drives stands, the parts add up to the whole.
+TEST(DriveQueues, AQueueWithoutDrivesCountsForTheFirst) {
+  std::vector<std::size_t> calls;
+  Recorder queue(calls);
+  IoRequest request{.drive = 1};
+  request.on_complete = [](IoRequest&) {};
+  IoRequest* const pointer = &request;
+  queue.submit({&pointer, 1});
+  EXPECT_EQ(queue.drive_counters(0).read_requests, 1u);
+  EXPECT_EQ(queue.drive_counters(1).read_requests, 0u);
 }
 
 // A drive that does not answer holds up no other one.

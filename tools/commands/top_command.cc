@@ -13,12 +13,12 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "engine/run/status_page.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
 #include "tools/commands/top_web.h"
-#include "tools/report/status_page.h"
 #include "tools/report/status_text.h"
 
 namespace sluice {

@@ -5,10 +5,10 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/run/status_page.h"
 #include "tools/cli/interrupt.h"
 #include "tools/cli/local_server.h"
 #include "tools/cli/print.h"
-#include "tools/report/status_page.h"
 #include "tools/report/status_text.h"
 
 namespace sluice {

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "tools/report/status_page.h"
+#include "engine/run/status_page.h"
 
 namespace sluice {
 

@@ -277,6 +277,8 @@ class SLUICE_EXPORT Engine {
   std::vector<UnitTime> unit_times() const;
   // The scratch files, one per path of storage.paths. There are none if nothing is on storage.
   std::span<const DirectFile> storage_files() const;
+  // Config::Storage::paths, in the order of StepReport::drives.
+  const std::vector<std::string>& storage_paths() const;
   // Lines of text for the user. The lines name choices that this machine forced, such as threads
   // instead of io_uring.
   const std::vector<std::string>& notes() const;

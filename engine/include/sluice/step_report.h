@@ -68,6 +68,12 @@ struct RankTraffic {
   std::uint64_t crossed_bytes = 0;
 };
 
+// The bytes that one path of storage.paths has moved.
+struct DriveTraffic {
+  std::uint64_t read_bytes = 0;
+  std::uint64_t write_bytes = 0;
+};
+
 // The bytes that one step moves between memory and storage, and the bytes of activations.
 struct Traffic {
   std::uint64_t nvme_read_bytes = 0;
@@ -163,9 +169,10 @@ struct StepReport {
   // running at the previous report.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
-  RankTraffic rank_traffic;  // likewise
-  CopyTraffic copies;        // likewise
-  PhaseMarks buffers;        // likewise: the most in use, with homes and gradients
+  std::vector<DriveTraffic> drives;  // the parts of the two numbers above, by path
+  RankTraffic rank_traffic;          // since the previous report, likewise
+  CopyTraffic copies;                // likewise
+  PhaseMarks buffers;                // likewise: the most in use, with homes and gradients
   // Boundary activations moved since the previous report, from the device to their homes and back.
   // If the homes are on storage, these bytes are included above.
   std::uint64_t activation_out_bytes = 0;

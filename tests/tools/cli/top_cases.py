@@ -66,6 +66,10 @@ class StatusPages:
         for link, kind in (("storage_read", "read"), ("storage_write", "write"), ("copy_to_device", "copy to device"),
                            ("copy_from_device", "copy to host")):
             self.assertEqual(answer["links"][link]["bytes"], sum(record["size_bytes"] for record in inside if record["kind"] == kind), link)
+        for lane, drive in enumerate(answer["drives"]):
+            for direction in ("read", "write"):
+                self.assertEqual(drive[direction + "_bytes"], sum(record["size_bytes"] for record in inside
+                                                                  if record["kind"] == direction and record["lane"] == lane), drive["path"])
         waits_s = {}
         for stall in records["stalls"]:
             if step["begin_ns"] <= stall["begin_ns"] < step["end_ns"] and not stall["of_pass"] and stall["reason"] != "none":
@@ -105,6 +109,32 @@ class Top(StatusPages, CliCase):
             self.assertAlmostEqual(answer["flops_per_s"] / (flops * answer["tokens_per_s"]), 1, places=9)
             self.assertAlmostEqual(answer["mfu"], step["mfu"], places=9)
             self.assertAlmostEqual(answer["mfu"], answer["flops_per_s"] / 5e9, places=9)
+
+    def test_each_drive_has_its_rate(self):
+        paths = [self.path("one"), self.path("two")]
+        for path in paths:
+            os.mkdir(path)
+        values = {**ON_NVME, "optimizer.overlap": "serial", "storage.paths": paths, "storage.weights": [3, 1]}
+        process = self.start(values, "--trace", "run.trace")
+        answers = [self.ask_behind(0)["runs"][0]]
+        while len(answers) < 3:
+            answers.append(self.ask_behind(answers[-1]["step"])["runs"][0])
+        seen = self.run_sluice("top").stdout
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(RUN_TIMEOUT_S), 130)
+        records = self.trace_of("run.trace")
+        for answer in answers:
+            self.check_trace(answer, records)
+            one, two = answer["drives"]
+            self.assertEqual([one["path"], two["path"]], [path if len(path) < 64 else "..." + path[-60:] for path in paths])
+            self.assertGreater(one["read_bytes"], two["read_bytes"])
+            self.assertGreater(two["write_bytes"], 0)
+            for direction in ("read", "write"):
+                whole = answer["links"]["storage_" + direction]
+                self.assertEqual(one[direction + "_bytes"] + two[direction + "_bytes"], whole["bytes"])
+                self.assertAlmostEqual(one[direction + "_bytes_per_s"] * answer["time_s"] / one[direction + "_bytes"], 1, places=9)
+        for drive in answers[0]["drives"]:
+            self.assertRegex(seen, rf"(?m)^    {re.escape(drive['path'])}: read .+ GB/s; written .+ GB/s$")
 
     def test_a_killed_run_is_said_to_be_gone(self):
         process = self.start()
@@ -148,12 +178,13 @@ class Top(StatusPages, CliCase):
             if line.startswith("#"):
                 self.assertRegex(line, r"^# (HELP sluice_[a-z_]+ .+|TYPE sluice_[a-z_]+ gauge)$")
                 continue
-            sample = re.fullmatch(r'(sluice_[a-z_]+)\{pid="(\d+)",rank="0"(,(part|link|tier)="[a-z_]+")?\} (\S+)', line)
+            sample = re.fullmatch(r'(sluice_[a-z_]+)\{pid="(\d+)",rank="0"(,(part|link|tier)="[a-z_]+"|,drive="/[^"]+",direction="(read|write)")?\} (\S+)',
+                                  line)
             self.assertTrue(sample, line)
             self.assertEqual(int(sample.group(2)), process.pid)
-            float(sample.group(5))
+            float(sample.group(6))
             names.add(sample.group(1))
-        self.assertEqual(names, {"sluice_" + name for name in ("step", "loss", "tokens_per_second", "flops_per_second", "mfu", "step_seconds", "link_bytes",
+        self.assertEqual(names, {"sluice_" + name for name in ("step", "loss", "tokens_per_second", "flops_per_second", "mfu", "step_seconds", "link_bytes", "drive_bytes",
                                                                "memory_bytes", "age_seconds")})
         self.assertIn("excludes", self.run_sluice("top", "--json", "--prometheus", expect=2).stderr)
 

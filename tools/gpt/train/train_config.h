@@ -37,7 +37,7 @@ struct TrainConfig : LearningRateOptions {
   std::string trace_file;              // empty = none
   std::uint64_t trace_ring_bytes = 0;  // of each thread
   bool trace_nvtx = false;
-  bool has_status = true;  // a page for `sluice top` (tools/report/status_page.h)
+  bool has_status = true;  // a page for `sluice top` (engine/run/status_page.h)
 };
 
 // Fails with kConfig if values do not fit together. The message has the place in the file.

@@ -3,10 +3,13 @@
 // is private to one version of Sluice. Reading needs no lock. A sequence counter is odd during a
 // write. A checksum detects a damaged page. The writer holds a lock (flock) on the file until the
 // process ends. So a reader recognises the page of a killed process. A reader can do so even from
-// another process namespace, and even after the process number is in use again.
+// another process namespace, and even after the process number is in use again. A forked child
+// neither keeps the lock, nor writes or removes the page of its parent.
 //
 // Thread rule: one thread writes. Any thread may call read_status_pages().
 #pragma once
+
+#include <sys/types.h>
 
 #include <array>
 #include <cstddef>
@@ -18,13 +21,11 @@
 #include <vector>
 
 #include <sluice/memory_marks.h>
+#include <sluice/status_publisher.h>
 #include <sluice/step_report.h>
 #include "base/unique_fd.h"
 
 namespace sluice {
-
-enum class RunPhase : std::uint32_t { kStarting, kTraining, kEvaluating, kSaving };
-std::string_view name_of(RunPhase phase);
 
 // The bytes that a link or the drives have moved in the last step, and the busy time. The busy time
 // is a sum over all transfers, including transfers at the same time.
@@ -43,6 +44,17 @@ inline constexpr std::size_t kStatusLinks = 4;
 // The name in JSON and for Prometheus, such as "storage_read".
 std::string_view name_of(StatusLink link);
 
+// The bytes that one path of storage.paths has moved in the last step.
+struct DriveStatus {
+  std::array<char, 64> path;  // ends with a zero; a longer path keeps its end
+  std::uint64_t read_bytes;
+  std::uint64_t write_bytes;
+
+  std::string_view name() const;
+};
+// The most that a page has. Further drives count in the links alone.
+inline constexpr std::size_t kStatusDrives = 16;
+
 struct TierStatus {
   std::uint64_t pool_bytes;    // planned
   std::uint64_t budget_bytes;  // 0 for storage
@@ -58,9 +70,9 @@ struct RunStatus {
   std::int64_t started_unix_ns;
   std::int64_t updated_unix_ns;
   std::uint64_t step;    // steps ended, also before this run; 0 = none
-  std::uint64_t steps;   // the number of steps at the end
-  std::uint64_t tokens;  // of one step, over all ranks
-  double loss;
+  std::uint64_t steps;   // the number of steps at the end; 0 = unknown
+  std::uint64_t tokens;  // of one step, over all ranks; 0 = unknown
+  double loss;           // NaN = unknown
   double gradient_norm;
   double step_s;
   double flops_per_token;  // of the model; 0 = unknown
@@ -75,6 +87,8 @@ struct RunStatus {
   std::uint64_t reduced_bytes;
   std::array<LinkStatus, kStatusLinks> links;
   std::array<TierStatus, kTiers> tiers;
+  std::array<DriveStatus, kStatusDrives> drives;
+  std::uint32_t drive_count;
 
   double tokens_per_s() const { return step_s > 0 ? static_cast<double>(tokens) / step_s : 0; }
   // The rate of all ranks together.
@@ -99,11 +113,15 @@ class StatusPage {
   StatusPage& operator=(const StatusPage&) = delete;
 
   bool is_there() const { return memory_ != nullptr; }
-  // Writes `status` with the pid, the start time and the current time.
+  // Writes `status` with the pid, the start time and the current time. Does nothing in a forked
+  // child.
   void write(RunStatus status) noexcept;
 
  private:
+  friend void release_page_in_child();
+
   std::string path_;
+  pid_t owner_ = 0;
   UniqueFd file_;
   std::byte* memory_ = nullptr;
   std::int64_t started_unix_ns_ = 0;

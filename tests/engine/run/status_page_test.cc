@@ -1,6 +1,6 @@
 // The status page: what a reader gets from a writer that lives, has gone, or was stopped in the
 // middle of it, and what it refuses.
-#include "tools/report/status_page.h"
+#include "engine/run/status_page.h"
 
 #include <gtest/gtest.h>
 
@@ -11,13 +11,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
 #include <sluice/error.h>
 #include "tests/support/temp_directory.h"
-#include "tools/report/status_text.h"
 
 namespace sluice {
 namespace {
@@ -95,6 +95,56 @@ TEST_F(StatusPageTest, OfAKilledProcessIsShownOnceAndRemoved) {
   ASSERT_TRUE(read.status) << read.problem;
   EXPECT_EQ(read.status->step, 3u);
   EXPECT_TRUE(read_status_pages(folder_).empty());
+}
+
+// A child has the parent's file, and so its lock, until it ends or executes another program.
+TEST_F(StatusPageTest, OfAKilledProcessIsGoneWhileItsChildRuns) {
+  int told[2];
+  ASSERT_EQ(::pipe(told), 0);
+  const pid_t parent = ::fork();
+  if (parent == 0) {
+    StatusPage page(folder_);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      page.write({});  // changes nothing
+      (void)!::write(told[1], "x", 1);
+      for (;;) ::pause();
+    }
+    (void)!::write(told[1], &child, sizeof child);
+    for (;;) ::pause();
+  }
+  char from_both[sizeof(pid_t) + 1];
+  std::size_t count = 0;
+  while (count < sizeof from_both) {
+    const ssize_t read = ::read(told[0], from_both + count, sizeof from_both - count);
+    ASSERT_GT(read, 0);
+    count += static_cast<std::size_t>(read);
+  }
+  // Either may have written first.
+  pid_t child = 0;
+  std::memcpy(&child, from_both + (from_both[0] == 'x' ? 1 : 0), sizeof child);
+  EXPECT_TRUE(found().is_alive);
+  ::kill(parent, SIGKILL);
+  ::waitpid(parent, nullptr, 0);
+  EXPECT_EQ(::kill(child, 0), 0);
+  const FoundPage read = found();
+  EXPECT_FALSE(read.is_alive);
+  EXPECT_EQ(read.name, std::to_string(parent));
+  ::kill(child, SIGKILL);
+  ::close(told[0]);
+  ::close(told[1]);
+}
+
+TEST_F(StatusPageTest, AChildThatEndsLeavesItsParentsPage) {
+  StatusPage page(folder_);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    page.write({});
+    page.~StatusPage();
+    ::_exit(0);
+  }
+  ::waitpid(child, nullptr, 0);
+  EXPECT_TRUE(found().is_alive);
 }
 
 TEST_F(StatusPageTest, TornIsNamed) {
@@ -202,20 +252,6 @@ TEST_F(StatusPageTest, IsNeverReadHalfWritten) {
   is_ended = true;
   writer.join();
   EXPECT_GT(last, 0u);
-}
-
-TEST(StatusText, SaysWhatIsGoneOrWrong) {
-  FoundPage gone;
-  gone.name = "12";
-  gone.status = RunStatus{};
-  gone.status->step = 4;
-  gone.status->steps = 9;
-  FoundPage wrong;
-  wrong.name = "13";
-  wrong.problem = "is torn";
-  const std::vector<FoundPage> pages{gone, wrong};
-  EXPECT_EQ(status_view(pages, 0),
-            "process 12 is gone: killed or crashed behind step 4 of 9\npage 13: is torn\n");
 }
 
 TEST(RunStatus, TheLongestWaitIsOneWithAReason) {

@@ -1,6 +1,7 @@
-#include "tools/report/status_page.h"
+#include "engine/run/status_page.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -26,12 +27,12 @@
 namespace sluice {
 namespace {
 
-constexpr std::size_t kPageBytes = 4096;
-constexpr std::array<char, 8> kMagic{'S', 'L', 'U', 'I', 'C', 'E', 'S', 'P'};
-constexpr std::uint32_t kFormat = 2;  // to be raised when RunStatus changes
+constexpr std::size_t kStatusPageBytes = 4096;
+constexpr std::array<char, 8> kStatusMagic{'S', 'L', 'U', 'I', 'C', 'E', 'S', 'P'};
+constexpr std::uint32_t kStatusFormat = 3;  // to be raised when RunStatus changes
 
 // The file's contents.
-struct Page {
+struct StatusFile {
   std::array<char, 8> magic;
   std::uint32_t format;
   std::uint32_t version;   // SLUICE_VERSION
@@ -39,19 +40,19 @@ struct Page {
   std::uint64_t checksum;  // of status
   RunStatus status;
 };
-static_assert(sizeof(Page) <= kPageBytes && std::is_trivially_copyable_v<Page>);
+static_assert(sizeof(StatusFile) <= kStatusPageBytes && std::is_trivially_copyable_v<StatusFile>);
 
-std::uint64_t checksum_of(const RunStatus& status) {
+std::uint64_t status_checksum(const RunStatus& status) {
   return checksum(std::as_bytes(std::span(&status, 1)));
 }
 
-std::int64_t now_unix_ns() {
+std::int64_t unix_now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
-[[noreturn]] void fail(const char* what, const std::string& path, int error) {
+[[noreturn]] void fail_page(const char* what, const std::string& path, int error) {
   throw Error(ErrorCode::kIo,
               fmt::format("cannot {} the status page \"{}\": {}; set run.status to \"off\" to do "
                           "without",
@@ -59,25 +60,26 @@ std::int64_t now_unix_ns() {
 }
 
 // A consistent copy, or why there is none.
-std::string copy_page(const std::byte* memory, Page& copy) {
+std::string copy_page(const std::byte* memory, StatusFile& copy) {
   std::memcpy(&copy, memory, sizeof copy);
-  if (copy.magic != kMagic) return "is not a status page";
-  if (copy.format != kFormat || copy.version != SLUICE_VERSION)
+  if (copy.magic != kStatusMagic) return "is not a status page";
+  if (copy.format != kStatusFormat || copy.version != SLUICE_VERSION)
     return fmt::format("is of another version of Sluice (format {}, version {})", copy.format,
                        copy.version);
   const auto sequence_of = [&] {
     std::uint64_t sequence = 0;
-    std::memcpy(&sequence, memory + offsetof(Page, sequence), sizeof sequence);
+    std::memcpy(&sequence, memory + offsetof(StatusFile, sequence), sizeof sequence);
     std::atomic_thread_fence(std::memory_order_acquire);
     return sequence;
   };
-  constexpr int kAttempts = 100;  // a write takes about a microsecond
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+  constexpr int kCopyAttempts = 100;  // a write takes about a microsecond
+  for (int attempt = 0; attempt < kCopyAttempts; ++attempt) {
     const std::uint64_t before = sequence_of();
     std::memcpy(&copy, memory, sizeof copy);
     std::atomic_thread_fence(std::memory_order_acquire);
     if (before % 2 == 0 && sequence_of() == before)
-      return copy.checksum == checksum_of(copy.status) ? "" : "is damaged: its checksum is wrong";
+      return copy.checksum == status_checksum(copy.status) ? ""
+                                                           : "is damaged: its checksum is wrong";
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   return "is torn: its writer has stopped in the middle of it";
@@ -90,13 +92,13 @@ std::string read_status(int file, FoundPage& page) {
   if (info.st_uid != ::geteuid()) return fmt::format("belongs to user {}", info.st_uid);
   if ((info.st_mode & 077) != 0)
     return fmt::format("is open to others (mode {:o})", info.st_mode & 0777);
-  if (info.st_size != kPageBytes)
-    return fmt::format("has {} bytes instead of {}", info.st_size, kPageBytes);
-  void* const memory = ::mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED, file, 0);
+  if (info.st_size != kStatusPageBytes)
+    return fmt::format("has {} bytes instead of {}", info.st_size, kStatusPageBytes);
+  void* const memory = ::mmap(nullptr, kStatusPageBytes, PROT_READ, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) return errno_text(errno);
-  Page copy{};
+  StatusFile copy{};
   std::string problem = copy_page(static_cast<const std::byte*>(memory), copy);
-  ::munmap(memory, kPageBytes);
+  ::munmap(memory, kStatusPageBytes);
   if (!problem.empty()) return problem;
   if (std::to_string(copy.status.pid) != page.name)
     return fmt::format("says that it is of process {}", copy.status.pid);
@@ -130,16 +132,23 @@ FoundPage look_at(const std::string& folder, const std::string& name) {
   return page;
 }
 
+// The newest page of this process, for its children.
+std::atomic<StatusPage*> page_of_process = nullptr;
+
 }  // namespace
 
-std::string_view name_of(RunPhase phase) {
-  switch (phase) {
-    case RunPhase::kStarting: return "starting";
-    case RunPhase::kTraining: return "training";
-    case RunPhase::kEvaluating: return "evaluating";
-    case RunPhase::kSaving: return "saving";
-  }
-  return "unknown";
+// A child shares the lock of its parent, so the page of a killed parent would seem alive as long as
+// the child runs.
+void release_page_in_child() {
+  StatusPage* const page = page_of_process.exchange(nullptr);
+  if (page == nullptr) return;
+  ::munmap(page->memory_, kStatusPageBytes);  // a mapping keeps the file, and so its lock, open
+  page->memory_ = nullptr;
+  page->file_ = UniqueFd();
+}
+
+std::string_view DriveStatus::name() const {
+  return {path.data(), ::strnlen(path.data(), path.size())};
 }
 
 std::string_view name_of(StatusLink link) {
@@ -155,65 +164,73 @@ TraceReason RunStatus::longest_wait() const {
   return static_cast<TraceReason>(longest - wait_ns.begin());
 }
 
-StatusPage::StatusPage(const std::string& folder) : started_unix_ns_(now_unix_ns()) {
+StatusPage::StatusPage(const std::string& folder)
+    : owner_(::getpid()), started_unix_ns_(unix_now_ns()) {
   if (folder.empty()) return;
-  path_ = fmt::format("{}/{}", folder, ::getpid());
+  path_ = fmt::format("{}/{}", folder, owner_);
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
-    fail("make the folder of", path_, errno);
+    fail_page("make the folder of", path_, errno);
   // Locked and filled before it gets its name, so that no reader takes it for a dead process's.
   const std::string temporary = path_ + ".new";
   ::unlink(temporary.c_str());
   UniqueFd file(
       ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!file) fail("create", path_, errno);
+  if (!file) fail_page("create", path_, errno);
   const int flags = MAP_SHARED | MAP_POPULATE;
   int error = ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
   // With blocks behind it: a write into a hole of a full file system would end the process.
-  if (error == 0) error = ::posix_fallocate(file.get(), 0, kPageBytes);
+  if (error == 0) error = ::posix_fallocate(file.get(), 0, kStatusPageBytes);
   void* memory = MAP_FAILED;
   if (error == 0) {
-    memory = ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, flags, file.get(), 0);
+    memory = ::mmap(nullptr, kStatusPageBytes, PROT_READ | PROT_WRITE, flags, file.get(), 0);
     if (memory == MAP_FAILED) error = errno;
   }
   if (error == 0) {
-    Page page{.magic = kMagic,
-              .format = kFormat,
-              .version = SLUICE_VERSION,
-              .sequence = 0,
-              .checksum = 0,
-              .status = {}};
+    StatusFile page{.magic = kStatusMagic,
+                    .format = kStatusFormat,
+                    .version = SLUICE_VERSION,
+                    .sequence = 0,
+                    .checksum = 0,
+                    .status = {}};
     std::memcpy(memory, &page, sizeof page);
     memory_ = static_cast<std::byte*>(memory);
     file_ = std::move(file);
     write({});
-    if (::rename(temporary.c_str(), path_.c_str()) == 0) return;
+    if (::rename(temporary.c_str(), path_.c_str()) == 0) {
+      static const int is_registered = ::pthread_atfork(nullptr, nullptr, &release_page_in_child);
+      (void)is_registered;  // without memory for it, a killed process seems alive a little longer
+      page_of_process = this;
+      return;
+    }
     error = errno;
   }
   ::unlink(temporary.c_str());
-  if (memory != MAP_FAILED) ::munmap(memory, kPageBytes);
+  if (memory != MAP_FAILED) ::munmap(memory, kStatusPageBytes);
   memory_ = nullptr;
-  fail("make", path_, error);
+  fail_page("make", path_, error);
 }
 
 StatusPage::~StatusPage() {
   if (memory_ == nullptr) return;
-  ::unlink(path_.c_str());
-  ::munmap(memory_, kPageBytes);
+  StatusPage* own = this;
+  page_of_process.compare_exchange_strong(own, nullptr);
+  if (::getpid() == owner_) ::unlink(path_.c_str());
+  ::munmap(memory_, kStatusPageBytes);
 }
 
 void StatusPage::write(RunStatus status) noexcept {
-  if (memory_ == nullptr) return;
-  status.pid = static_cast<std::uint32_t>(::getpid());
+  if (memory_ == nullptr || ::getpid() != owner_) return;
+  status.pid = static_cast<std::uint32_t>(owner_);
   status.started_unix_ns = started_unix_ns_;
-  status.updated_unix_ns = now_unix_ns();
-  const std::uint64_t checksum = checksum_of(status);
-  const std::atomic_ref sequence(reinterpret_cast<Page*>(memory_)->sequence);
+  status.updated_unix_ns = unix_now_ns();
+  const std::uint64_t checksum = status_checksum(status);
+  const std::atomic_ref sequence(reinterpret_cast<StatusFile*>(memory_)->sequence);
   const std::uint64_t next = sequence.load(std::memory_order_relaxed) + 1;
   sequence.store(next, std::memory_order_relaxed);
   // Nothing below may be seen before the odd number, nor above after the even one.
   std::atomic_thread_fence(std::memory_order_release);
-  std::memcpy(memory_ + offsetof(Page, status), &status, sizeof status);
-  std::memcpy(memory_ + offsetof(Page, checksum), &checksum, sizeof checksum);
+  std::memcpy(memory_ + offsetof(StatusFile, status), &status, sizeof status);
+  std::memcpy(memory_ + offsetof(StatusFile, checksum), &checksum, sizeof checksum);
   sequence.store(next + 1, std::memory_order_release);
 }
 

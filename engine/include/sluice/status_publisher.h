@@ -1,0 +1,73 @@
+// Shows a training in `sluice top`. A publisher keeps a page of figures in
+// $XDG_RUNTIME_DIR/sluice, a file that only its user can read, and removes the page when it is
+// destroyed. An update takes a few microseconds of processor time. Nothing about the page makes a
+// training fail: without that variable there is no page, and problem() says why a page could not be
+// made.
+//
+//   StatusPublisher status(engine, {.steps = 1000});
+//   ...
+//   status.step_ended(step.finish(), {.loss = loss, .tokens = 4096});
+//
+// Thread rule: one thread at a time.
+// Invariant: a process has one page. A publisher that is made while another one has the page has
+// none. A forked child has none either.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <sluice/export.h>
+#include <sluice/step_report.h>
+
+namespace sluice {
+
+class Engine;
+
+enum class RunPhase : std::uint32_t { kStarting, kTraining, kEvaluating, kSaving };
+SLUICE_EXPORT std::string_view name_of(RunPhase phase);
+
+struct StatusOptions {
+  std::uint64_t steps = 0;     // at the end of the training; 0 = unknown
+  double flops_per_token = 0;  // of the model's products; 0 = unknown
+};
+
+// Figures of a step that only the application knows.
+struct StepFigures {
+  std::uint64_t step = 0;  // steps that have ended; 0 = StepReport::step
+  double loss = std::numeric_limits<double>::quiet_NaN();  // NaN = unknown
+  std::uint64_t tokens = 0;                                // over all ranks; 0 = unknown
+  double time_s = 0;      // 0 = since the last step_ended(); at the first, StepTimes::total_ns
+  double peak_flops = 0;  // per second, of all ranks together; 0 = unknown
+};
+
+class SLUICE_EXPORT StatusPublisher {
+ public:
+  // Makes the page. Uses `engine` only in this call.
+  StatusPublisher(const Engine& engine, const StatusOptions& options);
+  ~StatusPublisher();
+  StatusPublisher(const StatusPublisher&) = delete;
+  StatusPublisher& operator=(const StatusPublisher&) = delete;
+
+  // The reason why there is no page, for the user. Empty if there is one, and without
+  // XDG_RUNTIME_DIR.
+  const std::string& problem() const { return problem_; }
+  // For options that become known later.
+  void set_options(const StatusOptions& options);
+  // Publishes what the training does now. The figures of the last step stay.
+  void enter(RunPhase phase);
+  // The same, with the number of steps that have ended.
+  void enter(RunPhase phase, std::uint64_t step);
+  // Publishes the figures of a step.
+  void step_ended(const StepReport& report, const StepFigures& figures = {});
+
+ private:
+  struct Parts;
+
+  std::string problem_;
+  std::unique_ptr<Parts> parts_;  // null without a page
+};
+
+}  // namespace sluice
