@@ -178,7 +178,7 @@ class Top(StatusPages, CliCase):
             if line.startswith("#"):
                 self.assertRegex(line, r"^# (HELP sluice_[a-z_]+ .+|TYPE sluice_[a-z_]+ gauge)$")
                 continue
-            sample = re.fullmatch(r'(sluice_[a-z_]+)\{pid="(\d+)",rank="0"(,(part|link|tier)="[a-z_]+"|,drive="/[^"]+",direction="(read|write)")?\} (\S+)',
+            sample = re.fullmatch(r'(sluice_[a-z_]+)\{pid="(\d+)",rank="0"(,(part|link|tier)="[a-z_]+"|,drive="[^"]+",direction="(read|write)")?\} (\S+)',
                                   line)
             self.assertTrue(sample, line)
             self.assertEqual(int(sample.group(2)), process.pid)
