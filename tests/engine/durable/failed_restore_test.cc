@@ -93,7 +93,7 @@ TEST_P(FailedRestore, LeavesTheCommit) {
 
 INSTANTIATE_TEST_SUITE_P(All, FailedRestore,
                          testing::Values(kCases[0], kCases[1], kCases[2], kCases[3], kCases[4]),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& tested) { return tested.param.name; });
 
 }  // namespace
 }  // namespace sluice::test
