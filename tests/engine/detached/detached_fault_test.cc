@@ -82,7 +82,7 @@ TEST_F(DetachedTest, ADriveThatDelaysAndReordersChangesNothing) {
 TEST_F(DetachedTest, ADriveThatDoesNotAnswerIsATimeout) {
   make_tensors(DType::kFp32, {40'000});
   Config made = config(OptimizerKind::kAdamW, TierChoice::kNvme);
-  made.storage.timeout_s = 0.5;
+  made.storage.timeout_s = 2;
   DetachedOptimizer optimizer =
       DetachedOverQueue::make(made, description(), [&](std::unique_ptr<IoQueue> inner) {
         return make_fault_queue(std::move(inner), {.fault = Fault::kHang, .at = 2});

@@ -339,7 +339,7 @@ TEST(ShardingFailure, ARankThatNeverComesIsNamedByTheConstructor) {
 
 // Rank 1 stops taking part after a step: the others name it, the operation and the unit.
 TEST(ShardingFailure, RankThatStopsIsNamedWithOperationAndUnit) {
-  LocalWorld world(3, {.timeout_s = 0.5, .sum = sum_in_order});
+  LocalWorld world(3, {.timeout_s = 3, .sum = sum_in_order});
   std::vector<std::string> failures(3);
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
