@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Installs the Debian packages of tools/packages.txt that are missing; does nothing, and needs no network, when none is.
-#   tools/install_packages.sh SET...      SET is `run`, `text` or `test`
+#   tools/install_packages.sh SET...      SET is `run`, `text`, `test` or `slow`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [[ $# -eq 0 ]]; then
-  echo "usage: tools/install_packages.sh SET...  (SET: run, text, test)" >&2
+  echo "usage: tools/install_packages.sh SET...  (SET: run, text, test, slow)" >&2
   exit 2
 fi
 

@@ -206,6 +206,7 @@ install_afresh() {
 engine_tests='activation|allocation|announce|durable|engine|misuse|opaque_unit|restore|scheduler_fuzz|sharding|simulated_order'
 
 tools/install_packages.sh run test
+if [[ $slow == yes ]]; then tools/install_packages.sh slow; fi
 mkdir -p build
 
 # CUDA code is compiled for the card that is here, else for the default architecture.

@@ -2,13 +2,15 @@
 
 import html
 import json
+import pathlib
 import re
-import shutil
 import subprocess
+import sys
 
 from cli_support import ON_NVME, CliCase
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "docs/site"))
+import page_pictures
 
 # Runs before the page's own script.
 WATCH = """<script>window.faults = []; window.addEventListener('error', event => faults.push(event.message));</script>"""
@@ -81,7 +83,7 @@ document.documentElement.dataset.result = JSON.stringify(result);
 class Page(CliCase):
     def setUp(self):
         super().setUp()
-        self.browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+        self.browser = page_pictures.find_browser()
         if self.browser is None:
             self.skipTest("no Chromium here (Debian's package is chromium)")
 
@@ -173,3 +175,18 @@ class Page(CliCase):
         self.run_sluice("train", self.write_config(), "--quiet", "--steps", 1, "--trace", "run.trace")
         self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
         self.assertEqual(self.used("page.html")["faults"], [])
+
+    def test_it_looks_as_in_the_documents(self):
+        for name in page_pictures.PICTURES:
+            committed = (page_pictures.IMAGES / name).read_bytes()
+            difference = page_pictures.compare(self.browser, committed, page_pictures.draw(self.browser, name))
+            self.assertIsNone(difference, f"docs/images/{name}: {difference}; docs/site/page_pictures.py draws it again")
+
+    def test_the_recorded_run_has_the_parts_of_a_page_of_today(self):
+        self.run_sluice("train", self.write_config(ON_NVME), "--quiet", "--steps", 2, "--trace", "run.trace")
+        self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
+        with open(self.path("page.html"), encoding="utf-8") as file:
+            today = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', file.read(), re.DOTALL)[1])
+        recorded = json.loads(page_pictures.DATA.read_text(encoding="utf-8"))
+        self.assertEqual(list(recorded), list(today))
+        self.assertEqual(list(recorded["ranks"][0]), list(today["ranks"][0]), "docs/site/page_pictures.py --record takes a new run")

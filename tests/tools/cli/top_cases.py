@@ -4,7 +4,6 @@ config key that turns it off; the page for browsers."""
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import urllib.parse
 import urllib.request
 
 from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
+from page_cases import page_pictures
 from ranks_support import RanksTest
 
 
@@ -308,7 +308,7 @@ class TopOnWeb(StatusPages, CliCase):
         self.assertIn("excludes", self.run_sluice("top", "--web", "--json", expect=2).stderr)
 
     def test_a_browser_shows_it(self):
-        browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+        browser = page_pictures.find_browser()
         if browser is None:
             self.skipTest("no Chromium here (Debian's package is chromium)")
         run = self.start(ON_NVME, "--peak-flops", "5G")
