@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/float_environment.h"
 
 namespace sluice {
 namespace {
@@ -20,6 +21,7 @@ std::thread start_thread(const std::string& name, std::function<void()> body) {
   try {
     return std::thread([shown = name.substr(0, kNameBytesMax), body = std::move(body)] {
       (void)::pthread_setname_np(::pthread_self(), shown.c_str());
+      set_float_environment();
       body();
     });
   } catch (const std::system_error& error) {

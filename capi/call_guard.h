@@ -10,6 +10,7 @@
 #include <string>
 
 #include <sluice/error.h>
+#include "base/float_environment.h"
 
 #include "capi/sluice.h"
 
@@ -33,9 +34,11 @@ void require(const void* pointer, const char* call, const char* name);
 
 struct CallbackFailed {};
 
-// Runs `call` and turns its exception into a status.
+// Runs `call` and turns its exception into a status. The call computes in the environment of
+// base/float_environment.h, and leaves the caller's as it was.
 template <typename Call>
 sluice_status guarded(const Call& call) noexcept {
+  const FloatEnvironment environment;
   try {
     call();
     return SLUICE_OK;

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/float_environment.h"
 #include "base/stored_elements.h"
-#include "cpu_optim/float_environment.h"
 #include "cpu_optim/simd_kernels.h"
 
 namespace sluice {

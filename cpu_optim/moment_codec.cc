@@ -8,7 +8,7 @@
 #include <limits>
 
 #include <sluice/error.h>
-#include "cpu_optim/float_environment.h"
+#include "base/float_environment.h"
 
 namespace sluice {
 namespace {

@@ -1,7 +1,7 @@
 #include "cpu_optim/rank_sum.h"
 
 #include <sluice/error.h>
-#include "cpu_optim/float_environment.h"
+#include "base/float_environment.h"
 #include "cpu_optim/simd_kernels.h"
 
 namespace sluice {

@@ -1,7 +1,7 @@
 #include "cpu_optim/update.h"
 
 #include <sluice/error.h>
-#include "cpu_optim/float_environment.h"
+#include "base/float_environment.h"
 #include "cpu_optim/simd_kernels.h"
 #include "cpu_optim/update_encoded.h"
 

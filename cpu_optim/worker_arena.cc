@@ -10,6 +10,7 @@
 
 #include <optional>
 
+#include "base/float_environment.h"
 #include "base/numa.h"
 
 namespace sluice {
@@ -67,6 +68,7 @@ void WorkerArena::run(std::uint64_t count, Call call, const void* body) {
     tbb::parallel_for(
         Range(0, count),
         [&](const Range& range) {
+          const FloatEnvironment environment;  // oneTBB has started its threads
           const auto worker = static_cast<unsigned>(tbb::this_task_arena::current_thread_index());
           for (std::uint64_t i = range.begin(); i != range.end(); ++i) call(body, i, worker);
         },

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/float_environment.h"
 #include "base/trace/trace.h"
 #include "engine/engine_over_queue.h"
 #include "engine/engine_parts.h"
@@ -18,14 +19,15 @@ namespace sluice {
 Engine::Engine(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
 Engine::Engine(const Config& config, const ModelSpec& model, Device& device, Collectives* ranks)
-    : Engine(std::make_unique<Parts>(config, model, device, QueueDecorator(), ranks)) {}
+    : Engine(Parts::make(config, model, device, QueueDecorator(), ranks)) {}
 
 Engine EngineOverQueue::make(const Config& config, const ModelSpec& model, Device& device,
                              const QueueDecorator& decorate, Collectives* ranks) {
-  return Engine(std::make_unique<Engine::Parts>(config, model, device, decorate, ranks));
+  return Engine(Engine::Parts::make(config, model, device, decorate, ranks));
 }
 
 Engine::~Engine() {
+  const FloatEnvironment environment;
   parts_->link->abandon(parts_->link->walk);
   parts_->loop.settle();
   parts_->activations.settle();

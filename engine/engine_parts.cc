@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/float_environment.h"
 #include "base/topology.h"
 #include "base/trace/trace_ranges.h"
 #include "engine/planner/run_plan.h"
@@ -85,6 +86,13 @@ std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& place
 }
 
 }  // namespace
+
+std::unique_ptr<Engine::Parts> Engine::Parts::make(const Config& config, const ModelSpec& model,
+                                                   Device& device, const QueueDecorator& decorate,
+                                                   Collectives* collectives) {
+  const FloatEnvironment environment;
+  return std::make_unique<Parts>(config, model, device, decorate, collectives);
+}
 
 Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
                      const QueueDecorator& decorate, Collectives* collectives)

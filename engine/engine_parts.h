@@ -47,6 +47,9 @@ enum class SaveWait : std::uint8_t { kNo, kYes };
 struct Engine::Parts {
   Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
         const QueueDecorator& decorate, Collectives* collectives);
+  // The parts are planned and made in the environment of base/float_environment.h.
+  static std::unique_ptr<Parts> make(const Config& config, const ModelSpec& model, Device& device,
+                                     const QueueDecorator& decorate, Collectives* collectives);
   ~Parts() { link->cut(); }
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;

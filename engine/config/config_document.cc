@@ -11,6 +11,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/float_environment.h"
 #include "base/text_file.h"
 #include "engine/config/config_schema_check.h"
 
@@ -206,6 +207,7 @@ struct ConfigDocument::Content {
 
 ConfigDocument::ConfigDocument(std::string_view text, std::string name)
     : content_(std::make_unique<Content>()) {
+  const FloatEnvironment environment;  // how a number is read depends on the rounding
   Content& content = *content_;
   content.name = std::move(name);
   content.text = text;
@@ -245,6 +247,7 @@ ConfigDocument& ConfigDocument::operator=(ConfigDocument&&) noexcept = default;
 ConfigDocument::~ConfigDocument() = default;
 
 void ConfigDocument::set(std::string_view assignment) {
+  const FloatEnvironment environment;
   const std::size_t equals = assignment.find('=');
   const std::string key(assignment.substr(0, equals));
   if (equals == std::string_view::npos || key.empty())

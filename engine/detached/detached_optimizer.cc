@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/float_environment.h"
 #include "base/topology.h"
 #include "cpu_optim/optimizer_options.h"
 #include "engine/detached/detached_flow.h"
@@ -184,6 +185,7 @@ DetachedOptimizer::~DetachedOptimizer() = default;
 
 void DetachedOptimizer::begin(std::span<const DetachedUpdate> updates) {
   parts_->scheduler.throw_if_failed();
+  const FloatEnvironment environment;
   std::vector<UpdateCoefficients> coefficients;
   for (const DetachedUpdate& update : updates) coefficients.push_back(parts_->check(update));
   parts_->scheduler.run([&] {

@@ -1,5 +1,6 @@
 #include <sluice/plan.h>
 
+#include "base/float_environment.h"
 #include "base/topology.h"
 #include "engine/plan/host_memory.h"
 #include "engine/plan/sharding.h"
@@ -22,6 +23,7 @@ std::uint64_t host_device_bytes(const Config& config) {
 }
 
 Plan plan(const Config& config, const ModelSpec& model, const RunMachine& machine) {
+  const FloatEnvironment environment;
   validate(config);
   const ModelSpec whole = validated(model);
   const Layout layout =

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/float_environment.h"
 #include "base/named_thread.h"
 
 namespace sluice {
@@ -73,6 +74,7 @@ void TaskThread::run_batch(std::unique_lock<std::mutex>& lock) {
   is_running_ = true;
   batch_.swap(tasks_);
   lock.unlock();
+  const FloatEnvironment environment;  // the calling thread may be the application's
   for (auto& task : batch_) {
     if (void (*const hook)() = before_task_) hook();
     guard(task);

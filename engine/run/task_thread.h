@@ -4,7 +4,8 @@
 // that capture at most two pointers need no allocation.
 // Thread rule: any thread may call post() and post_here(). The destructor runs the tasks that were
 // posted before it, and then joins the thread.
-// Invariant: tasks run one at a time, in order, on this thread or in post_here().
+// Invariants: tasks run one at a time, in order, on this thread or in post_here(). Wherever they
+// run, they find the environment of base/float_environment.h.
 #pragma once
 
 #include <atomic>

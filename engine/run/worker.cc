@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "base/floating_environment.h"
-
 namespace sluice {
 
 Worker::Worker(unsigned threads, Scheduler& scheduler)
@@ -11,16 +9,13 @@ Worker::Worker(unsigned threads, Scheduler& scheduler)
       optimizer_(threads),
       thread_("sluice-work", {.after_tasks = {}, .on_exception = [this](std::exception_ptr thrown) {
                                 scheduler_.fail(std::move(thrown));
-                              }}) {
-  std::fegetenv(&environment_);
-}
+                              }}) {}
 
 void Worker::post(std::function<void()> work, std::function<void()> done) {
   thread_.post(task(std::move(work), std::move(done)));
 }
 
 void Worker::post_here(std::function<void()> work, std::function<void()> done) {
-  const FloatingEnvironment environment(environment_);
   thread_.post_here_if_idle(task(std::move(work), std::move(done)));
 }
 

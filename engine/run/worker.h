@@ -4,7 +4,6 @@
 // Thread rule: post() from the scheduler's thread.
 #pragma once
 
-#include <cfenv>
 #include <functional>
 
 #include "cpu_optim/cpu_optimizer.h"
@@ -33,7 +32,6 @@ class Worker {
 
   Scheduler& scheduler_;
   CpuOptimizer optimizer_;
-  std::fenv_t environment_;  // of the thread that makes the worker; its thread has the same
   TaskThread thread_;
 };
 

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include <sluice/device.h>
+#include "base/float_environment.h"
 
 namespace sluice {
 
@@ -38,7 +39,8 @@ struct EngineLink {
 
 // While one call runs, the guard refuses other calls of the same engine: from a second thread, or
 // from a function that the call runs. Without this guard, such a call would corrupt the engine
-// instead of failing.
+// instead of failing. The call computes in the environment of base/float_environment.h, and leaves
+// the caller's as it was.
 class CallGuard {
  public:
   // `link` is null for an object that has been moved from. The guarded call itself refuses such an
@@ -53,6 +55,7 @@ class CallGuard {
 
  private:
   std::shared_ptr<EngineLink> link_;
+  FloatEnvironment environment_;
 };
 
 }  // namespace sluice

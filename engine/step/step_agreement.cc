@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "base/float_environment.h"
 #include "engine/step/reduction_order.h"
 #include "engine/step/step_loop.h"
 
@@ -125,7 +126,10 @@ NormAccumulator over_group(const NormGroup& group, const NormAccumulator& own, s
   std::vector<std::uint64_t> sums(words.begin(), words.end());
   sums.push_back(1);
   sums.insert(sums.end(), equal.begin(), equal.end());
-  group.add(sums);
+  {
+    const FloatEnvironment environment;  // the function may change it
+    group.add(sums);
+  }
   const std::uint64_t members = sums[words.size()];
   for (std::size_t i = 0; i < equal.size(); ++i) {
     if (sums[words.size() + 1 + i] == members * equal[i]) continue;

@@ -52,7 +52,7 @@ class ReplacedMasters final : public StateSource {
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override {
     if (kind == StateKind::kMaster && is_wanted_[index_of(tensor.id)])
-      return values_(tensor, first_element, values);
+      return InitialSource(values_).read(tensor, kind, first_element, values);
     const std::uint64_t begin = layout_.block(before_.block).offset_elements;
     read_values(layout_, before_, kind, tensor.offset_elements + first_element - begin,
                 std::as_writable_bytes(values));

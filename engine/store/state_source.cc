@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/float_environment.h"
+
 namespace sluice {
 
 std::string_view name_of(StateKind kind) {
@@ -30,7 +32,10 @@ StateDescription describe_state(const ModelSpec& model, DType parameter, Optimiz
 
 void InitialSource::read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
                          std::span<float> values) {
-  if (kind == StateKind::kMaster) return values_(tensor, first_element, values);
+  if (kind == StateKind::kMaster) {
+    const FloatEnvironment environment;  // the function may change it
+    return values_(tensor, first_element, values);
+  }
   std::ranges::fill(values, 0.0f);
 }
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/floating_environment.h"
+#include "base/float_environment.h"
 #include "base/named_thread.h"
 #include "base/trace/trace.h"
 
@@ -28,6 +28,7 @@ bool is_in_host_function() {
 }
 
 void run_host_function(const std::function<void()>& function, FailureLatch& failure) {
+  const FloatEnvironment environment;
   in_host_function = true;
   try {
     function();
@@ -55,7 +56,6 @@ void FailureLatch::rethrow_if_set() const {
 
 HostStream::HostStream(const std::string& name, const Options& options, FailureLatch& failure)
     : options_(options), failure_(failure) {
-  std::fegetenv(&environment_);
   thread_ = start_thread(name, [this] { run_thread(); });
 }
 
@@ -107,7 +107,6 @@ void HostStream::enqueue(HostTask task) {
 void HostStream::await() {
   std::unique_lock lock(mutex_);
   if (finished_count_ == enqueued_count_) return;
-  const FloatingEnvironment environment(environment_);
   const std::uint64_t target = enqueued_count_;
   while (finished_count_ < target) {
     if (!is_running_) {
@@ -186,7 +185,10 @@ void HostStream::occupy(std::uint64_t duration_ns, std::uint64_t enqueued_ns) {
       std::chrono::steady_clock::time_point(std::chrono::nanoseconds(free_ns_)));
 }
 
+// The calling thread may be the application's, which rounds and flushes as it likes, or the
+// stream's, where an earlier task may have changed that.
 void HostStream::run_function(const std::function<void()>& function) {
+  const FloatEnvironment environment;
   try {
     function();
   } catch (...) {

@@ -6,13 +6,13 @@
 //
 // Thread rule: any thread may call every public function.
 // Invariants: tasks run one at a time, in order. A task's captures are destroyed before the next
-// task starts. After the first failure on any stream of the device, copies, fills and launched work
+// task starts. Work and host functions find the environment of base/float_environment.h, on every
+// thread. After the first failure on any stream of the device, copies, fills and launched work
 // are skipped. Records, waits and host functions go on, so that every waiter wakes. The queue has
 // no limit, because the caller's slots limit the work in flight.
 #pragma once
 
 #include <atomic>
-#include <cfenv>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -114,7 +114,6 @@ class HostStream {
   // Constant after construction.
   Options options_;
   FailureLatch& failure_;
-  std::fenv_t environment_;  // of the thread that made the stream; the worker has the same
 
   // The time until which the emulated bus or computation is busy. Used by the thread that has set
   // is_running_. Each task adds its nominal duration, and not the time slept, so that the overshoot

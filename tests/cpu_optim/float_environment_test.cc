@@ -7,59 +7,16 @@
 #include <vector>
 
 #include "cpu_optim/cpu_optimizer.h"
-#include "cpu_optim/float_environment.h"
 #include "tests/cpu_optim/optimizer_data.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
+#include "tests/support/hostile_environment.h"
 
 #if defined(__x86_64__) || defined(__aarch64__)
 
 namespace sluice {
 namespace {
 
-#if defined(__x86_64__)
-constexpr unsigned kDefault = 0x1f80;
-constexpr unsigned kHostile[] = {
-    0x1f80 | 0x8040,           // flush to zero, denormals are zero
-    0x1f80 | 0x6000,           // round toward zero
-    0x1f80 | 0x8040 | 0x2000,  // all of it: flush, and round down
-};
-// Without the sticky exception flags.
-unsigned control() {
-  return _mm_getcsr() & ~0x3fu;
-}
-void set_control(unsigned value) {
-  _mm_setcsr(value);
-}
-#else
-constexpr unsigned kDefault = 0;
-constexpr unsigned kHostile[] = {
-    1u << 24,             // flush to zero
-    3u << 22,             // round toward zero
-    1u << 24 | 2u << 22,  // flush, and round down
-    1u << 25 | 1u << 24,  // flush, and NaNs lose their payload
-};
-unsigned control() {
-  std::uint64_t value = 0;
-  asm volatile("mrs %0, fpcr" : "=r"(value));
-  return static_cast<unsigned>(value);
-}
-void set_control(unsigned value) {
-  asm volatile("msr fpcr, %0" : : "r"(std::uint64_t{value}));
-}
-#endif
-
-// Runs `body` under `hostile` and says what the control register holds afterwards.
-template <class Body>
-unsigned run_under(unsigned hostile, const Body& body) {
-  set_control(hostile);
-  body();
-  const unsigned after = control();
-  set_control(kDefault);
-  return after;
-}
+using test::kHostile;
+using test::run_under;
 
 // Gradients and moments around 2^-130: everything that matters is denormal.
 OptimizerData denormal_data(MasterLayout layout) {
@@ -67,18 +24,6 @@ OptimizerData denormal_data(MasterLayout layout) {
   for (std::uint64_t i = 0; i < 1001; ++i)
     data.set_gradient(i, std::ldexp(1.0f + static_cast<float>(i) / 1001.0f, -130));
   return data;
-}
-
-TEST(FloatEnvironment, SetsAndRestores) {
-  for (const unsigned hostile : kHostile) {
-    unsigned inside = 0;
-    const unsigned after = run_under(hostile, [&] {
-      const FloatEnvironment environment;
-      inside = control();
-    });
-    EXPECT_EQ(inside, kDefault);
-    EXPECT_EQ(after, hostile);
-  }
 }
 
 TEST(FloatEnvironment, AdamIgnoresTheCallers) {

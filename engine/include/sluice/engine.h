@@ -22,6 +22,9 @@
 // examples/sine is the complete program.
 //
 // Thread rule: one thread at a time. Computation runs on the device's streams.
+// Floating-point environment: the engine rounds to nearest and keeps denormal numbers, whatever the
+// caller has set, on its own threads and within every call. So do functions that a call runs for
+// the application, such as InitialValues. The caller's setting is unchanged after the call.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
 // engine permanently, and every later call names the last complete step. Storage files have no name
 // and vanish with the process, unless Config::Storage::State names a durable store. After kTimeout

@@ -33,8 +33,10 @@ inline constexpr std::uint64_t kAtOnceBytes = 32 << 10;
 class SLUICE_EXPORT HostDevice : public Device {
  public:
   // Enqueues computation on `stream`. Unlike a host function, `work` may be long and may use the
-  // device's memory freely. An exception from `work` is kept and rethrown by the next
-  // synchronize(). Later work on any stream is skipped, but events still complete.
+  // device's memory freely. On every thread, `work` begins in the floating-point environment that
+  // rounds to nearest and keeps denormal numbers; a change lasts until `work` returns. An exception
+  // from `work` is kept and rethrown by the next synchronize(). Later work on any stream is
+  // skipped, but events still complete.
   virtual void launch(StreamId stream, std::function<void()> work) = 0;
 
   // Emulates computation without using the CPU. `stream` is busy for `duration_ns` from the moment

@@ -236,9 +236,9 @@ TEST(TaskThread, TasksThatComeWhileACallerRunsItsOwnAreNotForgotten) {
 
 // The caller may round, or flush denormal numbers, in a way of its own.
 TEST(Worker, ShortWorkIsTheCallersInTheWorkersEnvironment) {
+  ASSERT_EQ(std::fesetround(FE_UPWARD), 0);
   Scheduler scheduler;
   Worker worker(1, scheduler);
-  ASSERT_EQ(std::fesetround(FE_UPWARD), 0);
   std::thread::id ran_by;
   int rounding = -1;
   bool is_done = false;
