@@ -52,6 +52,12 @@ def config_of_text(text: bytes, name: str) -> "dict[str, Any]":
     return dict(json.loads(plain.value))
 
 
+def names_type(config: "Mapping[str, Any]") -> bool:
+    """Whether the config says which type all parameters have."""
+    precision = config.get("precision")
+    return isinstance(precision, Mapping) and "parameters" in precision
+
+
 def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1) -> "dict[str, Any]":
     """Fills in what a torch program means where the config says nothing: the model's own type; gradients of the same;
     an update that waits for the end of backward where an early one could be wrong, since torch does not say beforehand how
@@ -349,15 +355,15 @@ class Engine:
 
     def read(self, member: Member, kind: int = lib.PARAMETER) -> torch.Tensor:
         """A copy of a parameter, its fp32 master or a moment. Not while a step is active."""
-        dtype = self.dtype_of(member) if kind == lib.PARAMETER else torch.float32
+        dtype = torch.float32 if kind != lib.PARAMETER else member.parameter.dtype if member.is_opaque else self.dtype
         values = torch.empty(member.parameter.shape, dtype=dtype, device="cpu")
         count = values.nbytes if member.is_opaque else values.numel()
         self._lib.read_state(self._handle, member.tensor, kind, 0, count, values.data_ptr())
-        return values
+        return values.to(self.dtype_of(member)) if kind == lib.PARAMETER else values
 
     def dtype_of(self, member: Member) -> torch.dtype:
         """The type of a parameter as computation sees it."""
-        return member.parameter.dtype if member.is_opaque else self.dtype
+        return member.parameter.dtype if member.is_opaque else member.rounded or self.dtype
 
     def applied_step(self) -> int:
         step = C.c_uint64()

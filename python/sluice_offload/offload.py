@@ -13,14 +13,14 @@ from torch import nn
 from . import guards
 from .activations import ActivationStore, take_folders
 from .described import take_over
-from .engine import Config, Engine, complete_config, config_of_text, read_config
+from .engine import Config, Engine, complete_config, config_of_text, logger, names_type, read_config
 from .errors import ArgumentError
 from .hooks import Walk
 from .optimizer import OffloadOptimizer
 from .processes import World, find_world, processes_of_host, require_member
 from .state import Gatherer, hook_state_dict
-from .storage import CopyStorage, UnitStorage, storage_factory
-from .units import Member, Units, find_units
+from .storage import CopyStorage, MixedStorage, UnitStorage, storage_factory
+from .units import Member, Unit, Units, find_units, rounded_text
 
 Values = "Mapping[str, torch.Tensor] | Callable[[str], torch.Tensor]"
 
@@ -93,8 +93,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise ArgumentError("this model is in a DistributedDataParallel, which would look for gradients that the engine has; give "
                             "offload() what is in it, model.module. Offloaded, it needs no wrapper")
-    found = find_units(model, units, buffers, announced)
     settings = read_config(config)
+    found = find_units(model, units, buffers, announced, keeps_types=not names_type(settings))
     if optimizer is not None:
         take_over(settings, optimizer, model)
     if norm_group is not None:
@@ -108,6 +108,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         settings["sharding"]["group"] = "world" if world is None else world.consecutive_per_host()
     if world is not None and values is None and restore is None:
         _check_values(found, world)
+    if found.are_mixed:
+        logger.info("%s", rounded_text(found, settings["precision"]["gradients"]))
     engine = Engine(settings, found, world)
     activations = None
     try:
@@ -140,7 +142,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     made.bind(walk)
     hook_state_dict(model, found, engine)
     guards.own(model.parameters(), made)
-    guards.guard_model(model, engine.dtype)
+    guards.guard_model(model, {engine.dtype_of(member) for unit in found.units if not unit.is_opaque for member in unit.members})
     object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages), walk))
     return made
 
@@ -201,7 +203,7 @@ def _activation_store(settings: "dict[str, Any]", is_alone: bool) -> "Callable[[
     section = settings["storage"]
 
     def make(storages: "list[UnitStorage]") -> ActivationStore:
-        known = {storage.storage._cdata for storage in storages}
+        known = {place._cdata for storage in storages for place in storage.places()}
         return ActivationStore(folders, section.get("verify", "full"), float(section.get("timeout", 120)), is_alone,
                                lambda storage: storage._cdata in known)
     return make
@@ -243,7 +245,28 @@ def _values_of(values: "Values | None") -> "Callable[[Member], torch.Tensor]":
 def _storages(units: Units, engine: Engine, way: Optional[str]) -> "list[UnitStorage]":
     sizes = [engine.parameter_bytes(unit) for unit in units.units]
     make = storage_factory(way, max(sizes))
-    return [CopyStorage(size) if unit.is_held else make(size) for unit, size in zip(units.units, sizes)]
+
+    def of(unit: Unit, size: int) -> UnitStorage:
+        made = CopyStorage(size) if unit.is_held else make(size)
+        if not unit.rounded:
+            return made
+        dtype = unit.rounded[0].rounded
+        assert dtype is not None
+        return MixedStorage(made, dtype, _ranges(unit), unit.name)
+    return [of(unit, size) for unit, size in zip(units.units, sizes)]
+
+
+def _ranges(unit: Unit) -> "list[tuple[int, int]]":
+    """The elements of the unit's rounded parameters: one range for those that follow each other, with the zeros between them."""
+    ranges: "list[tuple[int, int]]" = []
+    follows = False
+    for member in unit.members:
+        if member.rounded is not None:
+            end = member.offset + member.parameter.numel()
+            begin = ranges.pop()[0] if follows else member.offset
+            ranges.append((begin, end))
+        follows = member.rounded is not None
+    return ranges
 
 
 def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
@@ -256,8 +279,8 @@ def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
                     continue
                 view = torch.empty(0, dtype=engine.dtype_of(member), device="cpu")
                 shape = member.parameter.shape
-                offset = member.offset * engine.dtype.itemsize // view.itemsize
-                view.set_(storages[unit.index].storage, offset, shape, torch.empty(shape, device="meta").stride())
+                offset = member.offset * engine.dtype.itemsize // view.itemsize if member.is_opaque else member.offset
+                view.set_(storages[unit.index].place_of(member.rounded), offset, shape, torch.empty(shape, device="meta").stride())
                 if i > 0:
                     owner._parameters[attribute] = nn.Parameter(view)
                 elif member.parameter.is_meta:

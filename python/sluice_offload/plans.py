@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from .activations import take_folders
-from .engine import complete_config, plan
+from .engine import complete_config, names_type, plan
 from .errors import ArgumentError
-from .units import Units, find_units
+from .units import Units, find_units, rounded_text
 
 
 def model_of(where: str) -> nn.Module:
@@ -73,10 +73,12 @@ def _size(count: float) -> str:
 def describe(model: nn.Module, config: "dict[str, Any]", units: "Sequence[str] | None" = None,
              buffers: "Sequence[str]" = ()) -> "list[str]":
     """The plan in lines. Raises OutOfMemoryError, naming a budget that works, where the config's cannot."""
-    found = find_units(model, units, buffers)
+    found = find_units(model, units, buffers, keeps_types=not names_type(config))
     folders = take_folders(config)
     planned = plan(complete_config(config, found), found)
     lines = _shape(found)
+    if found.are_mixed:
+        lines.append(rounded_text(found, config["precision"]["gradients"]))
     for tier in ("device", "host", "nvme"):
         budget = planned.get(f"{tier}_budget_bytes")
         of = f" of the budget of {_size(budget)}" if budget else ""

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import struct
-import zlib
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -116,13 +115,12 @@ class Gatherer:
         if not units:
             raise ArgumentError("gathered(): none of these is a parameter of the offloaded model")
         copies = [self._copy(unit) for unit in units]
-        sums = [zlib.crc32(copy) for copy in copies]
-        for unit, copied in zip(units, copies):
-            self._storages[unit.index].attach(C.addressof(copied))
         try:
+            for unit, copied in zip(units, copies):
+                self._storages[unit.index].attach(C.addressof(copied))
+            sums = [self._storages[unit.index].digest() for unit in units]
             yield
-            changed = [unit.name for unit, copied, before in zip(units, copies, sums)
-                       if zlib.crc32(self._bytes(unit, copied)) != before]
+            changed = [unit.name for unit, before in zip(units, sums) if self._storages[unit.index].digest() != before]
         finally:
             for unit in units:
                 self._storages[unit.index].detach()
@@ -130,16 +128,13 @@ class Gatherer:
             raise SluiceError(f"parameters of {', '.join(changed)} were changed inside of gathered(), which gives copies; "
                               "the engine's own are as before")
 
-    def _bytes(self, unit: Unit, copied: Any) -> Any:
-        """Returns the bytes that the unit's storage shows."""
-        address = self._storages[unit.index].storage.data_ptr()
-        return (C.c_char * len(copied)).from_address(address)
-
     def _copy(self, unit: Unit) -> Any:
         copied = C.create_string_buffer(self._engine.parameter_bytes(unit))
         size = self._engine.dtype.itemsize
         for member in unit.members:
             values = self._engine.read(member)
+            if member.rounded is not None:  # the storage rounds again, and changes nothing
+                values = values.to(self._engine.dtype)
             C.memmove(C.addressof(copied) + member.offset * size, values.data_ptr(), values.nbytes)
         return copied
 

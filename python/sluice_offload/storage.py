@@ -7,6 +7,8 @@ torch has:
 - poke: the same by writing the pointer's word in the storage object, found and verified here;
 - copy: the storage is a fixed range of addresses, into which the unit is copied for each use.
 
+Parameters that the engine keeps in a wider type than computation sees are copied, too, and rounded on the way.
+
 Outside of a lease a storage shows poison: read-only pages of 0xFF bytes, which are NaN in every type, so that a weight that is
 read there is noticed.
 """
@@ -14,11 +16,12 @@ read there is noticed.
 import ctypes as C
 import mmap
 import os
-from typing import Callable, Optional
+import zlib
+from typing import Callable, Optional, Sequence
 
 import torch
 
-from .errors import ArgumentError, SluiceError
+from .errors import ArgumentError, NonFiniteError, SluiceError
 
 _CHUNK_BYTES = 2 << 20
 _ADDRESSES_MAX = 256  # of one unit; copies for gathered() have many
@@ -63,8 +66,12 @@ class Region:
         for begin in range(0, self.nbytes, _CHUNK_BYTES):
             _map(self.address + begin, min(_CHUNK_BYTES, self.nbytes - begin), _PROT_READ, _MAP_SHARED | _MAP_FIXED, file)
 
-    def fill(self, source: int, nbytes: int) -> None:
+    def open(self) -> None:
+        """Gives it memory of its own, which may be written."""
         _map(self.address, self.nbytes, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_FIXED)
+
+    def fill(self, source: int, nbytes: int) -> None:
+        self.open()
         C.memmove(self.address, source, nbytes)
 
 
@@ -85,6 +92,22 @@ class UnitStorage:
 
     def detach(self) -> None:
         self.attach(self.poison.address)
+
+    def places(self) -> "list[torch.UntypedStorage]":
+        """Tensors of the unit lie over these."""
+        return [self.storage]
+
+    def place_of(self, rounded: Optional[torch.dtype]) -> torch.UntypedStorage:
+        """Where a parameter lies that computation sees in this type, or in the engine's."""
+        assert rounded is None
+        return self.storage
+
+    def digest(self) -> int:
+        """A checksum of the bytes that it shows."""
+        digest = 0
+        for place in self.places():
+            digest = zlib.crc32((C.c_char * place.nbytes()).from_address(place.data_ptr()), digest)
+        return digest
 
 
 class SwapStorage(UnitStorage):
@@ -141,6 +164,41 @@ class CopyStorage(UnitStorage):
 
     def detach(self) -> None:
         self.poison.show_poison()
+
+
+class MixedStorage(UnitStorage):
+    """A unit that the engine keeps in fp32, of which computation sees some parameters in 16 bits: those are copied into a place of
+    their own, and rounded to the nearest number, ties to even, as the engine itself makes parameters of 16 bits from masters.
+    `ranges`: begin and end of these parameters, in elements. `name`: the unit's, for messages."""
+
+    def __init__(self, exact: UnitStorage, rounded: torch.dtype, ranges: "Sequence[tuple[int, int]]", name: str) -> None:
+        self.nbytes, self.poison, self.storage = exact.nbytes, exact.poison, exact.storage
+        self._exact, self._name, self._ranges = exact, name, ranges
+        self._count = exact.nbytes // torch.float32.itemsize
+        self._copy = CopyStorage(self._count * rounded.itemsize)
+        self._rounded = torch.empty(0, dtype=rounded).set_(self._copy.storage, 0, (self._count,), (1,))
+
+    def attach(self, address: int) -> None:
+        """Raises NonFiniteError where a finite number becomes infinite, which the engine, whose parameters are of fp32, does not see."""
+        source = torch.frombuffer((C.c_float * self._count).from_address(address), dtype=torch.float32)
+        self._copy.poison.open()
+        for begin, end in self._ranges:
+            part = self._rounded[begin:end].copy_(source[begin:end])
+            if not all(bound.isfinite() for bound in part.aminmax()):
+                self._copy.detach()
+                raise NonFiniteError(f"unit \"{self._name}\" has a parameter that is no finite number of {part.dtype}; lower the learning "
+                                     "rate, or train it in fp32")
+        self._exact.attach(address)
+
+    def detach(self) -> None:
+        self._exact.detach()
+        self._copy.detach()
+
+    def places(self) -> "list[torch.UntypedStorage]":
+        return [self.storage, self._copy.storage]
+
+    def place_of(self, rounded: Optional[torch.dtype]) -> torch.UntypedStorage:
+        return self.storage if rounded is None else self._copy.storage
 
 
 def _pointer_word() -> int:

@@ -7,6 +7,8 @@ included.
 - Frozen and trained parameters of one module are two units, used together. Frozen ones of another type than the trained ones,
   such as quantized weights, and buffers that are named are a third: `opaque`, of which every bit is kept.
 - Tensors without elements belong to no unit, and stay where they are.
+- Trained parameters may be of fp32 and bf16 in one model. The engine's parameters then are of fp32, and those of bf16 are `rounded`
+  where computation sees them (storage.py). A config that names a type for all parameters makes them one.
 - A module that owns parameters and contains other units cannot lend its own for as long as it runs, for those inside need
   leases meanwhile: it is `held`, its parameters are copied (storage.py).
 """
@@ -22,6 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .errors import ArgumentError
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MIXED = {torch.float32, torch.bfloat16}
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Transformer,
                nn.TransformerEncoder, nn.TransformerDecoder)
 
@@ -34,6 +37,7 @@ class Member:
     parameter: torch.Tensor
     owners: "list[tuple[nn.Module, str]]"
     is_opaque: bool = False
+    rounded: Optional[torch.dtype] = None  # the type that computation sees, where it is not the engine's
     tensor: int = -1
     offset: int = 0  # in elements of the engine's parameters, in its unit
 
@@ -51,6 +55,11 @@ class Unit:
     is_held: bool = False
     is_opaque: bool = False
     is_announced: bool = False
+
+    @property
+    def rounded(self) -> "list[Member]":
+        """The members whose type is not the engine's."""
+        return [member for member in self.members if member.rounded is not None]
 
 
 @dataclasses.dataclass
@@ -73,6 +82,11 @@ class Units:
         """How many leases computation holds at a time: those of one module. With more, an unexpected order might find
         no room in the engine's window beside the leases of modules that are over."""
         return max(len(site.units) for site in self.sites)
+
+    @property
+    def are_mixed(self) -> bool:
+        """Whether trained parameters keep several types."""
+        return any(unit.rounded for unit in self.units)
 
     def announced_in(self, module: nn.Module) -> "list[int]":
         """The announced units of a module."""
@@ -97,16 +111,16 @@ def _classes(model: nn.Module, units: "Sequence[type | str] | None") -> "tuple[s
 
 
 def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, buffers: "Sequence[str]" = (),
-               announced: "Iterable[type | str]" = ()) -> Units:
+               announced: "Iterable[type | str]" = (), keeps_types: bool = False) -> Units:
     """The units of `model`. `units`: classes of modules, or their names, each instance of which is one; by default those
     that the model itself names (`_no_split_modules`), else the children of its lists and sequences. `buffers`: patterns of
     the names of buffers that belong to units, too. `announced`: classes, or their names, of which each instance is a unit that
-    steps announce."""
+    steps announce. `keeps_types`: trained parameters of fp32 and bf16 keep their types."""
     units = None if units is None else tuple(units)
     announced = tuple(announced)
     names, classes, ids = _classes(model, units)
     announced_names, announced_classes, _ = _classes(model, announced)
-    found = _Finder(model, buffers)
+    found = _Finder(model, buffers, keeps_types)
     inside: "set[int]" = set()
     matched = False
     for name, module in model.named_modules():
@@ -147,13 +161,15 @@ def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, bu
 
 
 class _Finder:
-    def __init__(self, model: nn.Module, buffers: "Sequence[str]") -> None:
+    def __init__(self, model: nn.Module, buffers: "Sequence[str]", keeps_types: bool) -> None:
         self.units: "list[Unit]" = []
         self.sites: "list[Site]" = []
         self.owner: "dict[int, tuple[Unit, Member]]" = {}
         self.buffers = {pattern: False for pattern in buffers}  # whether it names one
         trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad and parameter.numel() > 0}
-        self.dtype = trained.pop() if len(trained) == 1 else None  # of every trained parameter
+        self.is_mixed = keeps_types and trained == _MIXED
+        # The engine's, unless the config names it.
+        self.dtype = torch.float32 if self.is_mixed else trained.pop() if len(trained) == 1 else None
 
     def add(self, name: str, module: nn.Module, members: "Iterable[tuple[str, nn.Module]]", is_announced: bool = False) -> None:
         first = len(self.units)
@@ -181,12 +197,13 @@ class _Finder:
             if known[0] not in site.units:
                 site.units.append(known[0])
             return
+        rounded = tensor.dtype if self.is_mixed and tensor.requires_grad and tensor.dtype != self.dtype else None
         kind = "" if tensor.requires_grad else ".opaque" if self._is_opaque(tensor) else ".frozen"
         if kind not in own:
             own[kind] = Unit(len(self.units), site.name + kind, kind != "", is_opaque=kind == ".opaque")
             self.units.append(own[kind])
             site.units.append(own[kind])
-        member = Member(full, tensor, [(owner, attribute)], own[kind].is_opaque)
+        member = Member(full, tensor, [(owner, attribute)], own[kind].is_opaque, rounded)
         own[kind].members.append(member)
         self.owner[id(tensor)] = (own[kind], member)
 
@@ -288,13 +305,22 @@ def opaque_types(units: Units) -> "dict[str, list[Any]]":
 
 
 def common_dtype(units: Units) -> torch.dtype:
-    """The type of all parameters but opaque ones. Raises ArgumentError where they differ, naming one of each."""
+    """The engine's type for all parameters but opaque ones. Raises ArgumentError where they differ, naming one of each."""
+    if units.are_mixed:
+        return torch.float32
     numbers = [unit for unit in units.units if not unit.is_opaque]
     first = numbers[0].members[0]
     for unit in numbers:
         for member in unit.members:
             if member.parameter.dtype != first.parameter.dtype:
                 raise ArgumentError(f"{first.name} is of {first.parameter.dtype}, {member.name} of "
-                                    f"{member.parameter.dtype}; all have to be of one type, or the config's "
-                                    "precision.parameters has to name one")
+                                    f"{member.parameter.dtype}; all have to be of one type, or the trained ones of fp32 and "
+                                    "bf16, or the config's precision.parameters has to name one for all of them")
     return first.parameter.dtype
+
+
+def rounded_text(units: Units, gradients: str) -> str:
+    """A line on the memory that trained parameters of fp32 and bf16 take."""
+    counts = [sum(member.parameter.numel() for member in unit.rounded) for unit in units.units]
+    return (f"{sum(counts):,} parameters of bf16 beside others of fp32: the engine keeps all as fp32, and gradients as "
+            f"{gradients}; the bf16 values of units in use, at most {2 * max(counts):,} bytes each, come on top of the budgets")

@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 import time
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import sluice_offload as sluice
 from conftest import Block, adamw, batch, tiny, worst
 from test_announced import Expert, Layer, Mixture
+from test_mixed_types import Mixed, equal, mixed, states
 from sluice_offload.engine import complete_config, plan
 from sluice_offload.processes import find_world
 from sluice_offload.units import find_units
@@ -388,6 +390,25 @@ def case_announced(folder):
         refused(sluice.ArgumentError, "is used without an announcement", lambda: model(*halves(3)[1]))
         optimizer._engine.world.exchange(None)
         optimizer._engine.destroy()
+
+
+def case_mixed(folder):
+    """Parameters of fp32 and bf16: the stages give the same bits, each rank the same values in the parameters' types."""
+    found = []
+    for stage in (1, 2, 3):
+        model = mixed()
+        config = config_of(folder, stage)
+        config["memory"] = {"device": "4MiB", "host": "8MiB"}
+        optimizer = sluice.offload(model, config, units=[Mixed])
+        losses, norms = train(model, optimizer, 0, 4)
+        values = model.state_dict()
+        assert {name: value.dtype for name, value in values.items()} == {name: p.dtype for name, p in mixed().state_dict().items()}
+        sums = [zlib.crc32(values[name].view(torch.uint8).numpy()) for name in sorted(values)]
+        assert all(other == sums for other in optimizer._engine.world.exchange(sums))
+        found.append((losses, norms, sums, states(optimizer)))
+        optimizer.close()
+    for losses, norms, sums, state in found[1:]:
+        assert losses == found[0][0] and norms == found[0][1] and sums == found[0][2] and equal(state, found[0][3])
 
 
 def case_torch(folder):
