@@ -172,7 +172,11 @@ void NewCheckpoint::create(const std::string& name, std::string_view beginning,
   const std::string path = folder_ + "/" + name;
   const UniqueFd file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
   const auto length = static_cast<off_t>(size_bytes);
-  if (::fallocate(file.get(), 0, 0, length) != 0) {
+  int result = 0;
+  do {
+    result = ::fallocate(file.get(), 0, 0, length);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
     if (errno != EOPNOTSUPP && errno != ENOSYS) fail_with("allocation", path, errno);
     if (::ftruncate(file.get(), length) != 0) fail_with("allocation", path, errno);
   }

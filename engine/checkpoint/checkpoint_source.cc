@@ -11,6 +11,7 @@
 #include <sluice/dtype.h>
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/file_flush.h"
 #include "base/optimizer_math.h"
 #include "base/text_file.h"
 #include "engine/checkpoint/same_state.h"
@@ -23,7 +24,12 @@ constexpr std::uint64_t kManifestBytesMax = 1_GiB;  // far more than any has
 
 std::string text_of_file(const std::string& path) {
   std::string why;
-  if (auto text = read_text_file(path, kManifestBytesMax, why)) return *std::move(text);
+  int error = 0;
+  if (auto text = read_text_file(path, kManifestBytesMax, why, &error)) return *std::move(text);
+  // The process, the drive or the server has failed, whatever the checkpoint holds.
+  if (const ErrorCode code = file_error_code(error, ErrorCode::kInput); code != ErrorCode::kInput)
+    throw Error(code, fmt::format("checkpoint: \"{}\" cannot be read: {}; {}", path, why,
+                                  file_remedy(error)));
   throw Error(ErrorCode::kInput,
               fmt::format("checkpoint: \"{}\" cannot be read: {}; a checkpoint is a folder with "
                           "this file in it, such as \"latest\" below the root of all",

@@ -56,6 +56,23 @@ std::span<const std::byte> bytes_of(const Layout& layout, const BlockView& view,
                                          : moment(moments.exp_avg_sq, StateKind::kExpAvgSq);
 }
 
+std::vector<std::string> checked_sha256(std::vector<std::string> digests, const FileRanges& file) {
+  if (digests.size() != file.ranges.size())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("SaveOptions::sha256 returned {} digests for {} ranges of \"{}\"",
+                            digests.size(), file.ranges.size(), file.path));
+  const auto is_hex = [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0; };
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    if (digests[i].size() == kSha256Digits && std::ranges::all_of(digests[i], is_hex)) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("SaveOptions::sha256 returned \"{}\" for \"{}\" [{}, +{}); return {} "
+                            "hexadecimal digits",
+                            digests[i], file.path, file.ranges[i].begin_bytes,
+                            file.ranges[i].size_bytes, kSha256Digits));
+  }
+  return digests;
+}
+
 }  // namespace
 
 std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer) {
@@ -238,26 +255,18 @@ CheckpointManifest CheckpointWriter::manifest_of(std::vector<Written> written,
 // The digests of this rank's share of the files, one a line. The ranks take the files in turns.
 std::string CheckpointWriter::own_sha256(const CheckpointManifest& manifest) const {
   std::string own;
-  const auto add = [&](const CheckpointManifest::File& file, std::uint64_t begin,
-                       std::uint64_t size_bytes) {
-    const std::string digest = options_.sha256(
-        {.path = folder_ + "/" + file.name, .begin_bytes = begin, .size_bytes = size_bytes});
-    const auto is_hex = [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0; };
-    if (digest.size() != kSha256Digits || !std::ranges::all_of(digest, is_hex))
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("SaveOptions::sha256 returned \"{}\" for \"{}\" [{}, +{}]; return {} "
-                              "hexadecimal digits",
-                              digest, file.name, begin, size_bytes, kSha256Digits));
-    own += digest + "\n";
-  };
   for (std::size_t i = ranks_.rank(); i < manifest.files.size(); i += ranks_.count()) {
-    add(manifest.files[i], 0, manifest.files[i].size_bytes);
+    FileRanges file{.path = folder_ + "/" + manifest.files[i].name,
+                    .ranges = {{.size_bytes = manifest.files[i].size_bytes}}};
     for (const CheckpointManifest::Stored& stored : manifest.stored) {
       if (stored.file != i) continue;
       const CheckpointManifest::Piece& last = stored.pieces.back();
-      add(manifest.files[i], stored.begin_bytes,
-          (last.first_element + last.element_count) * safetensors_element_bytes(stored.dtype));
+      file.ranges.push_back({.begin_bytes = stored.begin_bytes,
+                             .size_bytes = (last.first_element + last.element_count) *
+                                           safetensors_element_bytes(stored.dtype)});
     }
+    for (const std::string& digest : checked_sha256(options_.sha256(file), file))
+      own += digest + "\n";
   }
   return own;
 }

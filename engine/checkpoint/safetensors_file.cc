@@ -12,6 +12,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/file_flush.h"
 
 namespace sluice {
 namespace {
@@ -38,12 +39,13 @@ void SafetensorsFile::open_file() {
   // O_NONBLOCK: opening a pipe without a writer would wait forever.
   file_ = UniqueFd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
-  if (!file_ || ::fstat(file_.get(), &status) != 0)
-    throw Error(ErrorCode::kInput,
-                fmt::format("cannot open the model file \"{}\": {}{}", path_, errno_text(errno),
-                            errno == EMFILE || errno == ENFILE
-                                ? "; allow more open files (ulimit -n), or save into larger files"
-                                : ""));
+  if (!file_ || ::fstat(file_.get(), &status) != 0) {
+    const int error = errno;
+    throw Error(file_error_code(error, ErrorCode::kInput),
+                fmt::format("cannot open the model file \"{}\": {}; {}{}", path_, errno_text(error),
+                            file_remedy(error),
+                            error == EMFILE ? ", or save into larger files (--shard-size)" : ""));
+  }
   if (!S_ISREG(status.st_mode)) fail("it is not a regular file");
   file_bytes_ = static_cast<std::uint64_t>(status.st_size);
   // The same file, whatever has the path by now.
@@ -56,9 +58,12 @@ void SafetensorsFile::read_at(std::uint64_t offset_bytes, std::span<std::byte> b
     const ssize_t got =
         ::pread(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset_bytes));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0)
-      throw Error(ErrorCode::kIo, fmt::format("read of \"{}\" [{}, +{}) failed: {}", path_,
-                                              offset_bytes, bytes.size(), errno_text(errno)));
+    if (got < 0) {
+      const int error = errno;
+      throw Error(ErrorCode::kIo,
+                  fmt::format("read of \"{}\" [{}, +{}) failed: {}; {}", path_, offset_bytes,
+                              bytes.size(), errno_text(error), file_remedy(error)));
+    }
     if (got == 0)
       fail(fmt::format("it ends at byte {}, but had {} bytes when it was opened", offset_bytes,
                        file_bytes_));

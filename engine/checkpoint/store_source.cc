@@ -35,9 +35,7 @@ std::string offer_text(const CommitOffer& offer) {
 
 StoreSource::StoreSource(const std::string& name, const std::vector<std::string>& directories,
                          CheckpointPrecision precision)
-    : options_{.directories = directories, .name = name},
-      precision_(precision),
-      queue_(make_sync_queue({})) {
+    : options_{.directories = directories, .name = name}, precision_(precision) {
   const StoreSurvey survey = survey_store(name, directories);
   if (survey.presence != StorePresence::kMade)
     throw Error(ErrorCode::kInput,
@@ -52,13 +50,14 @@ StoreSource::StoreSource(const std::string& name, const std::vector<std::string>
 StoreSource::~StoreSource() = default;
 
 void StoreSource::open_parts(const std::vector<std::uint32_t>& ranks) {
+  const std::unique_ptr<IoQueue> queue = make_sync_queue({});
   std::vector<std::unique_ptr<OpenedRank>> opened;
   std::vector<CommitOffer> offers;
   std::string steps;
   const auto open = [&](std::uint32_t rank) {
     StoreFiles::Options options = options_;
     options.rank = rank;
-    opened.push_back(std::make_unique<OpenedRank>(options, *queue_));
+    opened.push_back(std::make_unique<OpenedRank>(options, *queue));
     offers.push_back(opened.back()->opening.offer());
     steps += fmt::format("{}rank {}: {}", rank == 0 ? "" : "; ", rank, offer_text(offers.back()));
   };
@@ -106,7 +105,7 @@ void StoreSource::open_parts(const std::vector<std::uint32_t>& ranks) {
       record_bytes = std::max(record_bytes, part.planes[plane + 1].length_bytes);
     }
   }
-  buffer_ = AlignedBuffer(record_offset_ + record_bytes, "a block of the store");
+  slot_bytes_ = record_offset_ + record_bytes;
 }
 
 // Adds the record's planes by block, without those that have no bytes.
@@ -145,28 +144,59 @@ const TensorPlace& StoreSource::find(const std::string& tensor) const {
   return *found;
 }
 
-void StoreSource::read_plane_of(std::size_t part, std::uint32_t plane, std::byte* target) {
+void StoreSource::read_plane_of(const Slot& slot, std::size_t part, std::uint32_t plane,
+                                std::byte* target) const {
   const CommitPlane& place = parts_[part].planes[plane];
   if (place.length_bytes == 0) return;
   const std::string damage =
-      read_plane(*queue_, parts_[part].files, place, {target, place.length_bytes});
+      read_plane(*slot.queue, parts_[part].files, place, {target, place.length_bytes});
   if (!damage.empty())
     throw Error(ErrorCode::kDamaged, fmt::format("the store \"{}\" is damaged: {}; continue from a "
                                                  "checkpoint",
                                                  options_.name, damage));
 }
 
-const BlockView& StoreSource::load(std::size_t part, const BlockPlace& block) {
-  if (is_loaded_ && loaded_.first == part && loaded_.second.block == block.id)
-    return loaded_.second;
-  is_loaded_ = false;
-  const BlockView view{
-      .block = block.id, .parameters = buffer_.data(), .record = buffer_.data() + record_offset_};
-  read_plane_of(part, 2 * index_of(block.id), view.parameters);
-  read_plane_of(part, 2 * index_of(block.id) + 1, view.record);
-  loaded_ = {part, view};
-  is_loaded_ = true;
-  return loaded_.second;
+void StoreSource::load(Slot& slot, std::size_t part, const BlockPlace& block) const {
+  if (slot.is_loaded && slot.part == part && slot.view.block == block.id) return;
+  slot.is_loaded = false;
+  if (slot.queue == nullptr) {
+    slot.queue = make_sync_queue({});
+    slot.buffer = AlignedBuffer(slot_bytes_, "a block of the store");
+  }
+  slot.part = part;
+  slot.view = {.block = block.id,
+               .parameters = slot.buffer.data(),
+               .record = slot.buffer.data() + record_offset_};
+  read_plane_of(slot, part, 2 * index_of(block.id), slot.view.parameters);
+  read_plane_of(slot, part, 2 * index_of(block.id) + 1, slot.view.record);
+  slot.is_loaded = true;
+}
+
+// The slot that has the block, else the one that was used longest ago. A thread that reads the
+// kinds of a range in turn finds its blocks again: each thread has two slots' worth.
+StoreSource::Slot& StoreSource::take_slot(std::size_t part, const BlockPlace& block) {
+  const std::scoped_lock lock(mutex_);
+  Slot* best = nullptr;
+  std::size_t taken = 0;
+  for (const auto& slot : slots_) {
+    taken += slot->is_taken ? 1 : 0;
+    if (slot->is_taken) continue;
+    const bool has_block = slot->is_loaded && slot->part == part && slot->view.block == block.id;
+    if (best == nullptr || has_block || slot->use < best->use) best = slot.get();
+    if (has_block) break;
+  }
+  const bool has_block =
+      best != nullptr && best->is_loaded && best->part == part && best->view.block == block.id;
+  if (!has_block && slots_.size() < 2 * (taken + 1))
+    best = slots_.emplace_back(std::make_unique<Slot>()).get();
+  best->is_taken = true;
+  best->use = ++uses_;
+  return *best;
+}
+
+void StoreSource::give_back(Slot& slot) {
+  const std::scoped_lock lock(mutex_);
+  slot.is_taken = false;
 }
 
 void StoreSource::read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
@@ -181,7 +211,10 @@ void StoreSource::read(const TensorPlace& tensor, StateKind kind, std::uint64_t 
     const auto blocks = layout.blocks_of(own.unit);
     const BlockPlace& block = blocks[(at % unit.shard_elements) / layout.block_elements()];
     const std::uint64_t next = std::min(end, block.offset_elements + block.element_count);
-    read_values(layout, load(part, block), kind, at - block.offset_elements,
+    auto give = [this](Slot* slot) { give_back(*slot); };
+    const std::unique_ptr<Slot, decltype(give)> slot(&take_slot(part, block), give);
+    load(*slot, part, block);
+    read_values(layout, slot->view, kind, at - block.offset_elements,
                 std::as_writable_bytes(values.subspan(at - begin, next - at)));
     at = next;
   }

@@ -3,13 +3,14 @@
 // ranks must be on this host's paths. The source keeps other jobs out of the store as long as it
 // exists.
 //
-// Thread rule: one thread at a time.
+// Thread rule: read() from any thread, several at a time; everything else on one thread.
 // Invariant: only the lock files' text is written.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,8 +51,20 @@ class StoreSource final : public StateSource {
   // - kIo: the drive reports an error.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
+  bool allows_threads() const override { return true; }
 
  private:
+  // A block in memory. A thread that reads from a slot has it alone.
+  struct Slot {
+    std::unique_ptr<IoQueue> queue;
+    AlignedBuffer buffer;  // the block's planes
+    std::size_t part = 0;
+    BlockView view = {};
+    bool is_loaded = false;
+    bool is_taken = false;
+    std::uint64_t use = 0;  // the last one's number
+  };
+
   // One rank's part.
   struct Part {
     Layout layout;
@@ -62,8 +75,11 @@ class StoreSource final : public StateSource {
   void open_parts(const std::vector<std::uint32_t>& ranks);
   void add_part(std::uint32_t rank, StoreFiles files, const CommitRecord& record);
   const TensorPlace& find(const std::string& tensor) const;
-  const BlockView& load(std::size_t part, const BlockPlace& block);
-  void read_plane_of(std::size_t part, std::uint32_t plane, std::byte* target);
+  Slot& take_slot(std::size_t part, const BlockPlace& block);
+  void give_back(Slot& slot);
+  void load(Slot& slot, std::size_t part, const BlockPlace& block) const;
+  void read_plane_of(const Slot& slot, std::size_t part, std::uint32_t plane,
+                     std::byte* target) const;
 
   // Constant after construction.
   StoreFiles::Options options_;
@@ -73,13 +89,14 @@ class StoreSource final : public StateSource {
   StateDescription description_;
   std::vector<std::string> application_;
   StatePosition position_;
-  std::vector<Part> parts_;  // the ranks that have all of it between them
-  std::unique_ptr<IoQueue> queue_;
-  AlignedBuffer buffer_;  // a block's planes
-  std::uint64_t record_offset_ = 0;
+  std::vector<Part> parts_;          // the ranks that have all of it between them
+  std::uint64_t record_offset_ = 0;  // in a slot's buffer
+  std::uint64_t slot_bytes_ = 0;
 
-  std::pair<std::size_t, BlockView> loaded_;  // by part; the buffer's content
-  bool is_loaded_ = false;
+  // Guarded by mutex_, except the content of a slot that is taken.
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Slot>> slots_;  // as many as threads have wanted at once, and more
+  std::uint64_t uses_ = 0;
 };
 
 }  // namespace sluice

@@ -15,6 +15,7 @@
 
 #include <sluice/dtype.h>
 #include <sluice/error.h>
+#include "base/file_flush.h"
 
 namespace sluice {
 namespace {
@@ -67,8 +68,12 @@ std::uint64_t element_bytes_of(const std::string& type) {
 TorchFile::TorchFile(const std::string& path, const std::string& key)
     : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   struct stat status {};
-  if (!file_ || ::fstat(file_.get(), &status) != 0)
-    throw Error(ErrorCode::kInput, fmt::format("cannot open \"{}\": {}", path, errno_text(errno)));
+  if (!file_ || ::fstat(file_.get(), &status) != 0) {
+    const int error = errno;
+    throw Error(
+        file_error_code(error, ErrorCode::kInput),
+        fmt::format("cannot open \"{}\": {}; {}", path, errno_text(error), file_remedy(error)));
+  }
   if (!S_ISREG(status.st_mode)) fail("it is not a regular file");
   file_bytes_ = static_cast<std::uint64_t>(status.st_size);
   read_directory();
@@ -113,9 +118,11 @@ void TorchFile::read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) 
     const ssize_t got =
         ::pread(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset_bytes));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0)
-      throw Error(ErrorCode::kIo,
-                  fmt::format("read of \"{}\" failed: {}", path_, errno_text(errno)));
+    if (got < 0) {
+      const int error = errno;
+      throw Error(ErrorCode::kIo, fmt::format("read of \"{}\" failed: {}; {}", path_,
+                                              errno_text(error), file_remedy(error)));
+    }
     if (got == 0) fail("it has been cut since it was opened");
     bytes = bytes.subspan(static_cast<std::size_t>(got));
     offset_bytes += static_cast<std::uint64_t>(got);

@@ -10,9 +10,11 @@
 
 #include <sluice/error.h>
 #include "base/aligned_buffer.h"
+#include "base/file_flush.h"
 #include "engine/durable/copy_places.h"
 #include "engine/plan/sharding.h"
 #include "engine/plan/striping.h"
+#include "engine/store/block_places.h"
 #include "engine/store/block_values.h"
 #include "engine/store/commit_opening.h"
 #include "engine/store/durable_identity.h"
@@ -23,6 +25,8 @@
 
 namespace sluice {
 namespace {
+
+constexpr std::uint32_t kFilledPlaces = 4;  // blocks on their way to storage at once
 
 // All of it on storage: later runs decide where the homes are.
 Placement placement_on_storage(const Layout& layout, std::uint32_t copies) {
@@ -66,26 +70,40 @@ class RankFiles {
     return bytes;
   }
 
-  // Fills the first copy of every plane.
-  void fill(IoQueue& queue, StateSource& source) {
+  // Fills the first copy of every plane, several blocks at once.
+  void fill(StateSource& source) {
     std::uint64_t record_offset = 0;
     std::uint64_t record_bytes = 0;
     for (const BlockPlace& block : layout_.blocks()) {
       record_offset = std::max(record_offset, layout_.parameter_slot_bytes(block.id));
       record_bytes = std::max(record_bytes, layout_.record_slot_bytes(block.id));
     }
-    const AlignedBuffer buffer(record_offset + record_bytes, "a block of the store");
+    const std::uint64_t place_bytes = record_offset + record_bytes;
+    const AlignedBuffer buffer(kFilledPlaces * place_bytes, "blocks of the store");
+    std::vector<std::unique_ptr<IoQueue>> queues;
+    while (queues.size() < kFilledPlaces) queues.push_back(make_sync_queue({}));
     UnitVersions versions(layout_);
     versions.restore(source.position());
+    BlockPlaces places(kFilledPlaces);
     for (const BlockPlace& block : layout_.blocks()) {
-      std::memset(buffer.data(), 0, buffer.size_bytes());
-      const BlockView view{
-          .block = block.id, .parameters = buffer.data(), .record = buffer.data() + record_offset};
-      set_values(layout_, view, source);
-      const std::uint64_t version = versions.of(block.unit);
-      write(queue, 2 * index_of(block.id), version, view.parameters);
-      write(queue, 2 * index_of(block.id) + 1, version, view.record);
+      const std::uint32_t place = index_of(block.id) % kFilledPlaces;
+      std::byte* const begin = buffer.data() + place * place_bytes;
+      const BlockView view{.block = block.id, .parameters = begin, .record = begin + record_offset};
+      const auto take = [this, &source, view, begin, place_bytes] {
+        std::memset(begin, 0, place_bytes);
+        set_values(layout_, view, source);
+      };
+      places.await(place);
+      if (!source.allows_threads()) take();
+      places.start(place, [&, this, view, take, place, version = versions.of(block.unit)] {
+        if (source.allows_threads()) take();
+        write(*queues[place], 2 * index_of(view.block), version, view.parameters);
+        write(*queues[place], 2 * index_of(view.block) + 1, version, view.record);
+      });
     }
+    places.finish();
+    for (const CommitPlane& plane : places_.planes)
+      if (plane.length_bytes != 0) record_.planes.push_back(plane);
   }
 
   // Requires: fill(). Durable on return.
@@ -108,8 +126,9 @@ class RankFiles {
   }
 
  private:
+  // Any thread; each has other planes.
   void write(IoQueue& queue, std::uint32_t index, std::uint64_t version, std::byte* bytes) {
-    CommitPlane plane = places_.planes[index];
+    CommitPlane& plane = places_.planes[index];
     if (plane.length_bytes == 0) return;
     const DirectFile& file = files_.data()[plane.copies[0].file];
     plane.version = version;
@@ -124,10 +143,10 @@ class RankFiles {
     queue.submit({&pointer, 1});
     queue.wait_idle();
     if (request.error != 0)
-      throw Error(ErrorCode::kIo,
-                  fmt::format("write of {} [{}, +{}): {}", file.name(), request.offset_bytes,
-                              plane.length_bytes, errno_text(request.error)));
-    record_.planes.push_back(plane);
+      throw Error(
+          file_error_code(request.error, ErrorCode::kIo),
+          fmt::format("write of {} [{}, +{}): {}; {}", file.name(), request.offset_bytes,
+                      plane.length_bytes, errno_text(request.error), file_remedy(request.error)));
   }
 
   Layout layout_;
@@ -180,7 +199,7 @@ NewStore make_store(const Config& config, const ModelSpec& given_model, std::uin
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     made.size_bytes += files.emplace_back(config, model, rank, ranks, id).size_bytes();
   }
-  for (RankFiles& rank : files) rank.fill(*queue, source);
+  for (RankFiles& rank : files) rank.fill(source);
   set_marks(locks, StoreStage::kCreating, id);
   for (RankFiles& rank : files) rank.files().name_data();
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {

@@ -8,6 +8,9 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/aligned_buffer.h"
+#include "base/file_flush.h"
+#include "engine/store/block_places.h"
 #include "engine/store/commit_opening.h"
 #include "io/checksum.h"
 
@@ -15,6 +18,7 @@ namespace sluice {
 namespace {
 
 constexpr std::string_view kLockSuffix = ".lock";
+constexpr std::uint32_t kReaders = 8;  // planes that are read at once
 
 StoreFiles::Options options_of(const StoreSurvey& store, std::uint32_t rank) {
   return {.directories = store.directories, .name = store.name, .id = store.id, .rank = rank};
@@ -31,6 +35,7 @@ SurveyedRank survey_rank(const StoreSurvey& store, std::uint32_t rank) {
       throw Error(ErrorCode::kDamaged, fmt::format("no commit in {}", records.twins[0].name));
     surveyed.newest = *opening.newest();
     surveyed.offer = opening.offer();
+    if (surveyed.offer.older) surveyed.older = opening.of_step(*surveyed.offer.older);
   } catch (const Error& error) {
     surveyed.problem = error.what();
   }
@@ -55,8 +60,9 @@ std::vector<std::string> store_names(std::span<const std::string> directories) {
       }
     }
     if (error)
-      throw Error(ErrorCode::kInput,
-                  fmt::format("cannot look for stores in {}: {}", directory, error.message()));
+      throw Error(file_error_code(error.value(), ErrorCode::kInput),
+                  fmt::format("cannot look for stores in {}: {}; {}", directory, error.message(),
+                              file_remedy(error.value())));
   }
   return {names.begin(), names.end()};
 }
@@ -74,7 +80,8 @@ StoreSurvey survey_store(const std::string& name, const std::vector<std::string>
   for (const StorePath& path : paths) {
     for (const StorePath::File& file : path.files) {
       std::error_code ignored;
-      store.file_bytes += std::filesystem::file_size(path.directory + "/" + file.name, ignored);
+      const auto bytes = std::filesystem::file_size(path.directory + "/" + file.name, ignored);
+      if (!ignored) store.file_bytes += bytes;
     }
   }
   std::vector<CommitOffer> offers;
@@ -86,19 +93,53 @@ StoreSurvey survey_store(const std::string& name, const std::vector<std::string>
   return store;
 }
 
-std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank) {
-  StoreFiles files = StoreFiles::open_records(options_of(store, rank.rank));
-  files.open_data(rank.newest.file_count);
-  std::uint64_t largest = kCommitAlignBytes;
-  for (const CommitPlane& plane : rank.newest.planes)
-    largest = std::max(largest, plane.length_bytes);
-  const AlignedBuffer buffer(largest, "a block of the store");
-  const std::unique_ptr<IoQueue> queue = make_sync_queue({});
-  std::vector<std::string> lines;
-  for (const CommitPlane& plane : rank.newest.planes) {
-    std::string damage = read_plane(*queue, files, plane, buffer.span());
-    if (!damage.empty()) lines.push_back(std::move(damage));
+std::vector<std::uint32_t> absent_ranks(const StoreSurvey& store) {
+  std::set<std::uint32_t> present;
+  std::uint32_t count = 0;
+  for (const SurveyedRank& rank : store.ranks) {
+    present.insert(rank.rank);
+    count = std::max(count, rank.newest.rank_count);
   }
+  std::vector<std::uint32_t> absent;
+  for (std::uint32_t rank = 0; rank < count; ++rank)
+    if (!present.contains(rank)) absent.push_back(rank);
+  return absent;
+}
+
+std::string find_disagreement(const StoreSurvey& store) {
+  const bool is_readable = std::ranges::all_of(
+      store.ranks, [](const SurveyedRank& rank) { return rank.problem.empty(); });
+  if (store.step || store.ranks.empty() || !is_readable) return {};
+  std::string steps;
+  for (const SurveyedRank& rank : store.ranks)
+    steps += fmt::format("{}rank {}: {}{}", steps.empty() ? "" : "; ", rank.rank, rank.newest.step,
+                         rank.older ? fmt::format(" or {}", rank.older->step) : "");
+  return fmt::format("the ranks have no step in common ({})", steps);
+}
+
+std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank) {
+  const CommitRecord& record = rank.of_step(store.step);
+  StoreFiles files = StoreFiles::open_records(options_of(store, rank.rank));
+  files.open_data(record.file_count);
+  std::uint64_t largest = kCommitAlignBytes;
+  for (const CommitPlane& plane : record.planes) largest = std::max(largest, plane.length_bytes);
+  std::vector<AlignedBuffer> buffers;
+  std::vector<std::unique_ptr<IoQueue>> queues;
+  while (buffers.size() < kReaders) {
+    buffers.emplace_back(largest, "blocks of the store");
+    queues.push_back(make_sync_queue({}));
+  }
+  std::vector<std::string> lines(record.planes.size());
+  BlockPlaces places(kReaders);
+  for (std::size_t i = 0; i < record.planes.size(); ++i) {
+    const auto place = static_cast<std::uint32_t>(i % kReaders);
+    places.await(place);
+    places.start(place, [&, i, place] {
+      lines[i] = read_plane(*queues[place], files, record.planes[i], buffers[place].span());
+    });
+  }
+  places.finish();
+  std::erase(lines, std::string());
   return lines;
 }
 
@@ -124,18 +165,45 @@ std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlan
                      plane.version, found);
 }
 
-std::uint64_t remove_store(const StoreSurvey& store) {
+// A store that has lost a path, or its marks, can be removed, too: nothing else can be done with
+// it.
+RemovedStore remove_store(const std::string& name, const std::vector<std::string>& directories) {
   std::vector<StoreLock> locks;
   std::vector<StorePath> paths;
-  for (const std::string& directory : store.directories) {
-    locks.emplace_back(directory, store.name, "");
-    paths.push_back(look_at_path(directory, store.name));
+  std::set<StoreId> ids;
+  RemovedStore removed;
+  for (const std::string& directory : directories) {
+    const StorePath path = look_at_path(directory, name);
+    if (path.mark && path.mark->stage != StoreStage::kNone) ids.insert(path.mark->id);
+    for (const StorePath::File& file : path.files) ids.insert(file.id);
+  }
+  if (ids.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("there is no store \"{}\" in {}", name, fmt::join(directories, ", ")));
+  if (ids.size() > 1) {
+    std::vector<std::string> texts;
+    for (const StoreId& id : ids) texts.push_back(text_of(id));
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("{} have files of {} stores \"{}\" ({}); name the paths of one of "
+                    "them in storage.paths",
+                    fmt::join(directories, ", "), ids.size(), name, fmt::join(texts, ", ")));
+  }
+  removed.id = *ids.begin();
+  for (const std::string& directory : directories) {
+    locks.emplace_back(directory, name, "");
+    paths.push_back(look_at_path(directory, name));
+    for (const StorePath::File& file : paths.back().files) {
+      std::error_code ignored;
+      const std::uint64_t bytes = std::filesystem::file_size(directory + "/" + file.name, ignored);
+      if (!ignored) removed.file_bytes += bytes;
+    }
   }
   // From here on, if the removal is interrupted, an opening finds an unfinished store.
-  for (StoreLock& lock : locks) lock.set_mark({.stage = StoreStage::kCreating, .id = store.id});
-  remove_store_files(paths, store.id);
-  for (StoreLock& lock : locks) lock.set_mark({.stage = StoreStage::kNone, .id = store.id});
-  return store.file_bytes;
+  for (StoreLock& lock : locks) lock.set_mark({.stage = StoreStage::kCreating, .id = removed.id});
+  remove_store_files(paths, removed.id);
+  for (StoreLock& lock : locks) lock.set_mark({.stage = StoreStage::kNone, .id = removed.id});
+  return removed;
 }
 
 }  // namespace sluice

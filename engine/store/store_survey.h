@@ -20,8 +20,14 @@ namespace sluice {
 struct SurveyedRank {
   std::uint32_t rank = 0;
   CommitRecord newest = {};
+  std::optional<CommitRecord> older = {};  // the commit before, if it is still there
   CommitOffer offer = {};
   std::string problem = {};  // why its records cannot be read; the rest is empty then
+
+  // The commit of `step`, or the newest one if the rank has no commit of that step.
+  const CommitRecord& of_step(std::optional<std::uint64_t> step) const {
+    return older && step == older->step && step != newest.step ? *older : newest;
+  }
 };
 
 struct StoreSurvey {
@@ -41,8 +47,15 @@ std::vector<std::string> store_names(std::span<const std::string> directories);
 // Fails with kInput or kDamaged, as find_store() does.
 StoreSurvey survey_store(const std::string& name, const std::vector<std::string>& directories);
 
-// Reads all data that the newest commit of a rank names, and compares the data with the checksums.
-// Returns a line for each plane that differs or cannot be read.
+// The ranks of the store whose records are not in its directories, but perhaps on another host.
+std::vector<std::uint32_t> absent_ranks(const StoreSurvey& store);
+// Returns a line if every record can be read, but the ranks have no step in common. Otherwise the
+// line is empty.
+std::string find_disagreement(const StoreSurvey& store);
+
+// Reads all data that a rank's commit names, and compares the data with the checksums. The commit
+// is that of StoreSurvey::step, from which a run would continue. If there is no such step, it is
+// the newest commit. Returns a line for each plane that differs or cannot be read.
 // Fails with kInput if files are missing.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
 
@@ -51,9 +64,15 @@ std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const Sur
 std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlane& plane,
                        std::span<std::byte> buffer);
 
-// Removes the store's files. The lock files stay. The lock files then say that no store was made.
-// Returns the number of freed bytes.
-// Fails with kInput if a job has the store's lock.
-std::uint64_t remove_store(const StoreSurvey& store);
+struct RemovedStore {
+  StoreId id{};
+  std::uint64_t file_bytes = 0;  // of the removed files
+};
+
+// Removes the store's files from the directories, even if parts of the store are missing. The lock
+// files stay. They then say that no store was made.
+// Fails with kInput if there is no store, if the directories have files of several stores, or if a
+// job has the store's lock.
+RemovedStore remove_store(const std::string& name, const std::vector<std::string>& directories);
 
 }  // namespace sluice

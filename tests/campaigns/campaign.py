@@ -13,6 +13,7 @@ import argparse
 import collections
 import dataclasses
 import json
+import math
 import os
 import random
 import shutil
@@ -84,6 +85,42 @@ def run(options, make_case, name, phases=PHASES):
         else:
             print(f"  its folder: {folder}", flush=True)
     return summarize(lines, phases)
+
+
+@dataclasses.dataclass
+class FaultRow:
+    """A case of the campaigns in which one call of a command goes wrong: call number N, on a file of this name."""
+
+    command: object
+    number: int
+    call: str
+    name: str
+    fault: str
+
+    def __str__(self):
+        return f"{self.command.name}: call {self.number}, {self.call} of {self.name}: {self.fault}"
+
+
+def fault_parser(description, library):
+    """The options of campaigns whose cases are the rows of a table."""
+    made = parser(description)
+    made.add_argument("--faults", required=True, help=f"{library} of the same build")
+    made.add_argument("--command", help="only the calls of this command, such as \"load\"")
+    made.add_argument("--spread", action="store_true", help="each piece is spread over all calls, instead of one after another")
+    return made
+
+
+def run_faults(options, table, make_case, name):
+    """Runs `make_case(case, row)` for the rows of the table: all of them where the count is 0. Other pieces have other rows."""
+    options.count = min(options.count, len(table) - options.first) if options.count else len(table) - options.first
+    stride = round(len(table) * 0.618) or 1  # neighbours lie far apart, and no row comes twice
+    while math.gcd(stride, len(table)) != 1:
+        stride += 1
+
+    def of_row(case):
+        return make_case(case, table[case.number * stride % len(table) if options.spread else case.number])
+
+    return run(options, of_row, name, phases=())
 
 
 def summarize(lines, phases=PHASES):

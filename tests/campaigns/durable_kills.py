@@ -43,7 +43,7 @@ def changes_of(case, ranks, stage):
     placements = PLACEMENTS if ranks == 1 else [("nvme", "nvme"), ("host", "host"), ("nvme", "host")] if stage == 3 else [("auto", "nvme"), ("auto", "host")]
     parameters, optimizer = case.random.choice(placements)
     return {"placement": {"parameters": parameters, "optimizer": optimizer},
-            "optimizer": {"overlap": case.random.choice(["auto", "serial", "deferred", "eager"])},
+            "optimizer": {"overlap": case.random.choice(["auto", "serial", "deferred", "eager", "speculative"])},
             "storage": {"paths": case.random.choice([["a", "b"], ["b", "a"]]), "verify": case.random.choice(["full", "sample", "off"]),
                         "state": {"name": "run", "commit_every": case.random.choice([1, 1, 2, 5])}}}
 

@@ -78,8 +78,7 @@ def is_whole(folder, command, option, sluice):
 
 
 def table_of(options):
-    """[(command, number of the call, call, file, fault)]. "flush": an fsync, and the close behind it, in which a server
-    says what it could not store."""
+    """Rows of campaign.FaultRow. "flush": an fsync, and the close behind it, in which a server says what it could not store."""
     table = []
     for command in commands(options.sluice):
         if options.command and command.name != options.command:
@@ -92,12 +91,12 @@ def table_of(options):
                 is_flush = call == "fsync" or (call == "close" and number > 1 and calls[number - 2] == ("fsync", name))
                 is_flush = is_flush and "--trace" not in command.outputs  # there, the numbers are another run's
                 if call == "write" or fault in ("ENOSPC", "EIO"):
-                    table.append((command, number, "flush" if is_flush else call, name, fault))
+                    table.append(campaign.FaultRow(command, number, "flush" if is_flush else call, name, fault))
     return table
 
 
-def judge(case, command, call, fault, done):
-    failed = []
+def judge(case, row, done):
+    command, call, fault, failed = row.command, row.call, row.fault, []
     try:
         for option in command.outputs:
             whole = is_whole(case.folder, command, option, case.options.sluice)
@@ -123,31 +122,23 @@ def judge(case, command, call, fault, done):
 
 
 def main():
-    parser = campaign.parser(__doc__)
-    parser.add_argument("--faults", required=True, help="liboutput_faults.so of the same build")
-    parser.add_argument("--command", help="only the calls of this command, such as \"trace html\"")
-    parser.add_argument("--spread", action="store_true", help="the cases are spread over all calls, instead of one after another")
-    options = parser.parse_args()
-    table = table_of(options)
-    options.count = min(options.count, len(table) - options.first) if options.count else len(table) - options.first
+    options = campaign.fault_parser(__doc__, "liboutput_faults.so").parse_args()
 
-    def make_case(case):
-        index = case.number * len(table) // options.count if options.spread else case.number
-        command, number, call, name, fault = table[index]
-        prepare(case.folder, command, options.sluice)
-        environment = run_files.faults(options.faults, case.folder, at=number, **FAULTS[fault])
+    def make_case(case, row):
+        prepare(case.folder, row.command, options.sluice)
+        environment = run_files.faults(options.faults, case.folder, at=row.number, **FAULTS[row.fault])
         try:
-            done = subprocess.run(command.words, cwd=case.folder, env=environment, capture_output=True, text=True, timeout=run_files.TIMEOUT_S,
+            done = subprocess.run(row.command.words, cwd=case.folder, env=environment, capture_output=True, text=True, timeout=run_files.TIMEOUT_S,
                                   check=False)
         except subprocess.TimeoutExpired:
-            return campaign.Outcome(call, "hang", f"{command.name}: call {number} on {name}: {fault}")
+            return campaign.Outcome(row.call, "hang", str(row))
         if done.returncode < 0:
             result, note = "crash", f"{done.returncode}: {done.stderr}"
         else:
-            result, note = judge(case, command, call, fault, done)
-        return campaign.Outcome(call, result, f"{command.name}: call {number} on {name}: {fault}: {note.strip()}")
+            result, note = judge(case, row, done)
+        return campaign.Outcome(row.call, result, f"{row}: {note.strip()}")
 
-    return campaign.run(options, make_case, "output-faults", phases=())
+    return campaign.run_faults(options, table_of(options), make_case, "output-faults")
 
 
 if __name__ == "__main__":

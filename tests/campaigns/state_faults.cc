@@ -1,84 +1,13 @@
-// Put before libc by LD_PRELOAD: one call on the files of a folder fails, or moves half of what it
-// should. Counts the calls by which a durable store or a checkpoint is made, written, read, named
-// and removed.
-//
-//   SLUICE_FAULT_FOLDER=DIR  absolute, without links
-//   SLUICE_FAULT_AT=N        the call, counted from 1; 0 = none
-//   SLUICE_FAULT_ERRNO=E     what it fails with; without it, a read or a write moves half
-//   SLUICE_FAULT_MARK=FILE   is made when that call comes
-//   SLUICE_FAULT_LOG=FILE    a line for each call: its name and the path
-//
-// Thread rule: any thread.
+// Put before libc by LD_PRELOAD (tests/support/preloaded_faults.h): one call on the files of a
+// folder fails, or moves half of what it should. Counts the calls by which a durable store or a
+// checkpoint is made, written, read, named and removed. Thread rule: any thread.
 #include <dirent.h>
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
-#include <climits>
-#include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include "tests/support/preloaded_faults.h"
 
 namespace {
 
-template <class Function>
-Function* next(const char* name) {
-  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
-}
-
-const char* setting(const char* name) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? "" : text;
-}
-
-bool is_inside(const char* path) {
-  static const char* const folder = setting("SLUICE_FAULT_FOLDER");
-  static const std::size_t length = std::strlen(folder);
-  return length != 0 && std::strncmp(path, folder, length) == 0 &&
-         (path[length] == '/' || path[length] == '\0');
-}
-
-// The path that is open as `descriptor`.
-struct OpenPath {
-  explicit OpenPath(int descriptor) {
-    char link[64];
-    (void)std::snprintf(link, sizeof(link), "/proc/self/fd/%d", descriptor);
-    if (::readlink(link, text, sizeof(text) - 1) < 0) text[0] = '\0';
-  }
-  char text[PATH_MAX] = {};
-};
-
-void log_call(const char* name, const char* path) {
-  const char* const file = setting("SLUICE_FAULT_LOG");
-  if (*file == '\0') return;
-  const int descriptor = next<int(const char*, int, mode_t)>("open")(
-      file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  char line[PATH_MAX + 32];
-  const int length = std::snprintf(line, sizeof(line), "%s %s\n", name, path);
-  (void)!::write(descriptor, line, static_cast<std::size_t>(length));
-  ::close(descriptor);
-}
-
-enum class Fate { kPass, kFail, kHalf };
-
-Fate fate_of(const char* name, const char* path) {
-  static std::atomic<long> calls{0};
-  if (!is_inside(path)) return Fate::kPass;
-  const int saved = errno;
-  log_call(name, path);
-  errno = saved;
-  if (++calls != std::atol(setting("SLUICE_FAULT_AT"))) return Fate::kPass;
-  if (const char* const mark = setting("SLUICE_FAULT_MARK"); *mark != '\0')
-    ::close(
-        next<int(const char*, int, mode_t)>("open")(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
-  const int error = std::atoi(setting("SLUICE_FAULT_ERRNO"));
-  if (error == 0) return Fate::kHalf;
-  errno = error;
-  return Fate::kFail;
-}
+using namespace sluice::test;
 
 bool fails(const char* name, const char* path) {
   return fate_of(name, path) == Fate::kFail;
@@ -100,7 +29,7 @@ ssize_t move(const char* name, const char* logged, int descriptor, Data* data, s
   const Fate fate = fate_of(logged, OpenPath(descriptor).text);
   if (fate == Fate::kFail) return -1;
   return next<Function>(name)(descriptor, data,
-                              fate == Fate::kHalf ? half_of(descriptor, size) : size, offset);
+                              fate == Fate::kPart ? half_of(descriptor, size) : size, offset);
 }
 
 using Read = ssize_t(int, void*, size_t, off_t);
@@ -108,11 +37,7 @@ using Write = ssize_t(int, const void*, size_t, off_t);
 
 int open_file(const char* name, const char* path, int flags, mode_t mode) {
   if (fails("open", path)) return -1;
-  return next<int(const char*, int, mode_t)>(name)(path, flags, mode);
-}
-
-mode_t mode_of(int flags, va_list arguments) {
-  return (flags & (O_CREAT | __O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+  return next<OpenFunction>(name)(path, flags, mode);
 }
 
 }  // namespace
@@ -150,7 +75,7 @@ ssize_t read(int descriptor, void* data, size_t size) {
   const Fate fate = fate_of("read", OpenPath(descriptor).text);
   if (fate == Fate::kFail) return -1;
   return next<ssize_t(int, void*, size_t)>("read")(
-      descriptor, data, fate == Fate::kHalf ? half_of(descriptor, size) : size);
+      descriptor, data, fate == Fate::kPart ? half_of(descriptor, size) : size);
 }
 ssize_t pread(int descriptor, void* data, size_t size, off_t offset) {
   return move<Read>("pread", "pread", descriptor, data, size, offset);

@@ -3,7 +3,7 @@
 
     state_faults.py --sluice build/release/tools/sluice --faults build/release/tests/campaigns/libstate_faults.so --count 0     # 0: all
 
-A case is one command with one fault in one call: EIO, ENOSPC, EINTR, or a transfer of half of the bytes. The calls are open, opendir, read, pread, pwrite,
+A case is one command with one fault in one call: EIO, ENOSPC, EINTR, EMFILE, or a transfer of half of the bytes. The calls are open, opendir, read, pread, pwrite,
 fsync, fdatasync, ftruncate, fallocate, mkdir, mkdtemp, linkat, symlink, rename and unlink. The commands make a store, open one and commit to it, save
 checkpoints, load one, export a store and import it. A command ends with the state of an undisturbed one, or with an error that names the folder of the
 files. After an error the same command runs again, without a fault: it has to end with the state of an undisturbed one, whatever the fault left behind.
@@ -18,9 +18,10 @@ import subprocess
 import campaign
 from same_bits import merged, write_text
 
-FAULTS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EINTR": errno.EINTR, "half": 0}
+FAULTS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EINTR": errno.EINTR, "EMFILE": errno.EMFILE, "half": 0}
 INTERRUPTED = ("read", "pread", "pwrite", "fsync", "fallocate")  # calls that a signal may interrupt, or that may move less
 TRANSFERS = ("read", "pread", "pwrite")
+OPENINGS = ("open", "opendir")  # calls that need a descriptor
 TIMEOUT_S = 120
 CONFIG = {
     "model": {"layers": 2, "heads": 2, "embedding": 64, "context": 32, "vocabulary": 256},
@@ -101,8 +102,14 @@ def state_of(options, folder, command):
     return report["resumed_steps"], report["state_sha256"]
 
 
+def may_strike(call, fault):
+    if fault in ("EIO", "ENOSPC"):
+        return True
+    return call in {"EINTR": INTERRUPTED, "EMFILE": OPENINGS, "half": TRANSFERS}[fault]
+
+
 def table_of(options):
-    """[(command, its hash, number of the call, call, file, fault)]"""
+    """[(row, what the undisturbed command leaves)]"""
     table = []
     for command in commands():
         if options.command and command.name != options.command:
@@ -119,17 +126,19 @@ def table_of(options):
                 raise RuntimeError(f"{command.name}: {expected}")
             with open(log, encoding="utf-8") as file:
                 calls = [line.rstrip("\n").split(" ", 1) for line in file]
-        for fault in FAULTS:
-            table += [(command, expected, number, call, os.path.basename(path), fault) for number, (call, path) in enumerate(calls, 1)
-                      if fault in ("EIO", "ENOSPC") or (call in INTERRUPTED and (fault == "EINTR" or call in TRANSFERS))]
+        table += [(campaign.FaultRow(command, number, call, os.path.basename(path), fault), expected) for fault in FAULTS
+                  for number, (call, path) in enumerate(calls, 1) if may_strike(call, fault)]
     return table
 
 
-def judge(options, folder, command, expected, done):
+def judge(options, folder, row, expected, done):
+    command = row.command
     if done.returncode < 0 or done.returncode >= 128:
         return "crash", f"{done.returncode}: {done.stderr}"
     if done.returncode != 0 and os.path.join(folder, command.folder) not in done.stderr:
         return "not named", done.stderr
+    if done.returncode != 0 and row.fault == "EMFILE" and "ulimit -n" not in done.stderr:
+        return "no remedy", done.stderr
     if done.returncode != 0:
         again = run(options, folder, command.words)
         if "there is a store" in again.stderr and "`sluice state remove`" in again.stderr:  # the last mark could not be made durable
@@ -145,32 +154,24 @@ def judge(options, folder, command, expected, done):
 
 
 def main():
-    parser = campaign.parser(__doc__)
-    parser.add_argument("--faults", required=True, help="libstate_faults.so of the same build")
-    parser.add_argument("--command", help="only the calls of this command, such as \"load\"")
-    parser.add_argument("--spread", action="store_true", help="the cases are spread over all calls, instead of one after another")
-    options = parser.parse_args()
-    table = table_of(options)
-    options.count = min(options.count, len(table) - options.first) if options.count else len(table) - options.first
+    options = campaign.fault_parser(__doc__, "libstate_faults.so").parse_args()
 
-    def make_case(case):
-        index = case.number * len(table) // options.count if options.spread else case.number
-        command, expected, number, call, name, fault = table[index]
+    def make_case(case, entry):
+        row, expected = entry
         folder = os.path.realpath(case.folder)
-        run_before(options, folder, command)
+        run_before(options, folder, row.command)
         struck = os.path.join(folder, "struck")
-        settings = {"at": number, "mark": struck} | ({"errno": FAULTS[fault]} if FAULTS[fault] else {})
-        what = f"{command.name}: call {number}, {call} of {name}: {fault}"
+        settings = {"at": row.number, "mark": struck} | ({"errno": FAULTS[row.fault]} if FAULTS[row.fault] else {})
         try:
-            done = run(options, folder, command.words, faults(options, folder, command, **settings))
+            done = run(options, folder, row.command.words, faults(options, folder, row.command, **settings))
             if not os.path.exists(struck):
-                return campaign.Outcome(command.name, "sound", f"{what}: this run made fewer calls")
-            result, note = judge(options, folder, command, expected, done)
+                return campaign.Outcome(row.command.name, "sound", f"{row}: this run made fewer calls")
+            result, note = judge(options, folder, row, expected, done)
         except subprocess.TimeoutExpired:
             result, note = "hang", ""
-        return campaign.Outcome(command.name, result, f"{what}: {note.strip()}")
+        return campaign.Outcome(row.command.name, result, f"{row}: {note.strip()}")
 
-    return campaign.run(options, make_case, "state-faults", phases=())
+    return campaign.run_faults(options, table_of(options), make_case, "state-faults")
 
 
 if __name__ == "__main__":

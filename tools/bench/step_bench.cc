@@ -144,7 +144,7 @@ StepBench::~StepBench() {
   if (save_every_ != 0) std::filesystem::remove_all(checkpoints_, ignored);
   if (storage_.state.name.empty()) return;
   try {
-    (void)remove_store(survey_store(storage_.state.name, storage_.paths));
+    (void)remove_store(storage_.state.name, storage_.paths);
     for (const std::string& path : storage_.paths)
       (void)::unlink((path + "/" + storage_.state.name + ".lock").c_str());
   } catch (const Error& error) {

@@ -57,10 +57,14 @@ ordered_json json_of(const StoreSurvey& store) {
     }
     ranks.push_back(std::move(entry));
   }
-  ordered_json document{
-      {"name", store.name},        {"id", text_of(store.id)},    {"stage", name_of(store.presence)},
-      {"bytes", store.file_bytes}, {"paths", store.directories}, {"in_use_by", store.holder},
-      {"ranks", std::move(ranks)}};
+  ordered_json document{{"name", store.name},
+                        {"id", text_of(store.id)},
+                        {"stage", name_of(store.presence)},
+                        {"bytes", store.file_bytes},
+                        {"paths", store.directories},
+                        {"in_use_by", store.holder},
+                        {"ranks", std::move(ranks)},
+                        {"absent_ranks", absent_ranks(store)}};
   if (store.step) document["step"] = *store.step;
   return document;
 }
@@ -69,8 +73,10 @@ std::string line_of(const StoreSurvey& store) {
   std::string line = fmt::format("{}  {}", store.name, format_bytes(store.file_bytes));
   if (store.step) line += fmt::format("  step {}", *store.step);
   if (store.presence != StorePresence::kMade) line += "  never finished";
-  if (!store.ranks.empty())
-    line += fmt::format("  {} rank{}", store.ranks.size(), store.ranks.size() == 1 ? "" : "s");
+  const std::size_t absent = absent_ranks(store).size();
+  const std::size_t ranks = store.ranks.size() + absent;
+  const std::string here = absent == 0 ? "" : fmt::format("{} of ", store.ranks.size());
+  if (ranks != 0) line += fmt::format("  {}{} rank{}", here, ranks, ranks == 1 ? "" : "s");
   if (!store.holder.empty()) line += fmt::format("  in use by {}", store.holder);
   return line;
 }
@@ -80,14 +86,27 @@ int list(const StateOptions& options) {
   StateJson json(options, storage);
   ordered_json all = ordered_json::array();
   for (const std::string& name : store_names(storage.paths)) {
-    const StoreSurvey store = survey_store(name, storage.paths);
-    if (store.presence == StorePresence::kNone) continue;
-    say("{}\n", line_of(store));
-    all.push_back(json_of(store));
+    try {
+      const StoreSurvey store = survey_store(name, storage.paths);
+      if (store.presence == StorePresence::kNone) continue;
+      say("{}\n", line_of(store));
+      all.push_back(json_of(store));
+    } catch (const Error& error) {  // the others are still listed
+      say("{}  cannot be opened: {}\n", name, error.what());
+      all.push_back({{"name", name}, {"paths", storage.paths}, {"problem", error.what()}});
+    }
   }
   if (all.empty()) say("no durable store in {}\n", fmt::join(storage.paths, ", "));
   json.write(all);
   return kExitOk;
+}
+
+// Each host of a store has files of its own ranks.
+void say_absent(const StoreSurvey& store) {
+  const std::vector<std::uint32_t> absent = absent_ranks(store);
+  if (!absent.empty())
+    say("no files of rank{} {} here: look on the other hosts, too\n", absent.size() == 1 ? "" : "s",
+        fmt::join(absent, ", "));
 }
 
 int inspect(const StateOptions& options) {
@@ -108,6 +127,8 @@ int inspect(const StateOptions& options) {
         format_bytes(rank.newest.application.size()));
     if (rank.rank == 0) say("  {}\n", short_settings(rank.newest.settings));
   }
+  say_absent(store);
+  if (const std::string words = find_disagreement(store); !words.empty()) say("{}\n", words);
   json.write(json_of(store));
   return kExitOk;
 }
@@ -126,15 +147,26 @@ int verify(const StateOptions& options) {
     const SurveyedRank& rank = store.ranks[i];
     std::vector<std::string> lines;
     if (rank.problem.empty()) {
+      const CommitRecord& record = rank.of_step(store.step);
       lines = find_damaged_planes(store, rank);
-      say("rank {}: step {}, {} planes, {} damaged\n", rank.rank, rank.newest.step,
-          rank.newest.planes.size(), lines.size());
+      say("rank {}: step {}, {} planes, {} damaged\n", rank.rank, record.step, record.planes.size(),
+          lines.size());
+      if (record.step != rank.newest.step)
+        say("  its commit of step {} does not count: another rank has none of that step\n",
+            rank.newest.step);
+      document["ranks"][i]["verified_step"] = record.step;
     } else {
       lines = {rank.problem};
     }
     for (const std::string& line : lines) say("  {}\n", line);
     document["ranks"][i]["damaged"] = lines;
     damaged += lines.size();
+  }
+  say_absent(store);
+  if (const std::string words = find_disagreement(store); !words.empty()) {
+    say("{}\n", words);
+    document["problem"] = words;
+    ++damaged;
   }
   json.write(document);
   if (damaged == 0) return kExitOk;
@@ -144,9 +176,16 @@ int verify(const StateOptions& options) {
 }
 
 int remove(const StateOptions& options) {
-  const StoreSurvey store = store_of(storage_of(options), options);
-  const std::uint64_t bytes = remove_store(store);
-  say("removed the store \"{}\" ({}): {}\n", store.name, text_of(store.id), format_bytes(bytes));
+  const Config::Storage storage = storage_of(options);
+  require_store_name(storage, options);
+  StateJson json(options, storage);
+  const RemovedStore removed = remove_store(storage.state.name, storage.paths);
+  say("removed the store \"{}\" ({}): {}\n", storage.state.name, text_of(removed.id),
+      format_bytes(removed.file_bytes));
+  json.write({{"name", storage.state.name},
+              {"id", text_of(removed.id)},
+              {"bytes", removed.file_bytes},
+              {"paths", storage.paths}});
   return kExitOk;
 }
 
@@ -176,13 +215,13 @@ void add_state(CLI::App& app, StateOptions& options) {
       "--json", options.json_file, json);
   add_output(add_subcommand(state, "inspect", "Show what a store's last commits say", options),
              "--json", options.json_file, json);
-  add_output(
-      add_subcommand(
-          state, "verify",
-          "Read everything that a store's last commits name, and compare it with its checksums",
-          options),
-      "--json", options.json_file, json);
-  add_subcommand(state, "remove", "Remove a store's files for good", options);
+  add_output(add_subcommand(
+                 state, "verify",
+                 "Read the state from which a run would go on, and compare it with its checksums",
+                 options),
+             "--json", options.json_file, json);
+  add_output(add_subcommand(state, "remove", "Remove a store's files for good", options), "--json",
+             options.json_file, json);
   CLI::App* to = add_subcommand(state, "export",
                                 "Write a store's last commit as a portable checkpoint", options);
   to->add_option("DIR", options.folder, "Folder of checkpoints, as `train --checkpoint` takes it")

@@ -18,6 +18,7 @@
 #include "tools/cli/print.h"
 #include "tools/commands/store_inputs.h"
 #include "tools/gpt/train/checkpointing.h"
+#include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/state_origin.h"
 #include "tools/gpt/train/train_config.h"
 #include "tools/report/sha256.h"

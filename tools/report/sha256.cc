@@ -13,6 +13,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/file_flush.h"
 #include "base/unique_fd.h"
 
 namespace sluice {
@@ -24,9 +25,10 @@ void check_digest(int status) {
   if (status != 1) throw Error(ErrorCode::kInternal, "SHA-256 failed");
 }
 
-[[noreturn]] void throw_unreadable(const FileRange& range, ErrorCode code, const std::string& why) {
-  throw Error(code, fmt::format("SHA-256 of \"{}\" [{}, +{}): {}; check the drive", range.path,
-                                range.begin_bytes, range.size_bytes, why));
+[[noreturn]] void throw_unreadable(const std::string& path, std::uint64_t offset_bytes, int error) {
+  throw Error(file_error_code(error, ErrorCode::kIo),
+              fmt::format("SHA-256 of \"{}\", from byte {} on: {}; {}", path, offset_bytes,
+                          errno_text(error), file_remedy(error)));
 }
 
 }  // namespace
@@ -49,24 +51,36 @@ std::string Sha256::hex() {
   return fmt::format("{:02x}", fmt::join(digest, ""));
 }
 
-std::string file_sha256(const FileRange& range) {
-  const UniqueFd file(::open(range.path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) throw_unreadable(range, ErrorCode::kIo, errno_text(errno));
-  Sha256 digest;
-  std::vector<std::byte> buffer(std::min(kReadBytes, range.size_bytes));
-  for (std::uint64_t done = 0; done < range.size_bytes;) {
-    const ssize_t got =
-        ::pread(file.get(), buffer.data(), std::min(kReadBytes, range.size_bytes - done),
-                static_cast<off_t>(range.begin_bytes + done));
+std::vector<std::string> file_sha256(const FileRanges& file) {
+  const UniqueFd opened(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!opened) throw_unreadable(file.path, 0, errno);
+  std::uint64_t end = 0;
+  for (const FileRanges::Range& range : file.ranges)
+    end = std::max(end, range.begin_bytes + range.size_bytes);
+  std::vector<Sha256> digests(file.ranges.size());
+  std::vector<std::byte> buffer(std::min(kReadBytes, end));
+  for (std::uint64_t at = 0; at < end;) {
+    const ssize_t got = ::pread(opened.get(), buffer.data(), std::min(kReadBytes, end - at),
+                                static_cast<off_t>(at));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_unreadable(range, ErrorCode::kIo, errno_text(errno));
+    if (got < 0) throw_unreadable(file.path, at, errno);
     if (got == 0)
-      throw_unreadable(range, ErrorCode::kDamaged,
-                       fmt::format("it ends at byte {}", range.begin_bytes + done));
-    digest.update(std::span(buffer).first(static_cast<std::size_t>(got)));
-    done += static_cast<std::uint64_t>(got);
+      throw Error(ErrorCode::kDamaged,
+                  fmt::format("SHA-256 of \"{}\": it ends at byte {}, and should have {}; check "
+                              "the drive",
+                              file.path, at, end));
+    const std::uint64_t next = at + static_cast<std::uint64_t>(got);
+    for (std::size_t i = 0; i < digests.size(); ++i) {
+      const FileRanges::Range& range = file.ranges[i];
+      const std::uint64_t from = std::max(at, range.begin_bytes);
+      const std::uint64_t to = std::min(next, range.begin_bytes + range.size_bytes);
+      if (from < to) digests[i].update(std::span(buffer).subspan(from - at, to - from));
+    }
+    at = next;
   }
-  return digest.hex();
+  std::vector<std::string> texts;
+  for (Sha256& digest : digests) texts.push_back(digest.hex());
+  return texts;
 }
 
 }  // namespace sluice

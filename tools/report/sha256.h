@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <sluice/checkpoint.h>
 
@@ -29,8 +30,8 @@ class Sha256 {
   std::unique_ptr<evp_md_ctx_st, FreeContext> context_;
 };
 
-// The function is for SaveOptions::sha256.
-// Fails with kIo or kDamaged, naming the file and the range that cannot be read.
-std::string file_sha256(const FileRange& range);
+// The function is for SaveOptions::sha256. It reads the file once, whatever the ranges are.
+// Fails with kIo, kDamaged or others, naming the file and the place that cannot be read.
+std::vector<std::string> file_sha256(const FileRanges& file);
 
 }  // namespace sluice

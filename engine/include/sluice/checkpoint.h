@@ -16,11 +16,16 @@
 
 namespace sluice {
 
-// A range of a file in a checkpoint. The checkpoint is complete, but has no name yet.
-struct FileRange {
+// Ranges of a file in a checkpoint, which may overlap: the whole file, and each of its tensors. The
+// checkpoint is complete, but has no name yet.
+struct FileRanges {
+  struct Range {
+    std::uint64_t begin_bytes = 0;
+    std::uint64_t size_bytes = 0;
+  };
+
   std::string path;
-  std::uint64_t begin_bytes = 0;
-  std::uint64_t size_bytes = 0;
+  std::vector<Range> ranges;
 };
 
 struct SaveOptions {
@@ -36,11 +41,11 @@ struct SaveOptions {
   std::map<std::string, double> hyperparameters = {};
   // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
-  // Computes the SHA-256 of a range, as 64 hexadecimal digits, for the manifest. Every rank gives
-  // this function. A later call gives the checkpoint its name. That call first reads the rank's
-  // share of the files again, perhaps on another thread. After begin_save(), the later call is
-  // begin_step() or finish_save().
-  std::function<std::string(const FileRange& range)> sha256 = {};
+  // Computes the SHA-256 of each range, as 64 hexadecimal digits, for the manifest. Each file is
+  // given once, so that the function can read it once. Every rank gives this function. A later call
+  // gives the checkpoint its name. That call first reads the rank's share of the files again,
+  // perhaps on another thread. After begin_save(), the later call is begin_step() or finish_save().
+  std::function<std::vector<std::string>(const FileRanges& file)> sha256 = {};
 };
 
 struct SavedCheckpoint {

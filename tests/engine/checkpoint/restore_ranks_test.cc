@@ -175,9 +175,9 @@ TEST_F(RestoreOfRanks, RanksWaitForOneThatReadsItsFilesForLongerThanTheTimeout) 
         engine.restore(source);
         std::atomic<int> files = 0;
         SaveOptions options;
-        options.sha256 = [&](const FileRange&) {
+        options.sha256 = [&](const FileRanges& file) {
           if (rank == 0 && files++ == 0) std::this_thread::sleep_for(std::chrono::seconds(5));
-          return digest;
+          return std::vector<std::string>(file.ranges.size(), digest);
         };
         const SavedCheckpoint saved = engine.save(directory_.path() + "/kept", options);
         EXPECT_EQ(saved.step, 2u);
@@ -190,13 +190,20 @@ TEST_F(RestoreOfRanks, DigestsThatAreNoSha256AreRefused) {
   for (const std::string& digest :
        {std::string(), std::string(" "), std::string(63, 'a'), std::string(63, 'a') + " "}) {
     SaveOptions options;
-    options.sha256 = [&](const FileRange&) { return digest; };
+    options.sha256 = [&](const FileRanges& file) {
+      return std::vector<std::string>(file.ranges.size(), digest);
+    };
     const std::string message =
         expect_error(ErrorCode::kInvalidArgument, [&] { (void)engine_.save(root, options); });
     EXPECT_NE(message.find("returned \"" + digest + "\" for \"model-00001"), std::string::npos)
         << message;
     EXPECT_FALSE(std::filesystem::exists(root + "/latest"));
   }
+  SaveOptions options;
+  options.sha256 = [&](const FileRanges&) { return std::vector<std::string>(1, "a"); };
+  const std::string message =
+      expect_error(ErrorCode::kInvalidArgument, [&] { (void)engine_.save(root, options); });
+  EXPECT_NE(message.find("returned 1 digests for "), std::string::npos) << message;
 }
 
 }  // namespace

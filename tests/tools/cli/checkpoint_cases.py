@@ -221,15 +221,19 @@ class Checkpoints(CliCase):
 
     def test_a_small_shard_size_needs_few_open_files(self):
         limited = ["prlimit", "--nofile=256:256"]
-        config = self.write_config({**BASE, "model.layers": 6, "run.steps": 1})
-        run = [*self.command("train", config, "--quiet", "--checkpoint", "kept", "--shard-size", "1KiB")]
+        config = self.write_config({**BASE, "model.layers": 6, "optimizer.schedule_steps": 2})
+        self.run_sluice("train", config, "--quiet", "--checkpoint", "kept", "--steps", "1")
+        run = [*self.command("train", config, "--quiet", "--checkpoint", "kept", "--shard-size", "1KiB", "--steps", "2", "--resume")]
         done = subprocess.run([*limited, *run], cwd=self.folder, env=self.environment(), capture_output=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         files = [name for name in os.listdir(self.path("kept", "latest")) if name.endswith(".safetensors")]
         self.assertGreater(2 * len(files), 256)
-        done = subprocess.run([*limited, *run, "--resume"], cwd=self.folder, env=self.environment(), capture_output=True, check=False)
+        # The newest is whole, so that an older one must not take its place.
+        done = subprocess.run([*limited, *run], cwd=self.folder, env=self.environment(), capture_output=True, check=False)
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn(b"ulimit -n", done.stderr)
+        for word in (b"ulimit -n", b"step-000000002"):
+            self.assertIn(word, done.stderr)
+        self.assertNotIn(b"skipped", done.stderr)
 
     def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(self):
         config = self.write_config({**BASE, "run.steps": 100000})

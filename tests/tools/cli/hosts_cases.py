@@ -49,11 +49,11 @@ class HostsCase(RanksTest):
                   f' --host 10.77.0.1:{ranks // 2},10.77.0.2:{ranks // 2} -n {ranks} "$@"')
         return ("timeout", "-k", "5", "100", "ip", "netns", "exec", self.here, "unshare", "--uts", "sh", "-c", mpirun, "sh")
 
-    def train_on_hosts(self, ranks, values):
+    def train_on_hosts(self, ranks, values, *options):
         config = self.write_config({"run.threads": 1, "sharding.keep_gathered": "0", **values})
         before = self.sent_bytes()
         self.run_sluice("train", self.path(config), "--quiet", "--json", self.path("hosts.json"),
-                        "--data", self.path("text.txt"), "--set", f'storage.paths=["{self.path("storage")}"]',
+                        "--data", self.path("text.txt"), "--set", f'storage.paths=["{self.path("storage")}"]', *options,
                         prefix=self.mpirun_on_hosts(ranks))
         return self.read_json("hosts.json"), self.sent_bytes() - before
 
@@ -64,6 +64,19 @@ class HostsCase(RanksTest):
             self.assertEqual(hosts["state_sha256"], self.train_ranks(4, values)["state_sha256"])
             # Two of the three ranks that rank 0 sends to are on the other host.
             self.assertGreater(sent, sum(step["reduced_bytes"] for step in hosts["steps"]) / 2, "all of it went elsewhere")
+
+    def test_hosts_share_the_path_of_a_durable_store(self):
+        values = {"sharding.stage": 3, "optimizer.schedule_steps": 6, **ON_NVME}
+        expected = self.train_ranks(4, {**values, "run.steps": 6})["state_sha256"]
+        store = {**values, "storage.state.name": "run-7"}
+        first, _ = self.train_on_hosts(4, {**store, "run.steps": 3}, "--resume")
+        self.assertEqual(first["resumed_steps"], 0)
+        second, _ = self.train_on_hosts(4, {**store, "run.steps": 6}, "--resume=required")
+        self.assertEqual((second["resumed_steps"], second["state_sha256"]), (3, expected))
+        config = self.write_config(store)
+        self.assertRegex(self.run_sluice("state", "list", config).stdout, r"step 6  4 ranks\n$")
+        self.run_sluice("state", "remove", config)
+        os.remove(self.path("storage", "run-7.lock"))
 
     def test_node_is_the_ranks_of_a_host(self):
         values = {"precision.parameters": "fp32", **ON_NVME}

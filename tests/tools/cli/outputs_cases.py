@@ -43,9 +43,9 @@ OUTPUTS = GROWS | {
     ("trace summary", "--json"), ("trace diff", "--json"), ("tokenize", "--output"), ("trace html", "--output"), ("trace export", "--chrome"),
     ("trace export", "--perfetto"), ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json"),
     ("state list", "--json"), ("state inspect", "--json"), ("state verify", "--json"), ("state export", "--json")}
-# The first needs a GPU before it comes to its output. The second makes its store but once; see Stores below. The third predicts
+# The first needs a GPU before it comes to its output. A store is made and removed but once; see Stores below. The last predicts
 # nothing where the steps of a trace differ much, as they may here; see trace_json_cases.py.
-NOT_TRIED = {("bench gpu", "--json"), ("bench gpu", "--plot"), ("state import", "--json"), ("trace whatif", "--json")}
+NOT_TRIED = {("bench gpu", "--json"), ("bench gpu", "--plot"), ("state import", "--json"), ("state remove", "--json"), ("trace whatif", "--json")}
 # Files that commands with outputs read beside those of COMMANDS: (command, option), and what they need.
 INPUTS = {("train", "--tokenizer"): ("tokenizer.json", "--set", "model.vocabulary=300"), ("plan", "--model"): ("gpt2.json",),
           ("trace html", "--io"): ("io.json",),
@@ -286,7 +286,7 @@ class Stores(OutputCase):
         self.assert_untouched()
 
     def test_no_output_is_a_file_of_a_store(self):
-        for command in ("list", "inspect", "verify"):
+        for command in ("list", "inspect", "verify", "remove"):
             self.refuse_all("stored", "state", command, "store.json")
         self.refuse_all("stored", "state", "export", "store.json", "exported")
         self.assertFalse(os.path.exists(self.path("exported")), "refused before anything is done")

@@ -2,6 +2,7 @@
 taken, what cannot go on is refused, and sluice state looks at stores, verifies and removes them."""
 
 import glob
+import json
 import os
 import random
 import re
@@ -82,6 +83,10 @@ class DurableStores(CliCase):
         self.assertEqual({name: os.stat(name).st_mtime_ns for name in self.files("*.[dc]*")}, before)
         done = self.run_sluice("train", self.write_config(BASE), "--resume", "--accept-data", "--accept-config", "--set", "optimizer.beta2=0.5")
         self.assertIn("going on after step 3, from the store \"run-7\"", done.stdout)
+        self.run_sluice("state", "export", self.write_config(BASE), "kept")
+        changes = json.loads(self.read_json("kept/latest/sluice_state.json")["application"][0])["setting_changes"]
+        self.assertEqual([(change["step"], change["key"]) for change in changes], [(3, "optimizer.beta2"), (3, "run.steps"), (3, "text")])
+        self.assertEqual(changes[0]["is"], "0.5")
 
     def test_the_newer_of_store_and_checkpoint_is_taken(self):
         kept = ("--checkpoint", "kept", "--resume", "--accept-config")
@@ -133,10 +138,74 @@ class DurableStores(CliCase):
         done = self.run_sluice("state", "verify", config, expect=1)
         self.assertIn("checksum", done.stdout)
         self.assertIn("is damaged", done.stderr)
-        self.run_sluice("state", "remove", config)
+        removed = self.files()
+        size = sum(os.path.getsize(name) for name in removed if not name.endswith(".lock"))
+        self.run_sluice("state", "remove", config, "--json", "removed.json")
+        report = self.read_json("removed.json")
+        self.assertEqual((report["name"], report["id"], report["bytes"], report["paths"]), ("run-7", state["id"], size, ["storage"]))
         self.assertEqual([os.path.basename(name) for name in self.files()], ["run-7.lock"])
         self.assertEqual(self.train(BASE, "--resume")["resumed_steps"], 0)
         self.assertIn("names no durable store", self.run_sluice("state", "verify", self.write_config(ON_NVME), expect=2).stderr)
+
+    def test_a_store_that_has_lost_a_path_is_listed_and_can_be_removed(self):
+        os.mkdir(self.path("second"))
+        paths = {**BASE, "storage.paths": ["storage", "second"]}
+        config = self.write_config(paths)
+        self.run_sluice("train", config, "--quiet")
+        self.train({**paths, "storage.state.name": "other"})
+        os.rename(self.path("second"), self.path("aside"))
+        os.mkdir(self.path("second"))  # a mount point without its drive
+        shutil.copy(self.path("aside", "other.lock"), self.path("second"))
+        for name in os.listdir(self.path("aside")):
+            if name.startswith("other."):
+                shutil.copy(self.path("aside", name), self.path("second"))
+        before = self.files()
+        for command in ("inspect", "verify"):
+            self.assertIn("second does not know it", self.run_sluice("state", command, config, expect=2).stderr)
+        done = self.run_sluice("state", "list", config, "--json", "list.json")
+        self.assertRegex(done.stdout, r"(?m)^other .* 1 rank$")
+        self.assertRegex(done.stdout, r"(?m)^run-7  cannot be opened: .*second does not know it.*`sluice state remove`$")
+        listed = {store["name"]: store for store in self.read_json("list.json")}
+        self.assertIn("does not know it", listed["run-7"]["problem"])
+        self.assertEqual(listed["other"]["step"], STEPS)
+        self.assertEqual(self.files(), before)
+        self.assertIn("removed the store \"run-7\"", self.run_sluice("state", "remove", config).stdout)
+        self.assertEqual([name for name in self.files("run-7.*") if not name.endswith(".lock")], [])
+        self.assertEqual(self.files("other.*"), [name for name in before if os.path.basename(name).startswith("other.")])
+        self.assertIn("there is no store", self.run_sluice("state", "remove", config, expect=2).stderr)
+        # The drive comes back: what it has is of no store, and goes in the same way.
+        for name in os.listdir(self.path("aside")):
+            if name.startswith("run-7."):
+                os.replace(self.path("aside", name), self.path("second", name))
+        self.assertIn("does not know it", self.fail_train(2, paths, "--resume"))
+        self.run_sluice("state", "remove", config)
+        self.assertEqual(self.train(paths, "--resume")["resumed_steps"], 0)
+
+    def test_stores_of_one_name_are_not_removed_together(self):
+        os.mkdir(self.path("second"))
+        for path in ("storage", "second"):
+            self.train({**BASE, "storage.paths": [path]})
+        before = self.files()
+        both = self.write_config({**BASE, "storage.paths": ["storage", "second"]})
+        self.assertIn("files of 2 stores \"run-7\"", self.run_sluice("state", "remove", both, expect=2).stderr)
+        self.assertEqual(self.files(), before)
+        self.run_sluice("state", "remove", self.write_config(BASE))
+        self.assertIn("0 damaged", self.run_sluice("state", "verify", self.write_config({**BASE, "storage.paths": ["second"]})).stdout)
+
+    def test_a_damaged_checkpoint_that_is_newer_leaves_the_store(self):
+        values = {**BASE, "optimizer.schedule_steps": STEPS}
+        expected = self.train({key: value for key, value in values.items() if key not in STORE})["state_sha256"]
+        self.train({**values, "run.steps": 2})
+        self.train({**values, "storage.state.name": "other", "run.steps": 5}, "--checkpoint", "kept")
+        with open(self.path("kept", "latest", "optimizer-00001-of-00001.safetensors"), "r+b") as file:
+            file.seek(-1, os.SEEK_END)  # its last block: those before have been read by then
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([byte ^ 1]))
+        done = self.run_sluice("train", self.write_config(values), "--quiet", "--json", "run.json", "--resume", "--checkpoint", "kept")
+        self.assertIn("the checkpoint is damaged", done.stderr)
+        run = self.read_json("run.json")
+        self.assertEqual((run["resumed_steps"], run["state_sha256"]), (2, expected))
 
     def test_a_store_is_exported_and_imported(self):
         planned = {**BASE, "optimizer.schedule_steps": STEPS}

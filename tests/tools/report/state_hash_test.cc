@@ -4,6 +4,8 @@
 
 #include <fstream>
 
+#include <sluice/checkpoint.h>
+#include <sluice/units.h>
 #include "tests/support/temp_directory.h"
 #include "tests/tools/report/sha256.h"
 #include "tests/tools/train/small_gpt.h"
@@ -27,6 +29,37 @@ TEST(Sha256, GivesThePublishedDigests) {
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   EXPECT_EQ(sha256_hex(bytes_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")),
             "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+}
+
+std::uint64_t bytes_read_so_far() {
+  std::ifstream counters("/proc/self/io");
+  std::string name;
+  std::uint64_t bytes = 0;
+  while (counters >> name >> bytes)
+    if (name == "rchar:") return bytes;
+  return 0;
+}
+
+TEST(Sha256, RangesOfAFileAreReadOnce) {
+  const test::TempDirectory folder;
+  std::string content(3 << 20, '\0');
+  for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * i >> 7);
+  std::ofstream(folder.file("file"), std::ios::binary) << content;
+  const FileRanges file{.path = folder.file("file"),
+                        .ranges = {{.size_bytes = content.size()},
+                                   {.begin_bytes = 5, .size_bytes = 1},
+                                   {.begin_bytes = 4096, .size_bytes = 2 << 20},
+                                   {.begin_bytes = 1 << 20, .size_bytes = 1 << 20},
+                                   {.begin_bytes = content.size() - 3, .size_bytes = 3}}};
+  const std::uint64_t before = bytes_read_so_far();
+  const std::vector<std::string> digests = file_sha256(file);
+  if (before != 0) {
+    EXPECT_LT(bytes_read_so_far() - before, content.size() + 64_KiB);
+  }
+  ASSERT_EQ(digests.size(), file.ranges.size());
+  for (std::size_t i = 0; i < digests.size(); ++i)
+    EXPECT_EQ(digests[i], sha256_hex(bytes_of(std::string_view(content).substr(
+                              file.ranges[i].begin_bytes, file.ranges[i].size_bytes))));
 }
 
 // The definition of docs/cli.md, with the tensors taken from the model and not from the layout.

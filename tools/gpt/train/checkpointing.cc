@@ -10,6 +10,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "tools/cli/print.h"
+#include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/run_settings.h"
 #include "tools/gpt/train/state_origin.h"
 #include "tools/report/sha256.h"
@@ -18,19 +19,7 @@ namespace sluice {
 namespace {
 
 constexpr const char* kKernelChanges = "kernel_changes";
-
-std::vector<KernelChange> kernel_changes_in(const nlohmann::json& application) {
-  std::vector<KernelChange> changes;
-  const auto found = application.find(kKernelChanges);
-  if (found == application.end() || !found->is_array()) return changes;
-  for (const nlohmann::json& change : *found) {
-    if (change.is_object())
-      changes.push_back({.steps = change.value("step", std::uint64_t{0}),
-                         .before = change.value("was", ""),
-                         .after = change.value("is", "")});
-  }
-  return changes;
-}
+constexpr const char* kSettingChanges = "setting_changes";
 
 }  // namespace
 
@@ -60,20 +49,6 @@ std::string application_for(const TrainConfig& config, std::uint32_t ranks, std:
                         {"settings", settings_of(config, ranks)},
                         {"text", describe_text(config.data_file)}}
       .dump();
-}
-
-std::string gpt2_config_text(const gpt::GptConfig& model) {
-  const nlohmann::ordered_json document{{"architectures", {"GPT2LMHeadModel"}},
-                                        {"model_type", "gpt2"},
-                                        {"activation_function", "gelu_new"},
-                                        {"n_layer", model.layers},
-                                        {"n_head", model.heads},
-                                        {"n_embd", model.embedding},
-                                        {"n_positions", model.context},
-                                        {"n_ctx", model.context},
-                                        {"vocab_size", model.vocabulary},
-                                        {"tie_word_embeddings", model.tied_head}};
-  return document.dump(2) + "\n";
 }
 
 Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig& config,
@@ -239,17 +214,29 @@ FinishOptions Checkpointing::finish_options(std::uint64_t steps) const {
   return options;
 }
 
-// Nothing where the checkpoint is not whole. All ranks get the same result.
+// Nothing where the checkpoint is not whole. All ranks get the same result. A process that may open
+// no more files says nothing about the checkpoint, so no older one takes its place.
 std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::string& folder) {
+  constexpr double kOpened = 1, kPassedOver = 0, kUnable = -1;
   std::optional<CheckpointSource> source;
+  std::optional<Error> obstacle;
   try {
     source.emplace(
         folder, options_.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
   } catch (const Error& error) {
-    pass_over(error.what());
+    if (error.code() == ErrorCode::kUnsupported)
+      obstacle = error;
+    else
+      pass_over(error.what());
   }
-  const std::vector<double> opened = engine.exchange(source ? 1 : 0);
-  if (std::ranges::find(opened, 0.0) != opened.end()) {
+  const std::vector<double> opened = engine.exchange(source     ? kOpened
+                                                     : obstacle ? kUnable
+                                                                : kPassedOver);
+  if (obstacle) throw *obstacle;
+  if (std::ranges::find(opened, kUnable) != opened.end())
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("another rank is unable to open \"{}\", and says why", folder));
+  if (std::ranges::find(opened, kPassedOver) != opened.end()) {
     if (source) pass_over(fmt::format("another rank cannot read \"{}\", and says why", folder));
     return std::nullopt;
   }
@@ -286,9 +273,12 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
     throw Error(ErrorCode::kInput, fmt::format("{}: {}", where, why));
   };
   if (!saved.is_object() || !saved.contains("steps") || !saved["steps"].is_number_unsigned() ||
-      !saved.contains("settings") || !saved["settings"].is_object() || !saved.contains("text"))
+      !saved.contains("settings") || !saved["settings"].is_object() || !saved.contains("text") ||
+      !std::all_of(saved["settings"].begin(), saved["settings"].end(),
+                   [](const nlohmann::json& value) { return value.is_string(); }))
     fail("field \"application\" comes from another program, not from sluice train");
   std::vector<std::string> changes;
+  std::vector<SettingChange> accepted;
   std::optional<std::string> changed_from;
   for (const auto& [key, value] : settings_) {
     if (key == kProducts && !saved["settings"].contains(key)) continue;
@@ -303,10 +293,12 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
     if (key == kProducts) changed_from = before;
     const std::string change = fmt::format("{} was {} and is {}", key, before, value);
     // More steps, other ranks and another machine are what a run is resumed for.
-    if (key == "run.steps" || key == "ranks" || key == kProducts || options_.accepts_config)
+    if (key == "run.steps" || key == "ranks" || key == kProducts || options_.accepts_config) {
       notes_.push_back(fmt::format("checkpoint: {} from here on", change));
-    else
+      if (key != kProducts) accepted.push_back({.key = key, .before = before, .after = value});
+    } else {
       changes.push_back(change);
+    }
   }
   if (!changes.empty())
     fail(fmt::format("the config has changed: {}; change it back, or go on with --accept-config",
@@ -317,11 +309,18 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
         fmt::format("the text \"{}\" has {}, but the run was made with {}; name that one, or go "
                     "on with --accept-data",
                     config_.data_file, text_, text));
-  if (text != text_)
+  if (text != text_) {
     notes_.push_back(
         fmt::format("checkpoint: the text had {}, and has {} from here on", text, text_));
+    accepted.push_back({.key = "text", .before = text, .after = text_});
+  }
   const auto steps = saved["steps"].get<std::uint64_t>();
-  kernel_changes_ = kernel_changes_in(saved);
+  kernel_changes_ = setting_changes_in(saved, kKernelChanges);
+  setting_changes_ = setting_changes_in(saved, kSettingChanges);
+  for (SettingChange& change : accepted) {
+    change.steps = steps;
+    setting_changes_.push_back(std::move(change));
+  }
   if (changed_from)
     kernel_changes_.push_back(
         {.steps = steps, .before = *changed_from, .after = settings_[kProducts]});
@@ -330,9 +329,8 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
 
 std::string Checkpointing::application(std::uint64_t steps) const {
   nlohmann::json document{{"steps", steps}, {"settings", settings_}, {"text", text_}};
-  for (const KernelChange& change : kernel_changes_)
-    document[kKernelChanges].push_back(
-        {{"step", change.steps}, {"was", change.before}, {"is", change.after}});
+  add_changes(document, kKernelChanges, kernel_changes_);
+  add_changes(document, kSettingChanges, setting_changes_);
   return document.dump();
 }
 

@@ -18,16 +18,10 @@
 #include <sluice/engine.h>
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "engine/checkpoint/checkpoint_source.h"
+#include "tools/gpt/train/setting_changes.h"
 #include "tools/gpt/train/train_config.h"
 
 namespace sluice {
-
-// A point at which a run continued with other kernels for its matrix products.
-struct KernelChange {
-  std::uint64_t steps = 0;  // of the run until then
-  std::string before;
-  std::string after;
-};
 
 struct CheckpointOptions {
   std::string root;         // empty: no checkpoints are made
@@ -51,10 +45,6 @@ std::string command_that_goes_on(std::span<char* const> words);
 // Fails with kInput if the config's data cannot be opened.
 std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
 
-// The text of config.json in a checkpoint's folder. With this file, transformers reads the folder
-// without a conversion.
-std::string gpt2_config_text(const gpt::GptConfig& model);
-
 class Checkpointing {
  public:
   // Rank 0 locks the checkpoints' folder for this process.
@@ -71,7 +61,7 @@ class Checkpointing {
   const std::vector<std::string>& notes() const { return notes_; }
 
   // All changes of kernels since the run began. To be called after resume().
-  const std::vector<KernelChange>& kernel_changes() const { return kernel_changes_; }
+  const std::vector<SettingChange>& kernel_changes() const { return kernel_changes_; }
 
   // Whether the run may continue from a saved state.
   bool is_used() const { return is_on() || has_store() || !options_.resume_from.empty(); }
@@ -143,7 +133,8 @@ class Checkpointing {
   std::string text_;                             // the data's length and checksum
   std::optional<CheckpointLock> lock_;
   std::vector<std::string> notes_;
-  std::vector<KernelChange> kernel_changes_;
+  std::vector<SettingChange> kernel_changes_;
+  std::vector<SettingChange> setting_changes_;  // all others that were accepted
   std::optional<std::uint64_t> saved_steps_;
   std::uint64_t steps_under_way_ = 0;  // of the run when the save under way began
   std::vector<SavedCheckpoint> saved_;

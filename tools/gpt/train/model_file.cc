@@ -34,6 +34,20 @@ std::map<std::string, std::string> metadata_of(const gpt::GptConfig& config) {
 
 }  // namespace
 
+std::string gpt2_config_text(const gpt::GptConfig& model) {
+  const nlohmann::ordered_json document{{"architectures", {"GPT2LMHeadModel"}},
+                                        {"model_type", "gpt2"},
+                                        {"activation_function", "gelu_new"},
+                                        {"n_layer", model.layers},
+                                        {"n_head", model.heads},
+                                        {"n_embd", model.embedding},
+                                        {"n_positions", model.context},
+                                        {"n_ctx", model.context},
+                                        {"vocab_size", model.vocabulary},
+                                        {"tie_word_embeddings", model.tied_head}};
+  return document.dump(2) + "\n";
+}
+
 void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine) {
   std::vector<SavedTensor> tensors;
   for (const UnitSpec& unit : gpt::gpt_model_spec(config).units) {

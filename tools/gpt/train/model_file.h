@@ -24,6 +24,10 @@ namespace sluice {
 // Requires: no step is active.
 void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine);
 
+// The text of config.json in a checkpoint's folder. With this file, transformers reads the folder
+// without a conversion.
+std::string gpt2_config_text(const gpt::GptConfig& model);
+
 class ModelFile {
  public:
   // The file at `path` for a model of the shape `config`; null if `path` is empty.

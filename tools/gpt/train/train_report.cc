@@ -319,7 +319,7 @@ void write_json(OutputFile& output, const RunRecord& run) {
       {"openblas_percent", share_of(run.matrix_work.openblas, run)},
       {"threads", run.threads},
       {"changes", ordered_json::array()}};
-  for (const KernelChange& change : run.kernel_changes)
+  for (const SettingChange& change : run.kernel_changes)
     document["matrix_products"]["changes"].push_back(
         {{"step", change.steps}, {"was", change.before}, {"is", change.after}});
   document["device_pool_bytes"] = run.device_pool_bytes;

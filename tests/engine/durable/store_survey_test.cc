@@ -1,0 +1,101 @@
+// Stores whose ranks have different commits, or have lost their files, as `sluice state` sees them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "engine/store/store_survey.h"
+#include "tests/engine/ranks/rank_threads.h"
+
+namespace sluice::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class StoreSurveyOfRanks : public testing::Test {
+ protected:
+  StoreSurveyOfRanks() {
+    config_ = sharded_config(directory_.path(), 3, /*uses_nvme=*/true, DType::kBf16);
+    config_.storage.state = {.name = "run"};
+    config_.optimizer.overlap = OverlapPolicy::kDeferred;
+    fs::create_directory(aside());
+  }
+
+  std::string aside() const { return outside_.path() + "/aside"; }
+  void train(std::uint32_t steps) const {
+    const ToyOptions options{.steps = steps, .rank_count = 2};
+    for (const RankRun& run : run_ranks(2, config_, options, {.closes = true}))
+      ASSERT_EQ(run.failure, "");
+  }
+  static void copy_files(const std::string& from, const std::string& to, const std::string& part) {
+    for (const auto& entry : fs::directory_iterator(from)) {
+      const std::string name = entry.path().filename();
+      if (name.find(part) != std::string::npos)
+        fs::copy_file(entry.path(), to + "/" + name, fs::copy_options::overwrite_existing);
+    }
+  }
+  std::vector<std::string> directories() const { return {directory_.path()}; }
+  StoreSurvey survey() const { return survey_store("run", directories()); }
+
+  // Flips a bit of a plane that the record names.
+  void damage(const SurveyedRank& rank, const CommitRecord& record) const {
+    for (const auto& entry : fs::directory_iterator(directory_.path())) {
+      const std::string part = ".r" + std::to_string(rank.rank) + ".data0";
+      if (entry.path().string().find(part) == std::string::npos) continue;
+      const CommitPlane& plane = record.planes.front();
+      const auto at = static_cast<std::streamoff>(plane.copies[plane.named_copy].offset_bytes + 5);
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      file.seekg(at);
+      const auto byte = static_cast<char>(file.get() ^ 1);
+      file.seekp(at);
+      file.put(byte);
+    }
+  }
+
+  TempDirectory directory_;
+  TempDirectory outside_;
+  Config config_;
+};
+
+// Rank 0 is ahead, as after a power cut. A run would read the commit before.
+TEST_F(StoreSurveyOfRanks, ReadsTheCommitThatARunContinuesFrom) {
+  train(3);
+  copy_files(directory_.path(), aside(), ".r1.");
+  train(1);
+  copy_files(aside(), directory_.path(), ".r1.");
+  const StoreSurvey store = survey();
+  ASSERT_EQ(store.ranks.size(), 2u);
+  EXPECT_EQ(store.step, 3u);
+  const SurveyedRank& ahead = store.ranks[0];
+  EXPECT_EQ(ahead.newest.step, 4u);
+  EXPECT_EQ(ahead.of_step(store.step).step, 3u);
+  EXPECT_EQ(find_disagreement(store), "");
+  for (const SurveyedRank& rank : store.ranks)
+    EXPECT_TRUE(find_damaged_planes(store, rank).empty());
+  damage(ahead, ahead.newest);  // which no run would read
+  EXPECT_TRUE(find_damaged_planes(store, ahead).empty());
+  damage(ahead, ahead.of_step(3));
+  EXPECT_EQ(find_damaged_planes(store, ahead).size(), 1u);
+}
+
+TEST_F(StoreSurveyOfRanks, RanksWithoutACommonStepAreNamed) {
+  train(3);
+  copy_files(directory_.path(), aside(), ".r1.");
+  train(4);
+  copy_files(aside(), directory_.path(), ".r1.");
+  const StoreSurvey store = survey();
+  EXPECT_FALSE(store.step.has_value());
+  EXPECT_EQ(find_disagreement(store),
+            "the ranks have no step in common (rank 0: 7 or 6; rank 1: 3 or 2)");
+}
+
+TEST_F(StoreSurveyOfRanks, RanksWithoutFilesAreNamed) {
+  train(2);
+  EXPECT_TRUE(absent_ranks(survey()).empty());
+  for (const auto& entry : fs::directory_iterator(directory_.path()))
+    if (entry.path().string().find(".r0.") != std::string::npos) fs::remove(entry.path());
+  EXPECT_EQ(absent_ranks(survey()), std::vector<std::uint32_t>{0});
+}
+
+}  // namespace
+}  // namespace sluice::test
