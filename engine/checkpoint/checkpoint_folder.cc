@@ -114,7 +114,9 @@ std::optional<CheckpointName> checkpoint_name_from(std::string_view text) {
 std::vector<CheckpointName> list_checkpoints(const std::string& root) {
   std::vector<CheckpointName> names;
   std::error_code error;
-  if (!fs::exists(root, error)) return names;
+  const bool is_there = fs::exists(root, error);
+  if (error) fail_with("listing", root, error.value());  // not a folder without checkpoints
+  if (!is_there) return names;
   fs::directory_iterator entries(root, error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
     if (const auto name = checkpoint_name_from(entries->path().filename().string()))

@@ -141,6 +141,30 @@ int write_durably(int descriptor, const std::string& text) {
   return 0;
 }
 
+// The file system of an open file, as /proc/locks names it: "fe:00". Not taken from st_dev, which
+// on btrfs is the device of a subvolume. Empty if the kernel does not tell.
+std::string device_of(int descriptor) {
+  std::ifstream facts(fmt::format("/proc/self/fdinfo/{}", descriptor));
+  std::string mount;
+  for (std::string line; mount.empty() && std::getline(facts, line);) {
+    std::istringstream words(line);
+    std::string key;
+    if (words >> key && key == "mnt_id:") words >> mount;
+  }
+  // "36 35 253:0 / /nvme0 rw ..."
+  std::ifstream mounts("/proc/self/mountinfo");
+  for (std::string line; !mount.empty() && std::getline(mounts, line);) {
+    std::istringstream words(line);
+    std::string id, parent;
+    unsigned major_number = 0;
+    unsigned minor_number = 0;
+    char colon = 0;
+    if (words >> id >> parent >> major_number >> colon >> minor_number && id == mount)
+      return fmt::format("{:02x}:{:02x}", major_number, minor_number);
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string host_name() {
@@ -215,13 +239,14 @@ std::optional<std::string> store_holder(const std::string& directory, const std:
   struct stat status {};
   if (!file || ::fstat(file.get(), &status) != 0) return std::nullopt;
   // "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123456 0 EOF"
-  const std::string inode = fmt::format(":{}", status.st_ino);
+  const std::string inode = fmt::format("{}:{}", device_of(file.get()), status.st_ino);
   std::ifstream locks("/proc/locks");
   std::string number, kind, mode, access, process, place;
   for (std::string line; std::getline(locks, line);) {
     std::istringstream words(line);
     words >> number >> kind >> mode >> access >> process >> place;
-    if (kind == "FLOCK" && place.ends_with(inode)) return read_text(file.get(), path).holder;
+    const bool is_same = inode[0] == ':' ? place.ends_with(inode) : place == inode;
+    if (kind == "FLOCK" && is_same) return read_text(file.get(), path).holder;
   }
   return std::nullopt;
 }

@@ -3,6 +3,7 @@ the same state as in memory, or a refusal before the first step, with the number
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import re
@@ -122,6 +123,19 @@ class StoreOnFileSystem(CliCase):
     def test_tmpfs_is_named(self):
         mount_tmpfs(self, self.path("drive"), "32m")
         self.go_on("storage: drive is memory, not a drive: a durable store is gone when the machine stops")
+
+    def test_a_lock_on_another_file_system_is_not_this_stores(self):
+        os.mkdir(self.path("other"))
+        for path in ("drive", "other"):  # the same files in the same order, so the same inodes
+            mount_tmpfs(self, self.path(path), "32m")
+            self.train({**self.STORE, "storage.paths": [path]})
+        locks = [self.path(path, "run-7.lock") for path in ("drive", "other")]
+        self.assertEqual(*(os.stat(lock).st_ino for lock in locks))
+        with open(locks[1], "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.assertNotIn("in use", self.run_sluice("state", "list", self.write_config(self.STORE)).stdout)
+            other = self.write_config({**self.STORE, "storage.paths": ["other"]})
+            self.assertIn("in use", self.run_sluice("state", "list", other).stdout)
 
     def test_an_overlay_is_named(self):
         os.mkdir(self.path("layers"))

@@ -13,7 +13,7 @@ KEYS = {
     "predicted_nvme_read_bytes_least": int, "order": str,
     "predicted_activation_out_bytes": int, "predicted_activation_in_bytes": int,
     "validation_loss": float, "bigram_cross_entropy": float, "peak_rss_bytes": int,
-    "state_sha256": str, "matrix_products": dict,
+    "state_sha256": str, "matrix_products": dict, "setting_changes": list,
 }
 STEP_KEYS = {
     "step": int, "loss": float, "gradient_norm": float, "time_s": float, "tokens": int,

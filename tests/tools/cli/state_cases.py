@@ -81,12 +81,14 @@ class DurableStores(CliCase):
             file.write("more")
         self.assertIn("--accept-data", self.fail_train(2, BASE, "--resume"))
         self.assertEqual({name: os.stat(name).st_mtime_ns for name in self.files("*.[dc]*")}, before)
-        done = self.run_sluice("train", self.write_config(BASE), "--resume", "--accept-data", "--accept-config", "--set", "optimizer.beta2=0.5")
+        done = self.run_sluice("train", self.write_config(BASE), "--resume", "--accept-data", "--accept-config", "--set", "optimizer.beta2=0.5",
+                               "--json", "run.json")
         self.assertIn("going on after step 3, from the store \"run-7\"", done.stdout)
         self.run_sluice("state", "export", self.write_config(BASE), "kept")
         changes = json.loads(self.read_json("kept/latest/sluice_state.json")["application"][0])["setting_changes"]
         self.assertEqual([(change["step"], change["key"]) for change in changes], [(3, "optimizer.beta2"), (3, "run.steps"), (3, "text")])
         self.assertEqual(changes[0]["is"], "0.5")
+        self.assertEqual(self.read_json("run.json")["setting_changes"], changes)
 
     def test_the_newer_of_store_and_checkpoint_is_taken(self):
         kept = ("--checkpoint", "kept", "--resume", "--accept-config")

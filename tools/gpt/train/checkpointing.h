@@ -62,6 +62,8 @@ class Checkpointing {
 
   // All changes of kernels since the run began. To be called after resume().
   const std::vector<SettingChange>& kernel_changes() const { return kernel_changes_; }
+  // All other accepted changes, of settings and of the text. To be called after resume().
+  const std::vector<SettingChange>& setting_changes() const { return setting_changes_; }
 
   // Whether the run may continue from a saved state.
   bool is_used() const { return is_on() || has_store() || !options_.resume_from.empty(); }

@@ -322,6 +322,12 @@ void write_json(OutputFile& output, const RunRecord& run) {
   for (const SettingChange& change : run.kernel_changes)
     document["matrix_products"]["changes"].push_back(
         {{"step", change.steps}, {"was", change.before}, {"is", change.after}});
+  document["setting_changes"] = ordered_json::array();
+  for (const SettingChange& change : run.setting_changes)
+    document["setting_changes"].push_back({{"step", change.steps},
+                                           {"key", change.key},
+                                           {"was", change.before},
+                                           {"is", change.after}});
   document["device_pool_bytes"] = run.device_pool_bytes;
   document["host_pool_bytes"] = run.host_pool_bytes;
   document["activation_bytes"] = run.activation_bytes;

@@ -32,10 +32,11 @@ struct RunRecord {
   std::vector<StepRecord> steps;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   gpt::MatrixKernels matrix_kernels;
-  std::string table_row;                      // that chose their library; empty: none did
-  gpt::MatrixWork matrix_work;                // on the host, including the validation
-  std::vector<SettingChange> kernel_changes;  // since the run began, over all resumes
-  unsigned threads = 0;                       // for computation on the host and for the optimizer
+  std::string table_row;                       // that chose their library; empty: none did
+  gpt::MatrixWork matrix_work;                 // on the host, including the validation
+  std::vector<SettingChange> kernel_changes;   // since the run began, over all resumes
+  std::vector<SettingChange> setting_changes;  // likewise, of all other settings
+  unsigned threads = 0;                        // for computation on the host and for the optimizer
   Traffic predicted;
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
