@@ -1,5 +1,6 @@
 # cmake -DSOURCE=DIR -DOUTPUT=FILE -P GitCommit.cmake: writes a source file that says which commit is built, where that has
 # changed. An archive made by `git archive` has the commit in cmake/commit.txt (see .gitattributes).
+cmake_policy(VERSION 3.25)
 file(READ ${SOURCE}/cmake/commit.txt commit)
 string(STRIP "${commit}" commit)
 set(modified false)

@@ -195,7 +195,9 @@ TEST_F(RestoreOfRanks, DigestsThatAreNoSha256AreRefused) {
     };
     const std::string message =
         expect_error(ErrorCode::kInvalidArgument, [&] { (void)engine_.save(root, options); });
-    EXPECT_NE(message.find("returned \"" + digest + "\" for \"model-00001"), std::string::npos)
+    EXPECT_NE(message.find("returned \"" + digest + "\" for \"" + root), std::string::npos)
+        << message;
+    EXPECT_NE(message.find("/model-00001-of-00001.safetensors\" [0, +"), std::string::npos)
         << message;
     EXPECT_FALSE(std::filesystem::exists(root + "/latest"));
   }

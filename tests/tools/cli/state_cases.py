@@ -152,9 +152,9 @@ class DurableStores(CliCase):
     def test_a_store_that_has_lost_a_path_is_listed_and_can_be_removed(self):
         os.mkdir(self.path("second"))
         paths = {**BASE, "storage.paths": ["storage", "second"]}
+        self.train({**paths, "storage.state.name": "other"})
         config = self.write_config(paths)
         self.run_sluice("train", config, "--quiet")
-        self.train({**paths, "storage.state.name": "other"})
         os.rename(self.path("second"), self.path("aside"))
         os.mkdir(self.path("second"))  # a mount point without its drive
         shutil.copy(self.path("aside", "other.lock"), self.path("second"))

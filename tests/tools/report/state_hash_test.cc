@@ -10,6 +10,7 @@
 #include "tests/tools/report/sha256.h"
 #include "tests/tools/train/small_gpt.h"
 #include "tools/gpt/train/host_trainer.h"
+#include "tools/report/sha256.h"
 
 namespace sluice {
 namespace {
