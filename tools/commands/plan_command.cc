@@ -191,8 +191,23 @@ std::vector<MatrixRow> matrix_of(const PlanSubject& subject) {
   return rows;
 }
 
+// An option that changes nothing is a mistake, and the plan would hide it.
+void check_effects(const PlanOptions& options, const Config& engine) {
+  if (!options.rates.link.empty() && options.ranks == 1)
+    refuse_plan(
+        fmt::format("--link-rate {} has no effect on one rank, which has no link to others; give "
+                    "--ranks, or leave --link-rate out",
+                    options.rates.link));
+  if (options.rates.flush_ms && engine.storage.state.name.empty())
+    refuse_plan(fmt::format(
+        "--flush-ms {:g} has no effect without a durable store, since only a commit flushes; give "
+        "--set storage.state.name=NAME, or leave --flush-ms out",
+        *options.rates.flush_ms));
+}
+
 PlanSubject subject_of(const PlanOptions& options) {
   TrainConfig config = train_config(document_of(options));
+  check_effects(options, config.engine);
   PlanSubject subject;
   if (options.nodes) subject.sharing_ranks = options.ranks / *options.nodes;
   set_drives(options, subject);

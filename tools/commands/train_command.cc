@@ -245,8 +245,7 @@ class TrainRun {
       record_.validation_loss = watch_.validation_loss(steps_ended_);
       record_.interrupted = !record_.validation_loss;
     }
-    if (record_.validation_loss)
-      record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(watch_.validation_batches());
+    if (record_.validation_loss) count_bigrams();
     publisher_.enter(RunPhase::kSaving, steps_ended_);
     {
       const Progress progress("hashing the state", is_quiet_);
@@ -260,14 +259,18 @@ class TrainRun {
     if (record_.interrupted) say("interrupted after step {}\n", steps_ended_);
     if (!record_.steps.empty()) say("{}", time_report(record_));
     say("{}{}{}", memory_comparison_report(record_), copy_report(record_), matrix_report(record_));
-    say("{}", memory_report(record_.ranks[engine_.rank()]));
-    if (record_.validation_loss) {
-      say("validation loss {:.4f} nats per token; a bigram model reaches {:.4f}\n",
-          *record_.validation_loss, *record_.bigram_cross_entropy);
-    }
+    say("{}{}", memory_report(record_.ranks[engine_.rank()]), validation_report(record_));
     say("peak resident memory {}; state sha256 {}\n", format_bytes(peak_rss_bytes()),
         record_.state_sha256);
     if (outputs_.save.is_wanted()) say("model saved to {}\n", outputs_.save.path());
+  }
+
+  // If a signal ends it on one rank, no rank has the figure.
+  void count_bigrams() {
+    const Progress progress("counting the pairs of the training part", is_quiet_);
+    const auto own = dataset_.bigram_cross_entropy_until(interrupted, watch_.validation_batches());
+    record_.interrupted = mean_over_ranks(own ? 0 : 1) != 0;
+    if (!record_.interrupted) record_.bigram_cross_entropy = own;
   }
 
   void say_how_to_go_on() const {

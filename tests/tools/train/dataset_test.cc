@@ -257,6 +257,28 @@ TEST_F(DatasetTest, BigramCrossEntropyByHand) {
   EXPECT_NEAR(dataset.bigram_cross_entropy(batches), expected, 1e-12);
 }
 
+// It is asked before each of the two pieces, and ends at the first yes.
+TEST_F(DatasetTest, ACountOfBigramsEndsWhenItIsAsked) {
+  config_.sequences = 1;
+  config_.validation_fraction = 1e-4;
+  write_bytes(std::string((1 << 20) + 1000, 'a'));
+  const Dataset dataset(config_);
+  ASSERT_GT(dataset.training_tokens(), (1u << 20) + 1);
+  const auto batches = dataset.validation_batches(1);
+  int asked = 0;
+  const auto yes_at = [&](int number) {
+    asked = 0;
+    return dataset.bigram_cross_entropy_until([&asked, number] { return ++asked == number; },
+                                              batches);
+  };
+  EXPECT_FALSE(yes_at(1).has_value());
+  EXPECT_EQ(asked, 1);
+  EXPECT_FALSE(yes_at(2).has_value());
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(yes_at(3), dataset.bigram_cross_entropy(batches));
+  EXPECT_EQ(asked, 2);
+}
+
 TEST_F(DatasetTest, BigramCountsPairsAcrossPieces) {
   // Only the pair at the border of two pieces of 2^20 tokens is "bc".
   const std::size_t piece = 1 << 20;

@@ -188,10 +188,12 @@ std::vector<TokenBatch> Dataset::validation_batches(std::uint32_t count) const {
   return batches;
 }
 
-double Dataset::bigram_cross_entropy(std::span<const TokenBatch> batches) const {
+std::optional<double> Dataset::bigram_cross_entropy_until(
+    const std::function<bool()>& is_asked, std::span<const TokenBatch> batches) const {
   std::unordered_map<std::uint64_t, std::uint64_t> pairs;
   std::vector<std::uint64_t> firsts(config_.model.vocabulary, 0);
   for (std::uint64_t first = 0; first + 1 < training_tokens_; first += kPieceTokens) {
+    if (is_asked()) return std::nullopt;
     // One more than a piece: its last token is the first of a pair, too.
     const auto tokens = read_tokens(first, std::min(kPieceTokens + 1, training_tokens_ - first));
     for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,7 +48,13 @@ class Dataset {
   // The mean cross-entropy of `batches`, in nats per token, under the bigram model of the training
   // part with add-one smoothing. A model that has learned more than pairs of tokens has to beat
   // this number.
-  double bigram_cross_entropy(std::span<const TokenBatch> batches) const;
+  double bigram_cross_entropy(std::span<const TokenBatch> batches) const {
+    return *bigram_cross_entropy_until([] { return false; }, batches);
+  }
+  // The same, or nothing if `is_asked` has returned true. The call asks before each piece of 2^20
+  // tokens, since the count goes through the whole training part.
+  std::optional<double> bigram_cross_entropy_until(const std::function<bool()>& is_asked,
+                                                   std::span<const TokenBatch> batches) const;
 
  private:
   void open_file();

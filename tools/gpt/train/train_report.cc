@@ -123,6 +123,14 @@ StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std:
 
 // Means over all steps except the first, as tools/trace/trace_steps.h takes them from a trace, so
 // that both say the same of one run.
+std::string validation_report(const RunRecord& run) {
+  if (!run.validation_loss) return "";
+  return fmt::format(
+      "validation loss {:.4f} nats per token; a bigram model {}\n", *run.validation_loss,
+      run.bigram_cross_entropy ? fmt::format("reaches {:.4f}", *run.bigram_cross_entropy)
+                               : "was not counted to the end");
+}
+
 std::string time_report(const RunRecord& run) {
   StepTimes sum;
   std::int64_t hidden_ns = 0, worked_ns = 0;

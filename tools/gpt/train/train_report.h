@@ -76,6 +76,9 @@ std::string memory_comparison_report(const RunRecord& run);
 // left out.
 std::string time_report(const RunRecord& run);
 
+// The validation loss beside that of a bigram model. The text is empty without a validation.
+std::string validation_report(const RunRecord& run);
+
 // While steps run, one line for each step is shown or, on a terminal, one bar that every step
 // redraws.
 class ProgressDisplay {
