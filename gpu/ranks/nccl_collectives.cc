@@ -135,11 +135,7 @@ class NcclCollectives final : public Collectives {
   void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) override {
     if (reduce.count() == 0) return;
     enqueue("all_reduce_integers", reduce.subject, stream, [&](void* native) {
-      std::byte* const minima = reduce.data + reduce.sum_count * sizeof(std::uint64_t);
-      if (reduce.sum_count != 0)
-        communicator_->all_reduce(reduce.data, NcclWords::kSum, reduce.sum_count, native);
-      if (reduce.minimum_count != 0)
-        communicator_->all_reduce(minima, NcclWords::kMinimum, reduce.minimum_count, native);
+      communicator_->all_reduce_words(reduce.data, reduce.sum_count, reduce.minimum_count, native);
     });
   }
 

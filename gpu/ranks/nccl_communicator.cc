@@ -81,6 +81,26 @@ std::string text_of_version(int version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
+ncclConfig_t config_of(const NcclLibrary& library, const NcclCommunicator::Options& options) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  config.maxCTAs = kBlocksMax;
+  if (options.prefers_copy_engines && library.has_windows())
+    config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+  return config;
+}
+
+// Calls `operation` with each of `all` until one fails. NCCL makes one launch of them.
+template <class All, class Operation>
+ncclResult_t in_group(const NcclLibrary::Functions& f, const All& all, const Operation& operation) {
+  const auto is_good = [](ncclResult_t r) { return r == ncclSuccess || r == ncclInProgress; };
+  ncclResult_t result = f.group_start();
+  for (const auto& one : all)
+    if (is_good(result)) result = operation(one);
+  const ncclResult_t ended = f.group_end();  // always, because the group belongs to the thread
+  return is_good(result) ? ended : result;
+}
+
 }  // namespace
 
 NcclLibrary::NcclLibrary(const std::string& path) : functions_(std::make_unique<Functions>()) {
@@ -176,24 +196,9 @@ CudaMemorySource NcclLibrary::memory_source() const {
           .free = [f = functions_.get()](void* memory) { return f->free(memory) == ncclSuccess; }};
 }
 
-// Communicators.
-
-namespace {
-
-ncclConfig_t config_of(const NcclLibrary& library, const NcclCommunicator::Options& options) {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  config.maxCTAs = kBlocksMax;
-  if (options.prefers_copy_engines && library.has_windows())
-    config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
-  return config;
-}
-
-}  // namespace
-
 NcclCommunicator::NcclCommunicator(const NcclLibrary& library, const Options& options,
                                    CudaDevice& device)
-    : library_(library), options_(options), device_(device) {}
+    : library_(library), nccl_(library.functions()), options_(options), device_(device) {}
 
 NcclCommunicator::NcclCommunicator(const NcclLibrary& library, const Options& options,
                                    CudaDevice& device, const NcclId& id, std::uint32_t rank,
@@ -215,8 +220,7 @@ std::unique_ptr<NcclCommunicator> NcclCommunicator::split(std::uint32_t color, s
   ncclConfig_t config = config_of(library_, options_);
   ncclComm_t made = nullptr;
   call("ncclCommSplit", [&](ncclComm_t whole) {
-    return library_.functions().split(whole, static_cast<int>(color), static_cast<int>(key), &made,
-                                      &config);
+    return nccl_.split(whole, static_cast<int>(color), static_cast<int>(key), &made, &config);
   });
   part->communicator_ = made;
   part->settle(ncclInProgress, "ncclCommSplit");
@@ -229,8 +233,8 @@ NcclCommunicator::~NcclCommunicator() {
   deregister_memory();
   if (communicator_ == nullptr) return;
   try {
-    call("ncclCommFinalize", [&](ncclComm_t c) { return library_.functions().finalize(c); });
-    (void)library_.functions().destroy(native(communicator_));
+    call("ncclCommFinalize", [&](ncclComm_t c) { return nccl_.finalize(c); });
+    (void)nccl_.destroy(native(communicator_));
   } catch (const Error&) {
     abort();  // the other ranks are gone, or have learned of it
   }
@@ -257,8 +261,7 @@ void NcclCommunicator::settle(int first_result, const char* name) {
     {
       const std::scoped_lock lock(mutex_);
       if (communicator_ == nullptr) fail(ErrorCode::kRanks, fmt::format("{} after abort", name));
-      const ncclResult_t asked =
-          library_.functions().get_async_error(native(communicator_), &result);
+      const ncclResult_t asked = nccl_.get_async_error(native(communicator_), &result);
       if (asked != ncclSuccess) result = asked;
     }
     if (result != ncclInProgress) break;
@@ -279,70 +282,67 @@ void NcclCommunicator::give_up(const std::string& message) {
 
 std::string NcclCommunicator::describe(int result) {
   const std::scoped_lock lock(mutex_);
-  const char* const last = library_.functions().get_last_error(native(communicator_));
+  const char* const last = nccl_.get_last_error(native(communicator_));
   return fmt::format(
       "NCCL {} reports: {}{}{}; NCCL_DEBUG=INFO in the environment makes it say more",
-      library_.version_text(),
-      library_.functions().get_error_string(static_cast<ncclResult_t>(result)),
+      library_.version_text(), nccl_.get_error_string(static_cast<ncclResult_t>(result)),
       last == nullptr || *last == '\0' ? "" : ": ", last == nullptr ? "" : last);
 }
 
 void NcclCommunicator::all_gather(std::byte* target, const std::byte* source,
                                   std::uint64_t shard_bytes, void* stream) {
   call("ncclAllGather", [&](ncclComm_t c) {
-    return library_.functions().all_gather(source, target, shard_bytes, ncclInt8, c,
-                                           native_stream(stream));
+    return nccl_.all_gather(source, target, shard_bytes, ncclInt8, c, native_stream(stream));
   });
 }
 
 void NcclCommunicator::broadcast(std::byte* data, std::uint64_t size_bytes, std::uint32_t root,
                                  void* stream) {
   call("ncclBroadcast", [&](ncclComm_t c) {
-    return library_.functions().broadcast(data, data, size_bytes, ncclInt8, static_cast<int>(root),
-                                          c, native_stream(stream));
+    return nccl_.broadcast(data, data, size_bytes, ncclInt8, static_cast<int>(root), c,
+                           native_stream(stream));
   });
 }
 
 void NcclCommunicator::exchange(std::span<const NcclMessage> messages, void* stream) {
   if (messages.empty()) return;
   call("ncclSend and ncclRecv", [&](ncclComm_t c) {
-    const NcclLibrary::Functions& f = library_.functions();
-    ncclResult_t result = f.group_start();
-    for (const NcclMessage& message : messages) {
-      if (result != ncclSuccess && result != ncclInProgress) break;
+    return in_group(nccl_, messages, [&](const NcclMessage& message) {
       const int peer = static_cast<int>(message.peer);
-      result = message.is_send ? f.send(message.data, message.size_bytes, ncclInt8, peer, c,
-                                        native_stream(stream))
-                               : f.receive(message.data, message.size_bytes, ncclInt8, peer, c,
-                                           native_stream(stream));
-    }
-    const ncclResult_t ended = f.group_end();  // always, because the group belongs to the thread
-    return result == ncclSuccess || result == ncclInProgress ? ended : result;
+      const cudaStream_t native = native_stream(stream);
+      return message.is_send
+                 ? nccl_.send(message.data, message.size_bytes, ncclInt8, peer, c, native)
+                 : nccl_.receive(message.data, message.size_bytes, ncclInt8, peer, c, native);
+    });
   });
 }
 
 void NcclCommunicator::reduce_scatter(std::byte* target, const std::byte* source, DType type,
                                       std::uint64_t shard_elements, void* stream) {
   call("ncclReduceScatter", [&](ncclComm_t c) {
-    return library_.functions().reduce_scatter(source, target, shard_elements, data_type(type),
-                                               ncclSum, c, native_stream(stream));
+    return nccl_.reduce_scatter(source, target, shard_elements, data_type(type), ncclSum, c,
+                                native_stream(stream));
   });
 }
 
 void NcclCommunicator::all_reduce(std::byte* data, DType type, std::uint64_t element_count,
                                   void* stream) {
   call("ncclAllReduce", [&](ncclComm_t c) {
-    return library_.functions().all_reduce(data, data, element_count, data_type(type), ncclSum, c,
-                                           native_stream(stream));
+    return nccl_.all_reduce(data, data, element_count, data_type(type), ncclSum, c,
+                            native_stream(stream));
   });
 }
 
-void NcclCommunicator::all_reduce(std::byte* data, NcclWords operation, std::uint64_t word_count,
-                                  void* stream) {
-  const ncclRedOp_t reduction = operation == NcclWords::kSum ? ncclSum : ncclMin;
+void NcclCommunicator::all_reduce_words(std::byte* data, std::uint64_t sum_count,
+                                        std::uint64_t minimum_count, void* stream) {
   call("ncclAllReduce", [&](ncclComm_t c) {
-    return library_.functions().all_reduce(data, data, word_count, ncclUint64, reduction, c,
-                                           native_stream(stream));
+    return in_group(nccl_, std::array{ncclSum, ncclMin}, [&](ncclRedOp_t reduction) {
+      std::byte* const words =
+          data + (reduction == ncclSum ? 0 : sum_count * sizeof(std::uint64_t));
+      const std::uint64_t count = reduction == ncclSum ? sum_count : minimum_count;
+      if (count == 0) return ncclSuccess;
+      return nccl_.all_reduce(words, words, count, ncclUint64, reduction, c, native_stream(stream));
+    });
   });
 }
 
@@ -352,13 +352,13 @@ void NcclCommunicator::register_memory(std::span<std::byte> memory) {
   if (library_.has_windows()) {
     ncclWindow_t window = nullptr;
     call("ncclCommWindowRegister", [&](ncclComm_t c) {
-      return library_.functions().register_window(c, memory.data(), memory.size(), &window,
-                                                  NCCL_WIN_COLL_SYMMETRIC);
+      return nccl_.register_window(c, memory.data(), memory.size(), &window,
+                                   NCCL_WIN_COLL_SYMMETRIC);
     });
     handle = window;
   } else {
     call("ncclCommRegister", [&](ncclComm_t c) {
-      return library_.functions().register_buffer(c, memory.data(), memory.size(), &handle);
+      return nccl_.register_buffer(c, memory.data(), memory.size(), &handle);
     });
   }
   const std::scoped_lock lock(mutex_);
@@ -371,10 +371,9 @@ void NcclCommunicator::deregister_memory() noexcept {
   for (void* const handle : std::exchange(registrations_, {})) {
     if (communicator_ == nullptr) continue;  // it went with the communicator
     if (library_.has_windows()) {
-      (void)library_.functions().deregister_window(native(communicator_),
-                                                   static_cast<ncclWindow_t>(handle));
+      (void)nccl_.deregister_window(native(communicator_), static_cast<ncclWindow_t>(handle));
     } else {
-      (void)library_.functions().deregister_buffer(native(communicator_), handle);
+      (void)nccl_.deregister_buffer(native(communicator_), handle);
     }
   }
 }
@@ -384,7 +383,7 @@ std::string NcclCommunicator::failure() {
   {
     const std::scoped_lock lock(mutex_);
     if (communicator_ == nullptr) return "";
-    const ncclResult_t asked = library_.functions().get_async_error(native(communicator_), &result);
+    const ncclResult_t asked = nccl_.get_async_error(native(communicator_), &result);
     if (asked != ncclSuccess) result = asked;
   }
   return result == ncclSuccess || result == ncclInProgress ? "" : describe(result);
@@ -394,7 +393,7 @@ void NcclCommunicator::abort() noexcept {
   const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
   const std::scoped_lock lock(mutex_);
   if (communicator_ == nullptr) return;
-  (void)library_.functions().abort(native(std::exchange(communicator_, nullptr)));
+  (void)nccl_.abort(native(std::exchange(communicator_, nullptr)));
 }
 
 }  // namespace sluice

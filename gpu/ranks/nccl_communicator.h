@@ -67,8 +67,6 @@ struct NcclMessage {
   bool is_send = false;
 };
 
-enum class NcclWords : std::uint8_t { kSum, kMinimum };
-
 class NcclCommunicator {
  public:
   struct Options {
@@ -103,8 +101,10 @@ class NcclCommunicator {
   void reduce_scatter(std::byte* target, const std::byte* source, DType type,
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
-  // The call reduces words of 64 bits. The order of the ranks does not change the result.
-  void all_reduce(std::byte* data, NcclWords operation, std::uint64_t word_count, void* stream);
+  // The call reduces words of 64 bits: first those that are added, then those of which the least
+  // counts. Both are one launch. The order of the ranks does not change the result.
+  void all_reduce_words(std::byte* data, std::uint64_t sum_count, std::uint64_t minimum_count,
+                        void* stream);
 
   // Every rank calls register_memory() in the same way. Operations on this memory then need no
   // copies inside NCCL. Does nothing if NCCL's version has no registration.
@@ -127,6 +127,7 @@ class NcclCommunicator {
 
   // Constant after construction.
   const NcclLibrary& library_;
+  const NcclLibrary::Functions& nccl_;  // the library's
   const Options options_;
   CudaDevice& device_;
 

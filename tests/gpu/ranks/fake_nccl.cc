@@ -61,6 +61,7 @@ struct ncclComm {
 namespace {
 thread_local bool is_in_group = false;
 thread_local std::vector<FakeNcclMessage> group;
+thread_local std::vector<std::function<void()>> group_words;  // reductions of words
 thread_local ncclComm_t group_comm = nullptr;
 thread_local cudaStream_t group_stream = nullptr;
 
@@ -112,21 +113,22 @@ ncclResult_t start(ncclComm_t comm, cudaStream_t stream, std::function<void()> w
 // Words of 64 bits, in which no order shows: not counted.
 ncclResult_t start_of_words(const void* source, void* target, std::size_t count,
                             ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
-  return start(comm, stream,
-               [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
-                count, is_sum = reduction == ncclSum,
-                part = FakeNcclPart{
-                    source, "all-reduce", {offset_of(comm, source), offset_of(comm, target)}}] {
-                 std::vector<std::uint64_t> words(count, is_sum ? 0 : ~std::uint64_t{0});
-                 world->meet(operation, rank, part, [&](const auto& parts) {
-                   for (const void* const of_rank : parts) {
-                     const auto* const said = static_cast<const std::uint64_t*>(of_rank);
-                     for (std::size_t i = 0; i < count; ++i)
-                       words[i] = is_sum ? words[i] + said[i] : std::min(words[i], said[i]);
-                   }
-                 });
-                 std::memcpy(target, words.data(), count * sizeof(std::uint64_t));
-               });
+  std::function<void()> work =
+      [world = comm->world, rank = comm->rank, operation = comm->operations++, target, count,
+       is_sum = reduction == ncclSum,
+       part =
+           FakeNcclPart{source, "all-reduce", {offset_of(comm, source), offset_of(comm, target)}}] {
+        std::vector<std::uint64_t> words(count);
+        world->meet(operation, rank, part,
+                    [&](const auto& parts) { reduce_words(parts, is_sum, words); });
+        std::memcpy(target, words.data(), count * sizeof(std::uint64_t));
+      };
+  if (!is_in_group) count_fake_nccl(&fake_nccl_counts::word_launches);
+  if (!is_in_group) return start(comm, stream, std::move(work));
+  group_words.push_back(std::move(work));
+  group_comm = comm;
+  group_stream = stream;
+  return ncclInProgress;
 }
 
 bool finish_split(ncclComm& comm) {
@@ -264,6 +266,14 @@ ncclResult_t ncclGroupEnd() {
   is_in_group = false;
   const bool fails = fake_nccl_call_fails(__func__);
   if (fails) group.clear();
+  if (fails) group_words.clear();
+  if (!group_words.empty()) {
+    if (!group.empty()) return ncclInvalidUsage;  // a group is of one kind here
+    count_fake_nccl(&fake_nccl_counts::word_launches);
+    return start(group_comm, group_stream, [all = std::exchange(group_words, {})] {
+      for (const auto& work : all) work();
+    });
+  }
   if (group.empty()) return fails ? ncclSystemError : ncclSuccess;
   return start(group_comm, group_stream,
                [world = group_comm->world, rank = group_comm->rank,
@@ -320,11 +330,8 @@ ncclResult_t ncclReduceScatter(const void* source, void* target, std::size_t ele
        type, part = FakeNcclPart{source, "reduce-scatter", {offset_of(comm, source)}}] {
         const std::size_t first = static_cast<std::size_t>(rank) * elements;
         std::vector<float> sums(elements);
-        world->meet(operation, rank, part, [&](const auto& parts) {
-          for (std::size_t i = 0; i < elements; ++i)
-            for (std::size_t part = parts.size(); part-- > 0;)
-              sums[i] += load(type, parts[part], first + i);
-        });
+        world->meet(operation, rank, part,
+                    [&](const auto& parts) { add_backwards(parts, type, first, sums); });
         for (std::size_t i = 0; i < elements; ++i) save(type, target, i, sums[i]);
       });
 }
@@ -342,11 +349,8 @@ ncclResult_t ncclAllReduce(const void* source, void* target, std::size_t element
                 part = FakeNcclPart{
                     source, "all-reduce", {offset_of(comm, source), offset_of(comm, target)}}] {
                  std::vector<float> sums(elements);
-                 world->meet(operation, rank, part, [&](const auto& parts) {
-                   for (std::size_t i = 0; i < elements; ++i)
-                     for (std::size_t part = parts.size(); part-- > 0;)
-                       sums[i] += load(type, parts[part], i);
-                 });
+                 world->meet(operation, rank, part,
+                             [&](const auto& parts) { add_backwards(parts, type, 0, sums); });
                  for (std::size_t i = 0; i < elements; ++i) save(type, target, i, sums[i]);
                });
 }

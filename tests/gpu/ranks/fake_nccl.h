@@ -10,10 +10,11 @@
 #include <sluice/error.h>
 
 struct fake_nccl_counts {
-  int reductions = 0;   // by NCCL itself
-  int buffers = 0;      // registered and not given back
-  int windows = 0;      // counted like buffers
-  int allocations = 0;  // counted like buffers
+  int reductions = 0;     // by NCCL itself
+  int word_launches = 0;  // of reductions of words; those of a group are one launch
+  int buffers = 0;        // registered and not given back
+  int windows = 0;        // counted like buffers
+  int allocations = 0;    // counted like buffers
   int aborts = 0;
   int held_questions = 0;  // "in progress", because of fake_nccl_hold()
   int messages = 0;        // between two ranks

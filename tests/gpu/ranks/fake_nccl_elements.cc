@@ -2,6 +2,7 @@
 
 #include <nccl.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include <sluice/dtype.h>
@@ -23,6 +24,23 @@ void save(int type, void* data, std::size_t i, float value) {
 }
 std::size_t size_of(int type) {
   return type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 2;
+}
+
+void add_backwards(const std::vector<const void*>& of_ranks, int type, std::size_t first,
+                   std::vector<float>& sums) {
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    for (std::size_t rank = of_ranks.size(); rank-- > 0;)
+      sums[i] += load(type, of_ranks[rank], first + i);
+}
+
+void reduce_words(const std::vector<const void*>& of_ranks, bool is_sum,
+                  std::vector<std::uint64_t>& words) {
+  std::ranges::fill(words, is_sum ? 0 : ~std::uint64_t{0});
+  for (const void* const of_rank : of_ranks) {
+    const auto* const said = static_cast<const std::uint64_t*>(of_rank);
+    for (std::size_t i = 0; i < words.size(); ++i)
+      words[i] = is_sum ? words[i] + said[i] : std::min(words[i], said[i]);
+  }
 }
 
 }  // namespace sluice::test

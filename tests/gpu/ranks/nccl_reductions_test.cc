@@ -49,6 +49,28 @@ TEST(NcclReductions, OfManyStepsHaveTheBitsOfOne) {
   EXPECT_EQ(take_counts().messages, 3 * static_cast<int>(kRanks * (kRanks - 1)));
 }
 
+// A vote has sums and ranges, and takes one launch on each rank.
+TEST(NcclReductions, AVoteOfSumsAndMinimaIsOneLaunch) {
+  constexpr std::uint32_t kRanks = 3;
+  (void)take_counts();
+  run_threads(kRanks, {.timeout_s = 60, .library = FAKE_NCCL},
+              [&](Collectives& ranks, Device& device) {
+                const Stream stream(device, "test");
+                RankArray data(device, 5 * sizeof(std::uint64_t));
+                auto* const words = reinterpret_cast<std::uint64_t*>(data.host().data());
+                for (std::uint64_t i = 0; i < 5; ++i) words[i] = 10 * i + ranks.rank();
+                data.push(stream.id());
+                ranks.all_reduce_integers(
+                    {.data = data.data(), .sum_count = 2, .minimum_count = 3, .subject = "a vote"},
+                    stream.id());
+                data.pull(stream.id());
+                EXPECT_EQ(words[0], 0u + 1 + 2);
+                EXPECT_EQ(words[1], 10u + 11 + 12);
+                for (std::uint64_t i = 2; i < 5; ++i) EXPECT_EQ(words[i], 10 * i);
+              });
+  EXPECT_EQ(take_counts().word_launches, static_cast<int>(kRanks));
+}
+
 // One of 1,024 ranks, one of 128 nodes, and one of the 8 ranks of a node: counted over the
 // stand-in.
 TEST(NcclReductions, MessagesStayLongAmongManyRanks) {
