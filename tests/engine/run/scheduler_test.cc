@@ -148,6 +148,7 @@ TEST(TaskThread, ACallerRunsItsTaskWhereTheThreadHasNothingToDo) {
 TEST(TaskThread, ACallerRunsTheTasksOfItsTask) {
   std::atomic<bool> is_over = false;
   std::atomic<int> runs = 0;
+  std::function<void()> again;  // before the thread, which may still copy it as it ends
   TaskThread thread("tested", {.after_tasks = {}, .on_exception = {}});
   std::vector<std::thread::id> ran_by;
   thread.post_here([&] {
@@ -158,7 +159,7 @@ TEST(TaskThread, ACallerRunsTheTasksOfItsTask) {
   });
   EXPECT_EQ(ran_by, std::vector(2, std::this_thread::get_id()));
   const Watchdog watchdog(std::chrono::seconds(60), "the caller does not come back");
-  std::function<void()> again = [&] {
+  again = [&] {
     ++runs;
     if (!is_over) thread.post(again);
   };
