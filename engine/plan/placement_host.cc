@@ -13,6 +13,10 @@ namespace {
 
 // Read, Adam and write of three blocks overlap; the fourth absorbs jitter.
 constexpr std::uint32_t kLanesMinimumWanted = 4;
+// Small blocks cost the latency of a drive and of threads that wake, not the time of their bytes:
+// as many lanes as hold this many bytes of records, which is more than four for blocks of fewer
+// than 6,500 elements.
+constexpr std::uint64_t kLaneBytesWanted = 256_KiB;
 // During computation a pass gets work in bursts of a unit: one is updated while the next is read.
 // More lanes than this hide nothing more, for any size of unit.
 constexpr std::uint32_t kUnitsInLanes = 2;
@@ -259,11 +263,15 @@ void PlacementPlanner::fill_host(bool parameters, bool records, std::uint64_t ro
 }
 
 std::uint32_t PlacementPlanner::lanes_for_bursts() const {
+  const std::uint64_t record_bytes =
+      std::max(align_up(layout_.format().record_bytes(largest_block_), kStorageAlignBytes),
+               kStorageAlignBytes);
+  const auto least = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+      kLaneBytesWanted / record_bytes, kLanesMinimumWanted, kLanesMaximumWanted));
+  if (!pass_.overlaps) return least;
   std::uint32_t blocks = 0;
   for (const UnitPlace& unit : layout_.units()) blocks = std::max(blocks, unit.block_count);
-  return pass_.overlaps
-             ? std::clamp(kUnitsInLanes * blocks, kLanesMinimumWanted, kLanesMaximumWanted)
-             : kLanesMinimumWanted;
+  return std::clamp(kUnitsInLanes * blocks, least, kLanesMaximumWanted);
 }
 
 // Buffers for the present homes: parameter slots where parameters are not in RAM, lanes where

@@ -162,6 +162,31 @@ TEST(Placement, GradientsLeaveBeforeASingleLaneServesThemAll) {
   EXPECT_FALSE(plan(choices, more).gradients_leave());
 }
 
+// Four of large blocks, and of small ones as many as hold 256 KiB of records.
+TEST(Placement, LanesOfSmallBlocksHoldAsManyBytesAsThoseOfLargeOnes) {
+  const Config::Placement choices{.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
+  const auto lanes = [&](std::uint64_t elements, std::uint64_t block_elements, bool overlaps) {
+    ModelSpec spec;
+    for (int unit = 0; unit < 100; ++unit) {
+      const std::string name = "u" + std::to_string(unit);
+      spec.units.push_back({name, {{.name = name + ".w", .shape = {elements}}}});
+    }
+    spec = validated(spec);
+    const Layout layout(spec, kFormat, block_elements);
+    return plan_placement(layout, spec, choices, {.device_bytes = 8_MiB, .host_bytes = 64_MiB},
+                          {.overlaps = overlaps})
+        .lanes.count;
+  };
+  for (const bool overlaps : {false, true}) {
+    EXPECT_EQ(lanes(30, 4096, overlaps), 64u) << "256 elements with their gap, 4 KiB on storage";
+    EXPECT_EQ(lanes(4096, 4096, overlaps), 6u);
+    EXPECT_EQ(lanes(6 << 10, 6 << 10, overlaps), 4u);
+    EXPECT_EQ(lanes(16384, 16384, overlaps), 4u);
+  }
+  EXPECT_EQ(lanes(5 * 4096, 4096, true), 10u) << "two units";
+  EXPECT_EQ(lanes(5 * 4096, 4096, false), 6u);
+}
+
 // A unit's gradient drains while the next unit's backward runs, as soon as the device has room for
 // both, and before the window grows.
 TEST(Placement, ASecondGradientSlotComesBeforeALargerWindow) {
