@@ -265,11 +265,10 @@ class TrainRun {
     if (outputs_.save.is_wanted()) say("model saved to {}\n", outputs_.save.path());
   }
 
-  // If a signal ends it on one rank, no rank has the figure.
   void count_bigrams() {
     const Progress progress("counting the pairs of the training part", is_quiet_);
     const auto own = dataset_.bigram_cross_entropy_until(interrupted, watch_.validation_batches());
-    record_.interrupted = mean_over_ranks(own ? 0 : 1) != 0;
+    record_.interrupted = mean_over_ranks(own ? 0 : 1) != 0;  // then no rank has the figure
     if (!record_.interrupted) record_.bigram_cross_entropy = own;
   }
 
