@@ -29,7 +29,7 @@ BLOCKS = re.compile(
     r"[.>](?:wait|wait_for|wait_until|synchronize|await)\(|\.join\(\)|\b(?:sleep_for|sleep_until|yield|flock|waitpid|getaddrinfo|usleep|nanosleep)\("
     r"|(?<!\w)::(?:p?poll|select|epoll_wait|recv|recvmsg|read|accept4?|connect|sendmsg|send|write)\("
     rf"|\b(?!{LOCAL})MPI_\w+\("
-    r"|functions\(\)\.(?:init|split|finalize|destroy|abort|get_async_error)\(")
+    r"|(?:functions\(\)|nccl_)\.(?:init|split|finalize|destroy|abort|get_async_error)\(")
 # A module's own collectives and its own words for the same.
 OWN = re.compile(r"\b(?:exchange|exchanges\[i\])\.wait\(")
 

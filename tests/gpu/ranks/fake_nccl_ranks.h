@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cstdint>
 #include <string>
 #include <thread>
@@ -17,14 +18,17 @@
 
 namespace sluice {
 
-// Runs `body` on every rank, each on a thread, and waits for all.
+// Runs `body` on every rank, each on a thread, and waits for all. The ranks begin together: on a
+// busy machine threads start further apart than a test's timeout.
 inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
                         const RankBody& body) {
   const NcclId id = make_nccl_id(options.library);
+  std::barrier<> beginning(rank_count);
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
     threads.emplace_back([&, rank] {
       const auto device = make_cuda_device({.memory_bytes = 256_MiB});
+      beginning.arrive_and_wait();
       const auto collectives = make_nccl_collectives(*device, options, id, rank, rank_count);
       body(*collectives, *device);
     });

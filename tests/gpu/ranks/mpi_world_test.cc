@@ -16,7 +16,7 @@
 namespace sluice {
 namespace {
 
-const HostCollectivesOptions kImpatient{.timeout_s = 0.2, .sum = sum_in_order};
+const HostCollectivesOptions kImpatient{.timeout_s = 1, .sum = sum_in_order};
 
 void set_fake(std::uint32_t ranks, const std::string& blocks) {
   ::setenv("FAKE_MPI_RANKS", std::to_string(ranks).c_str(), 1);
@@ -24,7 +24,7 @@ void set_fake(std::uint32_t ranks, const std::string& blocks) {
 }
 
 const std::string kLate =
-    " has not ended within 0.2 s; a rank may have been killed or stopped; if it is only late, "
+    " has not ended within 1 s; a rank may have been killed or stopped; if it is only late, "
     "raise sharding.timeout";
 
 TEST(MpiWorldStart, EveryWaitHasADeadlineAndIsNamed) {
