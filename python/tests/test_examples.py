@@ -35,8 +35,9 @@ def test_adapters_are_trained_and_frozen_weights_are_read_alone(monkeypatch, cap
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", said)]
     assert losses[-1] < 0.5 * losses[0]
     frozen, trained, read, written = (int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", said.splitlines()[-1]))
-    assert written in (0, 4 * trained, 8 * trained)  # those of an update may fall into the report before
-    assert 4 * frozen < read <= 2 * 4 * (frozen + trained)  # a pass each in forward and backward, as far as none was kept
+    assert written <= 2 * 4 * trained < frozen  # a block's update may end in the report of the step before or after
+    # A pass each in forward and backward, as far as none was kept, and what the host memory takes in for the next step.
+    assert 4 * frozen < read <= 2 * 4 * (frozen + trained) + (12 << 20)
 
 
 def test_adapters_beside_weights_of_8_bits(monkeypatch, capsys, tmp_path):
@@ -44,5 +45,5 @@ def test_adapters_beside_weights_of_8_bits(monkeypatch, capsys, tmp_path):
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", said)]
     assert losses[-1] < 0.5 * losses[0]
     frozen, trained, read, written = (int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", said.splitlines()[-1]))
-    assert written in (0, 4 * trained, 8 * trained)  # those of an update may fall into the report before
-    assert frozen < read <= 2 * (1.05 * frozen + 4 * trained)  # a byte for each weight
+    assert written <= 2 * 4 * trained < frozen  # a block's update may end in the report of the step before or after
+    assert frozen < read <= 2 * (1.05 * frozen + 4 * trained) + (12 << 20)  # a byte for each weight
