@@ -10,8 +10,13 @@ import cli_support
 
 CORPUS = os.path.join(cli_support.SOURCE, "tests", "tools", "deepspeed", "corpus.json")
 TABLE = os.path.join(cli_support.SOURCE, "tools", "deepspeed", "deepspeed_keys.json")
-# Keys whose values decide whether the numbers are those of DeepSpeed: refused by value, though they are mapped.
-REFUSED_BY_VALUE = {"optimizer.type", "scheduler.type"}
+# Keys that are mapped, but refused for any other value: numbers would not be those of DeepSpeed.
+VALUES = {"optimizer.type": {"adam", "adamw", "lion", "adagrad", "sgd"},
+          "scheduler.type": {"warmuplr", "warmupdecaylr", "warmupcosinelr", "onecycle", "lrrangetest"}}
+# DeepSpeed's parser lets it pass, and its engine raises for it.
+RAISED_LATER = {"optimizer.params.max_grad_norm"}
+# Parts of the file by the name of the class that checks them in DeepSpeed.
+SECTIONS = {"DeepSpeedFP16": "fp16.", "DeepSpeedBF16": "bf16.", "DeepSpeedZero": "zero_optimization.", "Compile": "compile."}
 OPTIONS = {"optimizer.params.lr": ("--lr", "1e-4"), "optimizer.params.betas": ("--betas", "0.9", "0.999"),
            "optimizer.params.eps": ("--eps", "1e-8"), "optimizer.params.weight_decay": ("--weight-decay", "0.1"),
            "gradient_clipping": ("--clip-norm", "1"), "scheduler.params.warmup_num_steps": ("--warmup-steps", "10"),
@@ -22,6 +27,13 @@ def value_at(config, key):
     for name in key.split("."):
         config = config.get(name) if isinstance(config, dict) else None
     return config
+
+
+def has_key(config, key):
+    """Whether the file has `key`; a refusal of a key that it lacks would be one of another file."""
+    *folder, name = key.split(".")
+    inner = value_at(config, ".".join(folder)) if folder else config
+    return isinstance(inner, dict) and name in inner
 
 
 def options_for(config):
@@ -65,7 +77,7 @@ class DeepspeedCorpus(cli_support.CliCase):
 
     def test_what_deepspeed_accepts(self):
         with open(TABLE, encoding="utf-8") as file:
-            refusable = {row["key"] for row in json.load(file) if row["class"] in ("refuse", "error")} | REFUSED_BY_VALUE
+            refusable = {row["key"] for row in json.load(file) if row["class"] == "refuse"} | RAISED_LATER | VALUES.keys()
         counted = refused = 0
         for entry, report in self.reports(accepted=True):
             counted += 1
@@ -73,7 +85,13 @@ class DeepspeedCorpus(cli_support.CliCase):
             for line in report["refused"]:
                 with self.subTest(entry["family"] + " " + entry["path"], line=line):
                     self.assertIn(line["key"], refusable)
-        self.assertEqual((counted, refused), (102, 19))  # docs/deepspeed.md has these numbers
+                    self.assertTrue(has_key(entry["config"], line["key"]))
+                    if line["key"] in VALUES:
+                        self.assertNotIn(value_at(entry["config"], line["key"]).lower(), VALUES[line["key"]])
+        self.assertEqual(counted, 102)
+        with open(os.path.join(cli_support.SOURCE, "docs", "deepspeed.md"), encoding="utf-8") as page:
+            self.assertIn(f"DeepSpeed takes {counted} of them: Sluice takes {counted - refused} of these and refuses {refused}",
+                          " ".join(page.read().split()))
 
     def test_what_deepspeed_refuses(self):
         counted = 0
@@ -85,11 +103,18 @@ class DeepspeedCorpus(cli_support.CliCase):
                     self.assertEqual(keys, [])
                     continue
                 if "batch related" in decision:
-                    self.assertIn("train_batch_size", keys)
-                    self.assertTrue(any("1 x gradient_accumulation_steps 1 x 0.5 ranks" in line["text"]
-                                        for line in report["refused"]))
+                    # DeepSpeed's message ends with "TOTAL != MICRO * ACCUMULATED * RANKS".
+                    total, micro, accumulated, ranks = re.search(r"(\S+) != (\S+) \* (\S+) \* (\S+)$", decision.strip()).groups()
+                    text, = (line["text"] for line in report["refused"] if line["key"] == "train_batch_size")
+                    self.assertIn(f"it is {total}, but train_micro_batch_size_per_gpu {micro} x "
+                                  f"gradient_accumulation_steps {accumulated} x {ranks} ranks", text)
                     continue
                 named = re.search(r"Config (\w+)|'(\w+)'|(Sparse Attention)", decision)
                 key = (named[1] or named[2] or "sparse_attention").lower()
                 self.assertTrue(any(key == name.split(".")[-1] for name in keys))
+                if errors := re.search(r"(\d+) validation errors? for (\w+)Config", decision):
+                    section = SECTIONS[errors[2]]
+                    self.assertEqual(sum(name.startswith(section) for name in keys), int(errors[1]))
+                for name in keys:
+                    self.assertTrue(has_key(entry["config"], name), name)
         self.assertEqual(counted, 21)
