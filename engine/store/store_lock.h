@@ -38,7 +38,9 @@ class StoreLock {
   // Fails with:
   // - kInput: another process has the lock, or the path cannot be used. The message names the other
   //   process by host, number and start.
+  // - kNoSpace, kIo or kUnsupported: the file cannot be read or written.
   // - kDamaged: the file is not a store's.
+  // - kInvalidArgument: this process holds as many locks as it can.
   StoreLock(const std::string& directory, const std::string& name, const std::string& job);
   ~StoreLock();
   StoreLock(StoreLock&& other) noexcept;

@@ -74,7 +74,8 @@ class SLUICE_EXPORT DetachedOptimizer {
   // from `config`. Small tensors stay in host memory, even under placement "nvme". The state begins
   // with zero moments.
   // Fails with:
-  // - kConfig: the placement is "device".
+  // - kConfig: the config is not valid, names a durable store, or asks for placement "device" or
+  //   for moments of less than 32 bits.
   // - kOutOfMemory: memory.host is too small. The message names the smallest value that works.
   // - kInvalidArgument: the list of tensors is not valid.
   // - kInput, kNoSpace or kUnsupported: the files of the state cannot be made.

@@ -94,7 +94,9 @@ class SLUICE_EXPORT Engine {
   // - kInvalidArgument: the model is not valid.
   // - kConfig: the config is not valid.
   // - kOutOfMemory: a budget is too small. The message names the smallest that works.
-  // - kInput or kNoSpace: a storage path cannot be used.
+  // - kInput, kNoSpace or kIo: a storage path cannot be used.
+  // - kInput: the durable store is in use, incomplete, or of another model.
+  // - kDamaged: no commit of the durable store can be read.
   // - kUnsupported: this machine cannot do what the config asks for.
   // - kRanks: the ranks disagree about model or config, or a rank is gone.
   // After a failure, nothing is left behind.
@@ -110,7 +112,7 @@ class SLUICE_EXPORT Engine {
   // Sets the fp32 master weights, with zero moments. Once, before the first step.
   // Fails with:
   // - kNonFinite: a value is not finite. The message names tensor and element.
-  // - kInvalidArgument: there is no function.
+  // - kInvalidArgument: there is no function, or the engine or its durable store has a state.
   // - kIo and others: a transfer has failed.
   // After a failure, initialize() can be called again.
   void initialize(const InitialValues& values);
@@ -124,6 +126,7 @@ class SLUICE_EXPORT Engine {
   // - kNonFinite and others, in the same cases as initialize().
   // - kInput: the loss scale is impossible, or a durable store of several ranks already has a
   //   commit of the source's step.
+  // - kUnsupported: the durable store holds a state with frozen units.
   // - kRanks: ranks have sources at different positions.
   // After a failure, either function can be called again. A durable store then still has its last
   // commit, and open_or_create() continues from there.
@@ -151,7 +154,7 @@ class SLUICE_EXPORT Engine {
   // fails with kInvalidArgument if a store exists already. A call of restore() replaces the state
   // of an old store.
   // Fails with:
-  // - kInvalidArgument: the config names no store.
+  // - kInvalidArgument: the config names no store, there is no function, or the engine has a state.
   // - kInput: numbers of the config have changed.
   // - kIo or kDamaged: the store cannot be read.
   // - The errors of initialize().
