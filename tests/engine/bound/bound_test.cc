@@ -140,7 +140,7 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
 
 // To the tick: rates are made so that every time is a whole number of microseconds.
 TEST(Bound, EqualsTheIndependentModel) {
-  for (const std::uint64_t seed : test::seeds_of(test::campaign(60))) {
+  for (const std::uint64_t seed : test::seeds_of(test::campaign(100))) {
     std::mt19937_64 random(seed);
     std::vector<int> unit_blocks(2 + random() % 4);
     for (int& count : unit_blocks) count = 1 + static_cast<int>(random() % 3);

@@ -144,7 +144,8 @@ class Oracle final : public JobTable {
       for (int use = 0; use < uses_; ++use) {
         const auto& [unit, is_backward, fetches, evicted] = c_.uses[use];
         const Id before = use == 0 ? -1 : computed_[step][use - 1];
-        const std::vector<Id> held = is_backward ? drains : std::vector<Id>();  // in any order
+        const bool is_there = c_.is_in_set(unit);  // and in no slot
+        const auto held = is_backward && !is_there ? drains : std::vector<Id>();  // in any order
         const auto may_start = [=, this] {
           return is_open(step) && done(before) && undone(held) < c_.gradient_slots &&
                  is_updated_at_home(step, unit) && all_done(copies_[step][use]);
@@ -166,7 +167,6 @@ class Oracle final : public JobTable {
           drains.push_back(list_spill(step, use, unit, computed, turn));
           continue;
         }
-        const bool is_there = c_.gradients_in_set;  // and in no slot
         const Id drain = add({.line = is_there ? kNone : kDown,
                               .duration = is_there ? 0 : count * c_.copy_down,
                               .may_start = [=, this] { return done(computed) && all_done(turn); },

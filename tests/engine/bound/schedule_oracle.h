@@ -36,6 +36,11 @@ struct OracleCase {
   long read_gradients = 0, write_gradients = 0;
   long copy_up = 0, copy_down = 0, adam = 0, norm = 0, device_adam = 0;  // for one block
   int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1, staging = 2;
+
+  // Whether the unit's gradient is computed straight in the set. It takes no gradient slot then.
+  bool is_in_set(int unit) const {
+    return gradients_in_set && !on_device[unit] && !gradients_on_storage[unit];
+  }
 };
 
 // The times of begin_step in the steps 0..count-1.
