@@ -235,6 +235,7 @@ def optimizer(path, pairs):
             # Beside 16-bit parameters torch keeps no masters: the program of comparison updates fp32 ones and copies.
             masters = [nn.Parameter(torch.randn(elements)) for _ in range(count)]
             parameters = [nn.Parameter(p.detach().to(dtype)) for p in masters]
+            copies = [p.detach().clone() for p in parameters]  # not `parameters`: a changed one becomes the new master
             theirs = torch.optim.AdamW(masters, lr=1e-4, fused=True)
             ours = sluice.optim.AdamW(parameters, lr=1e-4, config={
                 "placement": {"optimizer": home}, "memory": {"host": "1GiB"}, "storage": {"paths": [path]},
@@ -248,8 +249,8 @@ def optimizer(path, pairs):
                 middle = time.monotonic()
                 theirs.step()
                 if dtype != torch.float32:
-                    for master, parameter in zip(masters, parameters):
-                        parameter.data.copy_(master)
+                    for master, target in zip(masters, copies):
+                        target.copy_(master.detach())
                 end = time.monotonic()
                 if pair >= WARM_UP:
                     ratios.append((middle - begin) / (end - middle))
