@@ -153,4 +153,6 @@ def announced(folder):
 
 
 if __name__ == "__main__":
+    # A shell's background job ignores Ctrl-C, and with it all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     {"modes": modes, "interrupt": interrupt, "announced": announced}[sys.argv[1]](sys.argv[2])

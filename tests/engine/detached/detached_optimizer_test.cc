@@ -211,6 +211,9 @@ TEST_F(DetachedTest, ABudgetThatIsTooSmallNamesOneThatWorks) {
   made = Config();
   made.storage.state.name = "run-7";
   expect_error(ErrorCode::kConfig, [&] { const DetachedOptimizer refused(made, description()); });
+  made = Config();
+  made.storage.block_elements = 1;
+  expect_error(ErrorCode::kConfig, [&] { const DetachedOptimizer refused(made, description()); });
 }
 
 TEST_F(DetachedTest, TheParameterCannotBeSet) {

@@ -179,6 +179,20 @@ TEST_F(DurableEngine, InitializeDoesNotReplaceWhatThereIs) {
   EXPECT_EQ(again.engine->open_or_create(toy_values()).step, 2u);
 }
 
+TEST_F(DurableEngine, OpenOrCreateIsTheFirstCallAndNeedsValues) {
+  for (const bool is_new : {true, false}) {
+    Run opened(config());
+    const std::string words = expect_error(ErrorCode::kInvalidArgument,
+                                           [&] { (void)opened.engine->open_or_create({}); });
+    EXPECT_NE(words.find("the function that gives the initial values is empty"), std::string::npos)
+        << words;
+    EXPECT_EQ(opened.engine->open_or_create(toy_values()).is_new, is_new);
+    expect_error(ErrorCode::kInvalidArgument,
+                 [&] { (void)opened.engine->open_or_create(toy_values()); });
+    opened.engine->close();
+  }
+}
+
 TEST_F(DurableEngine, RestoreTakesThePlaceOfWhatThereIs) {
   const Config with = config();
   (void)run(with, {.steps = 2});
@@ -193,6 +207,17 @@ TEST_F(DurableEngine, RestoreTakesThePlaceOfWhatThereIs) {
     again.engine->close();
   }
   EXPECT_TRUE(run(with, {.steps = 1}).state == toy_oracle(with, {.steps = 6}).state);
+}
+
+TEST_F(DurableEngine, RestoreIsRefusedWhereFrozenUnitsAreInTheCommit) {
+  const ToyOptions options{.steps = 2, .frozen_units = {1}};
+  (void)run(config(), options);
+  Run again(config(), false, options);
+  MemorySource source(*again.engine);
+  const std::string words =
+      expect_error(ErrorCode::kUnsupported, [&] { again.engine->restore(source); });
+  EXPECT_NE(words.find("\"run-7\" keeps frozen units in one copy"), std::string::npos) << words;
+  EXPECT_EQ(again.engine->open_or_create(toy_values()).step, 2u);
 }
 
 TEST_F(DurableEngine, WhatCannotGoOnIsNamedAndNothingIsChanged) {

@@ -65,7 +65,7 @@ TEST(NodeReduction, TrafficIsThatOfTheFormula) {
     const Config config = nodes_of(2, sharded_config(directory.path(), stage, false, DType::kBf16));
     for (const RankRun& run : run_ranks(4, config, {.steps = 2, .rank_count = 4})) {
       ASSERT_EQ(run.failure, "");
-      // Of both steps: a gather behind a step's last update may fall into the next report.
+      // The sum of both steps: a gather behind a step's last update may fall into the next report.
       RankTraffic traffic;
       for (const StepReport& report : run.result.reports) {
         traffic.gathered_bytes += report.rank_traffic.gathered_bytes;
