@@ -36,6 +36,7 @@ Config checked(const Config& config, std::span<const DetachedTensor> tensors) {
                             "parameters nor gradients has no durable store; leave it out, and save "
                             "what the program needs to continue",
                             config.storage.state.name));
+  validate(config);
   return config;
 }
 
