@@ -26,12 +26,12 @@ struct sluice_engine : sluice::Handle {
   // Wraps a C callback in the function that the engine needs. The handle, `values` and `context`
   // must outlive the result.
   sluice::InitialValues initial_values(sluice_values values, void* context) const;
-  // Keeps lines for sluice_next_note(), the newest hundred.
+  // Keeps the newest hundred lines for sluice_next_note().
   void add_notes(std::span<const std::string> added);
   void show_phase(sluice::RunPhase phase) {
     if (status) status->enter(phase);
   }
-  // Shown as `phase` until the result is destroyed.
+  // The engine is shown as being in `phase` until the result is destroyed.
   [[nodiscard]] auto shown_as(sluice::RunPhase phase) {
     struct Shown {
       sluice_engine& engine;

@@ -63,15 +63,16 @@ typedef struct sluice_tensor {
 typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
-  // Frozen; the tensors are bytes of any meaning, such as quantized weights. The engine keeps the
-  // bytes and their order, and never computes with them. Checkpoints and durable stores are
-  // compared with the model by the number of words of a tensor. An opaque tensor has as many words
-  // of a parameter's size as its bytes fill. The caller compares types and shapes itself, for
-  // example by a text that it saves with the checkpoint.
+  // The unit is frozen, and its tensors are bytes of any meaning, such as quantized weights. The
+  // engine keeps the bytes and their order, and never computes with them. Checkpoints and durable
+  // stores are compared with the model by the number of words of a tensor. An opaque tensor has as
+  // many words as its bytes fill, and a word is as large as a parameter. The caller compares types
+  // and shapes itself, for example by a text that it saves with the checkpoint.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
-// This value is added to a sluice_frozen. The unit then stands in neither order, and each step says
-// by sluice_announce() whether it uses the unit. The experts of a router are such units.
+// This value is added to a sluice_frozen. The unit is then in neither order, and each step
+// announces with sluice_announce() whether it uses the unit. The experts of a router are such
+// units.
 #define SLUICE_ANNOUNCED 4
 
 // Tensors that computation needs together: the unit of transfers and leases.
@@ -444,10 +445,11 @@ typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
 // All members clip by the group's norm, skip the same steps and keep the same loss scale. The call
-// sluice_finish_step() calls `add` once, on its own thread. All members of the group finish equally
-// often. `elsewhere` has the numbers of the tensors that another member counts, because that member
-// has equal copies. A null `add` ends the group. Must not be called while a step is active.
-// `context` must stay valid until the group ends or the engine is destroyed.
+// sluice_finish_step() calls `add` once, on its own thread. All members of the group call
+// sluice_finish_step() the same number of times. `elsewhere` has the numbers of the tensors that
+// another member counts, because that member has equal copies. A null `add` ends the group. Must
+// not be called while a step is active. `context` must stay valid until the group ends or the
+// engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
@@ -476,8 +478,8 @@ typedef struct sluice_trace_result {
 // Fails with SLUICE_INPUT if the file cannot be created, and with SLUICE_INVALID_ARGUMENT if a
 // trace is running. In a forked child, this call and sluice_trace_stop() fail with SLUICE_FORKED.
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
-// The call writes what is left and closes the file. `result` may be null. Does nothing without a
-// trace.
+// The call writes the remaining records and closes the file. `result` may be null. Does nothing
+// without a trace.
 // Fails with SLUICE_IO if the file could not be written whole. The file can then be read up to its
 // end.
 sluice_status sluice_trace_stop(sluice_trace_result* result);
@@ -501,9 +503,9 @@ typedef struct sluice_figures {
 
 // Shows this engine in `sluice top` until it is destroyed. Each sluice_finish_step() writes the
 // step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May be
-// called again between steps, with the newest figures. Without that variable nothing happens. A
-// process has one page, for the engine that was shown first. Why an engine has no page is a note
-// (sluice_next_note), and no failure.
+// called again between steps, with the newest figures. Without XDG_RUNTIME_DIR, the call does
+// nothing. A process has one page, for the engine that was shown first. If an engine has no page, a
+// note says why (sluice_next_note); this is no failure.
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
 
 #ifdef __cplusplus

@@ -11,7 +11,8 @@
 
 namespace sluice {
 
-// A moment's codes, one per element, and its scales, one per group. Null where there is none.
+// A moment's codes, one per element, and its scales, one per group. A pointer is null if there are
+// no codes.
 struct MomentCodes {
   std::uint8_t* codes = nullptr;
   float* scales = nullptr;

@@ -85,7 +85,7 @@ class IoQueue {
   // Waits for the requests in flight.
   virtual ~IoQueue() = default;
 
-  // The call adds every request to the queue. The queue sync_queue also completes every request.
+  // The call adds every request to the queue. In sync_queue, the call also completes every request.
   // The call blocks while the queue is full. The last step of a request is the call of its
   // on_complete.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
@@ -105,7 +105,7 @@ class IoQueue {
   virtual std::string_view name() const = 0;
 
   // A line of text for the user about a feature that this queue cannot use on this machine, with
-  // the reason. The text is empty if there is none.
+  // the reason. The text is empty if there is no such feature.
   virtual std::string_view note() const { return {}; }
 };
 
@@ -119,8 +119,8 @@ struct IoQueueOptions {
   // every request. If the kernel refuses, note() tells the reason, and nothing else changes. The
   // memory must outlive the queue.
   std::span<std::byte> memory = {};
-  // Descriptors of the files that most requests use. The queue uring_queue registers them with the
-  // kernel, too. The descriptors must stay open while the queue lives.
+  // Descriptors of the files that most requests use. A queue of io_uring registers these
+  // descriptors with the kernel, too. The descriptors must stay open while the queue lives.
   std::span<const int> files = {};
 };
 

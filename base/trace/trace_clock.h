@@ -3,7 +3,7 @@
 // takes tens of nanoseconds. If the processor does not call the counter invariant, or if the
 // counter drifts, clock_gettime is used instead.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 // Invariant: the time stays within some microseconds of steady_now_ns() if calibrate_trace_clock()
 // runs about once a second. A calibration may set the time back by some microseconds.
 #pragma once

@@ -84,9 +84,9 @@ class CheckpointFile {
   // Fails with kInput if the file is missing, because the ranks do not share `folder`, or if the
   // process may open no more files.
   CheckpointFile(const std::string& folder, const std::string& name);
-  // Whole pages go past the page cache if the file system allows it. If such a page is not a page
-  // of memory, too, its bytes pass through `room`, which no other thread uses. `room` begins at a
-  // multiple of a page and has at least one page. Fails with kNoSpace or kIo.
+  // Whole pages go past the page cache if the file system allows it. If the bytes of such a page do
+  // not begin at a page of memory, they pass through `room`, which no other thread uses. `room`
+  // begins at a multiple of a page and has at least one page. Fails with kNoSpace or kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);
   // Fails with kIo.

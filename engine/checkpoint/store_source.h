@@ -54,7 +54,7 @@ class StoreSource final : public StateSource {
   bool allows_threads() const override { return true; }
 
  private:
-  // A block in memory. A thread that reads from a slot has it alone.
+  // A block in memory. While a thread reads from a slot, no other thread uses the slot.
   struct Slot {
     std::unique_ptr<IoQueue> queue;
     AlignedBuffer buffer;  // the block's planes

@@ -43,10 +43,10 @@ class DurableStore {
   const CommitStart& start() const { return start_; }
   // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
-  // Called before another state takes the place of the store's, as the state of `step`. A step is
-  // all that ranks compare when the store is opened.
-  // Fails with: kInput where a record of this rank has another state of that step, and ranks could
-  // continue from different ones after a crash between their commits.
+  // Called before another state replaces the store's state, as the state of `step`. When a store is
+  // opened, ranks compare only the numbers of their steps.
+  // Fails with kInput if a record of this rank has another state of that step, because ranks could
+  // then continue from different states after a crash between their commits.
   void require_other_step(std::uint64_t step) const;
 
   // The numbers of the config that differ from the numbers of the last commit.

@@ -23,7 +23,7 @@ class ActivationFlow {
   // All arguments must outlive the flow. The flow tells `timeline` when computation waits.
   ActivationFlow(const FlowParts& parts, StepTimeline& timeline);
 
-  // The flow now follows `plan` for `step`. The plan must outlive the flow. Requires: the previous
+  // Makes the flow follow `plan` for `step`. The plan must outlive the flow. Requires: the previous
   // plan has been finished or abandoned.
   void begin(const ActivationPlan& plan, std::uint64_t step);
   // Follows the same plan once more, if all of its accesses have been made. The call waits until no

@@ -64,7 +64,7 @@ class Commits {
   // Takes note that the block is at rest, and that `step` leaves it unchanged.
   void left(BlockId block, std::uint64_t step);
 
-  // The facts about a step at the end of its finish().
+  // The facts of a step that has just finished.
   struct StepEnd {
     std::uint64_t step = 0;
     CommittedScale scale = {};

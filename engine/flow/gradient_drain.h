@@ -69,13 +69,13 @@ class GradientDrain {
   bool try_lend_set(UnitId unit);
   EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
 
-  // The lease of `use` has been released. `computed` is recorded after the computation that filled
-  // `slot` or, without a slot, the set's place. If the schedule has changed, a unit with a final
-  // gradient may get another gradient. The earlier gradient is then no longer final.
+  // Called when the lease of `use` has been released. `computed` is recorded after the computation
+  // that filled `slot` or, without a slot, the set's place. If the schedule has changed, a unit
+  // with a final gradient may get another gradient. The earlier gradient is then no longer final.
   void release(const ScheduledUse& use, std::optional<std::uint32_t> slot, EventId computed);
-  // No more gradients will come, so the present ones are final. Units without a gradient get
-  // zeros, unless they stay as they are. Later calls do nothing. Requires: no update reads the
-  // gradients any more.
+  // Called when no more gradients will come, so that the present ones are final. Units without a
+  // gradient get zeros, unless they stay as they are. Later calls do nothing. Requires: no update
+  // reads the gradients any more.
   void close();
 
   // Whether the schedule has marked a gradient of the unit as its last of the step.

@@ -33,8 +33,8 @@ class HomeLeases {
   // possible.
   HomeLeases(const FlowParts& parts, std::function<void()> on_change);
 
-  // Called when a step or an inference begins. The computation of the previous one has ended or is
-  // followed.
+  // Called when a step or an inference begins. The computation of the previous step or inference
+  // has ended, or is followed.
   void begin() { open_.clear(); }
   // Called when a lease on the unit begins.
   void acquired(UnitId unit);

@@ -28,7 +28,7 @@ class HomeSaver {
   struct Hooks {
     // Whether stores of update `step` may begin, because every earlier commit has its table.
     std::function<bool(std::uint64_t step)> may_store;
-    // A block that was added for `step` is on storage.
+    // Called when a block that was added for `step` is on storage.
     std::function<void(std::uint64_t step)> saved;
     std::function<void()> on_change;
   };

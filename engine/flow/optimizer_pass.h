@@ -62,19 +62,20 @@ class OptimizerPass {
   // given here. The update begins when the previous update has been applied. Requires: the previous
   // update has been passed to apply(), or cancelled.
   void announce(const Update& update);
-  // The unit's parameters have been fetched for its last use of the step.
+  // Called when the unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);
-  // The unit's first gradient of the step is on its way.
+  // Called when the unit's first gradient of the step is on its way.
   void touched(UnitId unit) { order_.touched(unit); }
-  // The unit's gradient of the step is complete and in the set.
+  // Called when the unit's gradient of the step is complete and in the set.
   void gradient_is_final(UnitId unit);
-  // Every gradient is final, and `coefficients` are known. `as_assumed` says whether the
-  // coefficients are as announced. Returns the number of units that stay as they are. The update
-  // counts in the versions of all other units.
+  // Called when every gradient is final, and `coefficients` are known. `as_assumed` says whether
+  // the coefficients are as announced. Returns the number of units that stay as they are. The
+  // update counts in the versions of all other units.
   // Requires: is_begun().
   std::uint32_t apply(const UnitCoefficients& coefficients, bool as_assumed);
   // Asks the unit's blocks to make up for the updates that they have missed (optimizer.untouched
-  // "lazy"). The unit then has its version. The call has no effect if no update is missing.
+  // "lazy"). The blocks then have the unit's version. The call has no effect if no update is
+  // missing.
   void catch_up(const UnitPlace& unit);
   // Does the same for all units.
   void catch_up();

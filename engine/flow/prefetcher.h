@@ -52,7 +52,7 @@ class Prefetcher {
   Prefetcher(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
              const Target& target, Hooks hooks);
 
-  // The prefetcher now follows `schedule`, after `version` updates. With `keeps_for_update`,
+  // Makes the prefetcher follow `schedule`, after `version` updates. With `keeps_for_update`,
   // parameters fetched for the last time in the step wait in their slots for the update. `schedule`
   // and `plan` must stay valid while the prefetcher follows them. The prefetcher must be idle()
   // before the call.
@@ -72,11 +72,11 @@ class Prefetcher {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
   void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
-  // The caller has added uses at the end of the followed schedule and of its plan.
+  // Called when uses have been added at the end of the followed schedule and of its plan.
   void follow_longer();
 
-  // The lease of `use` has been released, and release_event() of the unit has been recorded on the
-  // stream that computed with the unit.
+  // Called when the lease of `use` has been released, and release_event() of the unit has been
+  // recorded on the stream that computed with the unit.
   void release(std::uint32_t use);
 
   // Advances everything that can move.
@@ -185,8 +185,8 @@ class Prefetcher {
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
-  // By unit: after the last copy that its gather waits for. Later copies may wait for computation
-  // that this gather precedes, so no other unit's gather has the same event.
+  // The event of each unit, after the last copy that the unit's gather waits for. Later copies may
+  // wait for computation that this gather precedes, so no other unit's gather has the same event.
   std::vector<Event> shard_events_;
   Event gathered_event_;  // after the gathers before a change of the schedule
   std::uint64_t gathered_bytes_ = 0;

@@ -61,8 +61,8 @@ std::uint32_t activations_held_max(const ModelSpec& model);
 
 // Returns a plan for a window of `places_max` places, each as large as the largest boundary.
 // Accesses a - activations_held_max() + 1 .. a - 1 are still held when access a comes.
-// Requires: at least activations_held_max() places. 0 = enough places to keep everything in the
-// window.
+// Requires: `places_max` is 0 or at least activations_held_max(). With 0, the window has enough
+// places for everything.
 ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t places_max);
 
 // The homes of the largest step's activations, one after the other in a pool. There is one home per

@@ -38,8 +38,8 @@ class AnnouncedUses {
   // The bytes that the fetches of all uses read from storage.
   std::uint64_t read_bytes() const;
   // The bytes of state on storage that the update reads for the units that only announced uses
-  // touch. The bytes that their gradients read there are included. Placement::skips_untouched says
-  // whether there are such bytes. The same number of bytes is written.
+  // touch. The bytes of these units' gradients on storage are included. Placement::skips_untouched
+  // says whether there are such bytes. The same number of bytes is written.
   std::uint64_t update_bytes() const;
 
  private:

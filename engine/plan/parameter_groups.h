@@ -26,7 +26,7 @@ struct StepCoefficients {
   std::uint64_t rounding_key = 0;
 };
 
-// The coefficients of all units. Units that have seen equally many updates share their
+// The coefficients of all units. Units that have seen the same number of updates share their
 // coefficients.
 struct UnitCoefficients {
   std::vector<StepCoefficients> all;

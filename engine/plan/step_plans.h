@@ -44,8 +44,8 @@ class StepPlans {
   // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
-  // From now on, inferences are expected to follow `schedule`, or steps of this shape are. The
-  // expectation needs a window that can be planned for it.
+  // From now on, inferences are expected to follow `schedule`, or steps are expected to have this
+  // shape. The call has no effect if the window cannot be planned for such steps.
   void expect_inference(Schedule schedule);
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);

@@ -32,7 +32,7 @@ class RankSequence {
   RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
       : collectives_(std::move(collectives)), device_(device) {}
 
-  // Calls `issue`, which enqueues operations of this sequence and the work around them, and then
+  // Calls `issue`, which enqueues operations of this sequence and the work around them. Then calls
   // `then` on the scheduler's thread. If operations may block their caller, another thread calls
   // `issue` after submit() has returned. Otherwise both have run on return.
   template <class Issue, class Then>

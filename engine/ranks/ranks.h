@@ -91,7 +91,7 @@ class Ranks {
   // part that this rank owns becomes the sum. If ranks do not share optimizer state, the whole
   // gradient becomes the sum. `then` runs on the scheduler's thread. From then on, later work on
   // `stream` waits for the sum. If operations do not block their caller, `then` has run on return.
-  // Requires: `then` of the call before has run.
+  // Requires: `then` of the previous call has run.
   void reduce(Scheduler& scheduler, const Reduction& reduction, StreamId stream,
               const std::function<void()>& then);
   // The part of `gathered_bytes` that crosses from node to node.
@@ -187,7 +187,7 @@ class Ranks {
   DeviceBuffer gather_buffers_;          // nodes: parts of other nodes; from reserve() on
   Stream stream_;
   // Reductions whose calls may block have a stream of their own, so that the scheduler can go on
-  // with that of the gradients.
+  // with the stream of the gradients.
   Stream reduce_stream_;
   Event before_reduction_;
   Event after_reduction_;

@@ -52,7 +52,7 @@ struct DriveStatus {
 
   std::string_view name() const;
 };
-// The most that a page has. Further drives count in the links alone.
+// The largest number of drives on a page. Further drives count only in the links.
 inline constexpr std::size_t kStatusDrives = 16;
 
 struct TierStatus {

@@ -7,7 +7,8 @@
 //
 // Thread rule: the scheduler's thread calls all functions, except the blocking ones at the end. The
 // blocking functions are called while no step is active. Several threads may call the blocking
-// functions at once. Then each uses a different block, and all of them read or all of them write.
+// functions at once. Each thread then uses a different block, and either all threads read or all
+// threads write.
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h). A store goes to
 // a copy that no commit names, and this copy becomes home when the store has ended.
 //
@@ -118,8 +119,8 @@ class BlockStore {
   // The plane's version on storage. For a plane at home in memory, this is the version of its last
   // save().
   std::uint64_t stored_version(BlockId block, Plane plane) const;
-  // The table of the commit under way. If no commit is under way, the table of the valid commit.
-  // The table lists every plane with the copy that the commit names.
+  // The table of the commit under way. If no commit is under way, the result is the table of the
+  // valid commit. The table lists every plane with the copy that the commit names.
   std::vector<CommitPlane> committed_planes() const;
   // Sets storage to the state that a commit's table lists. Requires: a store of the same planes; no
   // transfer is in flight.

@@ -80,7 +80,7 @@ class StoreFiles {
   // Fails with kInput, naming the missing files and the directories searched, and with kDamaged.
   static StoreFiles open_records(const Options& options);
   void open_data(std::uint32_t count);
-  // Gives each data file at least so many bytes. Requires: open_data().
+  // Gives each data file at least the given number of bytes. Requires: open_data().
   // Fails with: kNoSpace and others; every file then has its former size.
   void extend_data(std::span<const std::uint64_t> data_bytes);
   // Takes back what extend_data() has added.

@@ -28,7 +28,7 @@ class UnitVersions {
   // Fails with kInput if a tensor has seen more updates than there were, or if tensors of one unit
   // have seen different numbers of updates. After a failure, nothing has changed.
   void restore(const StatePosition& position);
-  // The unit gets an update.
+  // Counts an update of the unit.
   void count(UnitId unit) { ++versions_[index_of(unit)]; }
 
   std::uint64_t of(UnitId unit) const { return versions_[index_of(unit)]; }

@@ -21,8 +21,8 @@ class MessagePort {
   MessagePort() = default;
   MessagePort(const MessagePort&) = delete;
   MessagePort& operator=(const MessagePort&) = delete;
-  // Ends the connection of this process. If ends_with_others(), the destructor waits until the
-  // other ranks end their ports, too.
+  // Ends the connection of this process. If ends_with_others() is true, the destructor waits until
+  // the other ranks end their ports, too.
   virtual ~MessagePort() = default;
   virtual bool ends_with_others() const { return true; }
 

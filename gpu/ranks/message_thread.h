@@ -4,7 +4,7 @@
 // threads that started them compute. Waiting has a deadline, because only a deadline can detect a
 // stopped rank or a dead link.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 // Invariants: at most one thread is inside the port. Batches start in the order of the start()
 // calls, and the messages of a batch in the order of the batch. After a failure, no messages are
 // moved. Messages that the port has begun stay unfinished, and the process is about to end.

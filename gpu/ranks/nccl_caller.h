@@ -2,7 +2,7 @@
 // operation is on its stream, so the engine's scheduler hands its operations over
 // (Collectives::hand_over()).
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 // Invariant: work runs in the order of post(), one at a time. The queue has no limit, because the
 // caller's slots limit the work in flight.
 #pragma once
@@ -20,7 +20,7 @@ class NcclCaller {
   NcclCaller();
   NcclCaller(const NcclCaller&) = delete;
   NcclCaller& operator=(const NcclCaller&) = delete;
-  // Requires: drain().
+  // Requires: drain() has returned, and nothing was posted since.
   ~NcclCaller();
 
   // Returns immediately. `work` must not throw.

@@ -64,7 +64,7 @@ class OutputFile {
   // Fails with kNoSpace or kIo. After a failure the file is truncated to its length before the
   // call.
   void write(std::string_view bytes);
-  // Does the same, through a buffer that commit() empties.
+  // Does the same as write(std::string_view), through a buffer that commit() empties.
   template <class... Arguments>
   void print(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
     fmt::format_to(std::back_inserter(buffer_), format, std::forward<Arguments>(arguments)...);
@@ -127,7 +127,8 @@ class OutputFiles {
 
   // Compares all files, then checks each output. Prints a line for each temporary file that a
   // killed process left.
-  // Fails with kInput if two of them are the same file, and with the errors of OutputFile::check().
+  // Fails with kInput if two of the paths lead to the same file, and with the errors of
+  // OutputFile::check().
   void check();
   // Compares all files again, for inputs that were added since.
   // Fails with kInput in the cases of check().

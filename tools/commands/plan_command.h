@@ -17,13 +17,13 @@ struct PlanOptions {
   std::uint32_t ranks = 1;
   bool stages = false;  // also print the memory of a rank under each ZeRO stage
   bool matrix = false;  // and memory and time by stage and offload
-  // This replaces the config's model by a config.json, or by a folder that has one; empty = none.
+  // A config.json, or a folder that has one, which replaces the config's model; empty = none.
   std::string model;
   std::optional<std::uint64_t> sequence;  // with `model`: tokens of a sequence
   // The name of the GPU to plan for; empty = as in the config.
   std::string gpu;
-  // This replaces memory.host; empty = as in the config. With `nodes`, the value is the memory of a
-  // host.
+  // A value that replaces memory.host; empty = as in the config. With `nodes`, the value is the
+  // memory of a host.
   std::string host_memory;
   std::string drive;                 // a name, or "name:count"; empty = none
   std::string drive_space;           // of all drives together; empty = of `drive`, or unlimited

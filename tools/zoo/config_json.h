@@ -1,5 +1,5 @@
-// The config.json of a model, with messages that name the file and the key. Also the builder of a
-// model's units.
+// The config.json of a model, with messages that name the file and the key. This header also has
+// the builder of a model's units.
 //
 // Thread rule: a file is constant after construction. One thread uses a builder.
 #pragma once

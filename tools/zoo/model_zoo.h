@@ -22,8 +22,8 @@ struct UnitWork {
   // sees half of a sequence. Attention without a mask, or to an encoder of the same length, counts
   // with twice its width. The keys of an encoder of fixed length count in `product_elements`.
   std::uint64_t attention_width = 0;
-  // The number of the unit's tokens for each sequence, if that number is fixed; 0 = it is the
-  // sequence's own. An encoder of sound has a fixed number of frames.
+  // The number of the unit's tokens for each sequence, if that number is fixed; 0 = the number is
+  // that of the sequence. An encoder of sound has a fixed number of frames.
   double fixed_tokens = 0;
 };
 

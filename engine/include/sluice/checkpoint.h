@@ -41,10 +41,11 @@ struct SaveOptions {
   std::map<std::string, double> hyperparameters = {};
   // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
-  // Computes the SHA-256 of each range, as 64 hexadecimal digits, for the manifest. Each file is
-  // given once, so that the function can read it once. Every rank gives this function. A later call
-  // gives the checkpoint its name. That call first reads the rank's share of the files again,
-  // perhaps on another thread. After begin_save(), the later call is begin_step() or finish_save().
+  // Computes the SHA-256 of each range, as 64 hexadecimal digits, for the manifest. The engine
+  // passes each file once, so that the function can read the file once. Every rank has to set this
+  // function. A later call gives the checkpoint its name. That call first reads the rank's share of
+  // the files again, perhaps on another thread. After begin_save(), the later call is begin_step()
+  // or finish_save().
   std::function<std::vector<std::string>(const FileRanges& file)> sha256 = {};
 };
 

@@ -36,7 +36,7 @@ SLUICE_EXPORT std::string_view name_of(NonFinitePolicy policy);
 
 // The treatment of units that no rank has used in backward during the step.
 // - kUpdate: their gradient is zero, and the update decays moments and weights.
-// - kSkip: nothing of them changes, moves, or counts as an update, as for a parameter without
+// - kSkip: such units do not change, move no bytes and count no update, as a parameter without
 //   gradient in torch's optimizers.
 // - kLazy: the bits are those of kUpdate, but a unit whose state is on storage makes up for its
 //   missed updates later, all at once.
@@ -209,7 +209,7 @@ struct Config {
     // At stage 2, they also share the gradients. At stage 3, they also share the parameters.
     std::uint32_t stage = 3;
     // The number of consecutive ranks that share a copy of the state. Other ranks have copies of
-    // their own. 0 stands for all ranks. A divisor of the number of ranks.
+    // their own. 0 stands for all ranks. This number must divide the number of all ranks.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
     // At stage 3, a unit whose parameters take at most this many bytes stays whole on every rank's
@@ -232,7 +232,8 @@ struct Config {
 // Reads the engine's part of `document`.
 SLUICE_EXPORT Config engine_config(const ConfigDocument& document);
 
-// Checks values that code may have set wrongly; a config read from a file passes.
+// Checks values that an application's code may have set wrongly; a config that was read from a file
+// passes.
 // Fails with kConfig, naming the member.
 SLUICE_EXPORT void validate(const Config& config);
 

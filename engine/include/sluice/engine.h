@@ -35,8 +35,8 @@
 // not exist, a range beyond a tensor's end, and a stream of another device. Further examples are a
 // call during another thread's call, and a call on a lease, step or engine that is over. Failures
 // outside of Sluice throw Error too, each with its own code. Leases and steps may be destroyed in
-// any order, even after their engine. Device and collectives must outlive the engine, which Sluice
-// cannot check. SLUICE_CHECK aborts only if Sluice contradicts itself. Please report such a defect.
+// any order, even after their engine. Device and collectives must outlive the engine; Sluice cannot
+// check this. SLUICE_CHECK aborts only if Sluice contradicts itself. Please report such a defect.
 #pragma once
 
 #include <functional>
@@ -112,7 +112,8 @@ class SLUICE_EXPORT Engine {
   // Sets the fp32 master weights, with zero moments. Once, before the first step.
   // Fails with:
   // - kNonFinite: a value is not finite. The message names tensor and element.
-  // - kInvalidArgument: there is no function, or the engine or its durable store has a state.
+  // - kInvalidArgument: there is no function, or the engine or its durable store already has a
+  //   state.
   // - kIo and others: a transfer has failed.
   // After a failure, initialize() can be called again.
   void initialize(const InitialValues& values);
@@ -134,8 +135,8 @@ class SLUICE_EXPORT Engine {
   // store, as in FinishOptions::application.
   void restore(StateSource& source, const std::string& application = {});
 
-  // Sets the fp32 masters of `tensors`, and with them their parameters, between two steps. Moments,
-  // step and all other tensors stay as they are. All ranks give the same list.
+  // Sets the fp32 masters of `tensors`, and the parameters that follow from them, between two
+  // steps. Moments, step and all other tensors stay as they are. All ranks give the same list.
   // Fails with:
   // - kInvalidArgument: a step is active, the state has no values yet, there is no function, or a
   //   tensor does not exist.
@@ -158,7 +159,7 @@ class SLUICE_EXPORT Engine {
   // - kInput: numbers of the config have changed.
   // - kIo or kDamaged: the store cannot be read.
   // - The errors of initialize().
-  // The constructor has refused a store that is in use, incomplete, or of another model.
+  // The constructor has already refused a store that is in use, incomplete, or of another model.
   OpenedState open_or_create(const InitialValues& values, const OpenOptions& options = {});
   // The last step whose commit is durable on this rank. One step later, the commit is durable on
   // every rank. After the constructor, this is the step that open_or_create() continues from. The
@@ -216,9 +217,10 @@ class SLUICE_EXPORT Engine {
   Step begin_step(const StepOptions& options);
   Inference begin_inference();
 
-  // From the next step on, StepReport::gradient_norm, clipping, skipped steps and the loss scale
-  // are those of the whole group. With a group that has no function, the norm and the other numbers
-  // are the engine's own again. Several ranks of one engine give the same tensors.
+  // From the next step on, the engine uses the group's numbers: StepReport::gradient_norm,
+  // clipping, skipped steps and the loss scale are those of the whole group. With a group that has
+  // no function, the norm and the other numbers are the engine's own again. Several ranks of one
+  // engine give the same tensors.
   // Fails with:
   // - kInvalidArgument: a step is active, a tensor does not exist, or there are tensors but no
   //   function.
@@ -227,10 +229,10 @@ class SLUICE_EXPORT Engine {
 
   // Returns when every scheduled update has been applied and its state is back at home.
   void drain();
-  // The last call. Drains, commits the last step to a durable store, and throws an update's failure
-  // that no call has thrown yet. Under overlap, an update may fail after the last finish(). Steps,
-  // inferences and read_state() are refused afterwards. A second call throws the same failure, if
-  // there was one.
+  // This is the last call of an engine. Waits for the updates, commits the last step to a durable
+  // store, and throws an update's failure that no call has thrown yet. Under overlap, an update may
+  // fail after the last finish(). Steps, inferences and read_state() are refused afterwards. A
+  // second call throws the same failure, if there was one.
   // Fails with:
   // - kInvalidArgument: a step or an inference is active.
   // - The engine's first failure, if there was one.

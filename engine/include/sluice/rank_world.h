@@ -90,8 +90,8 @@ class SLUICE_EXPORT RankWorld {
   std::unique_ptr<Collectives> join(HostDevice& device);
   std::unique_ptr<Collectives> join(CudaDevice& device);
 
-  // Closes the connections between the ranks when all ranks have come to the end. The call of
-  // leave() is the last one, after the collectives are destroyed.
+  // Closes the connections between the ranks when all ranks have called leave(). Call leave() last,
+  // after the collectives have been destroyed.
   // Fails with kRanks if another rank does not come.
   void leave();
   // If MPI connects the ranks, the call ends every rank, and may end this process, too. Otherwise

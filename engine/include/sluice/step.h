@@ -125,7 +125,7 @@ class SLUICE_EXPORT Step {
   // Without finish(), the step is abandoned: nothing is updated, and leases that are held end.
   ~Step();
 
-  // The step will use each of these announced units once in `pass`, in this order. These uses
+  // Announces that the step will use each of `units` once in `pass`, in this order. These uses
   // follow the uses that were announced before. The fetches of these units begin at once, beside
   // the fetches of the schedule. Returns the units in the order in which they have to be acquired.
   // With several ranks, all ranks announce at the same point. The uses are the units of all ranks,
@@ -196,8 +196,8 @@ class SLUICE_EXPORT Step {
   std::uint64_t walk_ = 0;
 };
 
-// An inference consists of forward passes without gradients, one per batch. The destructor ends
-// them, even halfway.
+// An inference consists of forward passes without gradients, one per batch. The destructor ends the
+// inference, even in the middle of a pass.
 class SLUICE_EXPORT Inference {
  public:
   Inference(Inference&& other) noexcept;
@@ -208,7 +208,7 @@ class SLUICE_EXPORT Inference {
   std::vector<UnitId> announce(std::span<const UnitId> units);
   // Does the same as Step::acquire() with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
-  // As in Step.
+  // The functions save() and load() do the same as those of Step.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 

@@ -87,7 +87,7 @@ struct Traffic {
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
   // The bytes of gradients written to storage, where they wait for the update. The step reads the
-  // same number of bytes. Included above.
+  // same number of bytes. The counts above include these bytes.
   std::uint64_t gradient_spill_bytes = 0;
 };
 
@@ -157,10 +157,10 @@ struct StepReport {
   // These counts are for optimizer.untouched "skip" and "lazy":
   // - untouched_units counts the units that no rank has used in backward. Such units stay as they
   //   are.
-  // - announced_update_bytes counts the bytes on storage that the update of announced units reads
-  //   and writes (each). Engine::predicted_traffic() does not know them.
-  // - late_update_bytes counts, with "lazy", the bytes that units have read and written (each) to
-  //   make up for missed updates.
+  // - announced_update_bytes counts the bytes on storage that the update of announced units reads;
+  //   the update writes the same number. Engine::predicted_traffic() does not include these bytes.
+  // - late_update_bytes counts, with "lazy", the bytes that units have read to make up for missed
+  //   updates; they have written the same number.
   std::uint32_t untouched_units = 0;
   std::uint64_t announced_update_bytes = 0;
   std::uint64_t late_update_bytes = 0;

@@ -1,6 +1,6 @@
 // Failures of single calls of the stand-in for the CUDA runtime. A test counts the calls of a run.
 // The test then repeats the run and lets each call fail once.
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 #include <cstdint>

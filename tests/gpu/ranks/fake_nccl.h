@@ -38,11 +38,11 @@ struct fake_nccl_fault {
 // Returns the number of calls since the last fault was set.
 extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault fault);
 
-// Changes the number of holders. While there is one, operations do not come to their streams:
-// their callers learn that they are in progress.
+// Changes the number of holders. While there is a holder, operations do not get to their streams,
+// and callers learn that their operations are in progress.
 extern "C" void fake_nccl_hold(int change);
-// Communicators that are made while this is set have one rank that takes part. The others count as
-// present, and send nothing. So a process can count the messages of one of many ranks.
+// Communicators that are made while this is set have one rank that takes part. The other ranks
+// count as present, and send nothing. So a process can count the messages of one of many ranks.
 extern "C" void fake_nccl_leave_alone(bool is_alone);
 
 // `path` is the library's path.

@@ -46,7 +46,8 @@ class DeviceGpt {
   ~DeviceGpt();
 
   std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
-  // The same number for a model with parameters of `type`. The model need not exist.
+  // Returns the activation_bytes() that a model with parameters of `type` would have. The model
+  // need not exist.
   static std::uint64_t activation_bytes_of(
       const GptConfig& config, BatchShape shape, DType type,
       std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
@@ -77,8 +78,8 @@ class DeviceGpt {
     return static_cast<std::uint32_t>(of_evaluation_.size());
   }
 
-  // As in GptCompute, but enqueued on `stream`. Gradients are overwritten. `batch` is that of an
-  // evaluation.
+  // Does the same as in GptCompute, but enqueues the work on `stream`. Gradients are overwritten.
+  // `batch` is that of an evaluation.
   // Requires: the uses of a batch come in order, 0 first.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
                std::uint32_t batch = 0);

@@ -15,8 +15,9 @@
 // With checkpoints at the units' boundaries, the caller brings the values that cross the boundaries
 // to every use, and backward() computes the rest of a unit's activations again. These are the same
 // operations on the same values, so they give the same bits. With checkpoints, several
-// micro-batches may be under way at the same time. Evaluations of several batches always may: the
-// memory that training has for backward keeps their values between the uses of units.
+// micro-batches may be under way at the same time. Several batches of evaluations may always be
+// under way at the same time: the memory that training has for backward keeps their values between
+// the uses of units.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +63,7 @@ class GptCompute {
 
   // The bytes of activations and scratch, all allocated at construction.
   std::uint64_t activation_bytes() const;
-  // The same number. A GptCompute need not exist.
+  // Returns the activation_bytes() that a GptCompute would have. A GptCompute need not exist.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
 
@@ -91,7 +92,7 @@ class GptCompute {
   // Fails with kInput as start_training() does.
   void start_evaluation(std::span<const std::uint32_t> tokens,
                         std::span<const std::uint32_t> targets, std::uint32_t batch = 0);
-  // How many batches can be evaluated at the same time; two at least.
+  // The number of batches that can be evaluated at the same time; at least two.
   std::uint32_t evaluation_batches() const {
     return static_cast<std::uint32_t>(activations_.of_evaluation.size());
   }

@@ -1,5 +1,5 @@
 // The rate that the matrix products of this machine reach when nothing else runs. A step's rate is
-// compared with it.
+// compared with this rate.
 #pragma once
 
 #include "tools/gpt/model/matmul_choice.h"

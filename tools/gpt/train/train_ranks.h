@@ -48,7 +48,7 @@ class TrainRanks {
   // Fails with kRanks or kUnsupported.
   std::unique_ptr<Collectives> join(ComputeDevice& device);
 
-  // Closes the connections between the ranks when all ranks have come to the end. The call is the
+  // Closes the connections between the ranks when all ranks have called leave(). The call is the
   // last one.
   // Fails with kRanks.
   void leave() { world_->leave(); }

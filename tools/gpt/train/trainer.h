@@ -29,8 +29,8 @@ struct TrainedStep {
 struct StopRequest {
   // Whether this rank has been asked to stop. Once true, it stays true. Called from any thread.
   std::function<bool()> is_asked = [] { return false; };
-  // Whether any rank has been asked. With several ranks, all ranks call it at the same points, on
-  // the trainer's thread, and get the same answer.
+  // Whether any rank has been asked. With several ranks, all ranks call this function at the same
+  // points, on the trainer's thread, and get the same answer.
   std::function<bool()> is_agreed = [] { return false; };
 };
 
@@ -51,9 +51,10 @@ class Trainer {
 
   // The mean cross-entropy of `batches` in nats per token. As many batches as fit the memory of the
   // activations go through the model together: each unit is used once for all of them. The result
-  // does not depend on their number.
+  // does not depend on the number of batches that go together.
   double evaluate(std::span<const TokenBatch> batches) { return *evaluate_until({}, batches); }
-  // The same, or nothing if `stop` ends it. It then ends within about the time of one unit's use.
+  // Does the same as evaluate(), but returns nothing if `stop` ends the evaluation. The evaluation
+  // then ends within about the time of one unit's use.
   virtual std::optional<double> evaluate_until(const StopRequest& stop,
                                                std::span<const TokenBatch> batches) = 0;
 
@@ -81,8 +82,8 @@ class Trainer {
     std::uint32_t batches_at_once;
   };
   // Enqueues use `use` of the forward order for every batch of `group`, and behind the last use the
-  // addition of each batch's loss to `loss`, in the order of the batches. It may leave the rest out
-  // once StopRequest::is_asked() is true.
+  // addition of each batch's loss to `loss`, in the order of the batches. The function may leave
+  // the rest out once StopRequest::is_asked() is true.
   using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
                                           std::span<const TokenBatch> group, double& loss)>;
   static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,
