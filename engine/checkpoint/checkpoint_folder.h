@@ -4,7 +4,7 @@
 // synced. Then a rename, which is synced too, gives the checkpoint its name. "latest" is a link
 // that is replaced in the same way. Older checkpoints are removed only afterwards.
 //
-// Thread rule: plain functions of one thread; with several ranks, rank 0 calls them.
+// Thread rule: one thread calls the functions; with several ranks, it is a thread of rank 0.
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 // ranks must be on this host's paths. The source keeps other jobs out of the store as long as it
 // exists.
 //
-// Thread rule: read() from any thread, several at a time; everything else on one thread.
+// Thread rule: several threads may call read() at the same time; one thread makes all other calls.
 // Invariant: only the lock files' text is written.
 #pragma once
 

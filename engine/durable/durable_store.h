@@ -34,7 +34,7 @@ class DurableStore {
   DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,
                Placement& placement, Ranks& ranks);
 
-  // Whether the store had no commit, so that the state still has to be given.
+  // Whether the store had no commit, so that the application still has to give the state.
   bool is_new() const { return start_.record.planes.empty(); }
   // The record of the commit that the run continues from. Requires: not is_new().
   const CommitRecord& record() const { return start_.record; }

@@ -6,7 +6,7 @@
 // A store of a later version waits until the commit's table is taken. If all copies are named, such
 // a store waits until the commit is valid.
 //
-// While a step fetches its units, it may hold back the commit of the step before, because a flush
+// While a step fetches its units, it may hold back the commit of the previous step, because a flush
 // makes reads wait (engine/plan/commit_turn.h).
 //
 // With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1,
@@ -15,9 +15,9 @@
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
 // application's text and the loss scale as they were when finish() of its step ended. No commit
-// begins after a failure of the device, because updates and copies there end without saying so.
-// After another failure, the only commit that begins is a held one whose state was on storage
-// before the failure.
+// begins after a failure of the device, because updates and copies on a failed device end without
+// reporting the failure. After another failure, the only commit that begins is a held one whose
+// state was on storage before the failure.
 #pragma once
 
 #include <cstdint>
@@ -89,7 +89,8 @@ class Commits {
   void release();
 
   struct Progress {
-    // Whether every block that lives on storage has been stored there as update `step` has left it.
+    // Whether storage has every block that lives on storage, in the version that update `step` has
+    // made.
     std::function<bool(std::uint64_t step)> is_stored;
     // Whether the step has the unit of this use.
     std::function<bool(std::uint32_t use)> has_unit;

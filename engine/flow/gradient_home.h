@@ -54,8 +54,8 @@ class GradientHome {
 
   virtual ~GradientHome() = default;
 
-  // Starts to bring a gradient home. The copies go through `stream`, behind the work that is there.
-  // Requires: the previous gradient is home.
+  // Starts to bring a gradient home. The copies go through `stream`, behind the work that is
+  // already on `stream`. Requires: the previous gradient is home.
   virtual void start(const GradientMove& move, StreamId stream) = 0;
   // Whether units without a gradient have to be moved as well, as zeros.
   virtual bool moves_zeros() const { return false; }

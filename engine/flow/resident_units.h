@@ -30,7 +30,7 @@ class ResidentUnits {
   // `unit`. Called once per update for each unit homed on the device. Also called for a frozen unit
   // when the unit gets its values, in the same order on every rank.
   void updated(UnitId unit, StreamId stream);
-  // Does the same for an update that leaves the unit as it is.
+  // Does the same for an update that does not change the unit.
   void left(UnitId unit);
 
   // Whether the gather that the unit's last update caused has been queued on the device.

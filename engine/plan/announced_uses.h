@@ -3,9 +3,9 @@
 // of these units. Announcements only add uses: the plan so far, and the schedule of the other
 // units, stay as they are. So a step reads exactly the bytes of the units that it announces. A unit
 // takes the place of another unit that has no later use among the uses announced with it. If
-// several units have no later use, the place is that of the unit whose last use is longest ago. If
-// every unit has a later use, the place is that of the unit whose next use is latest. The time for
-// an announcement grows with the number of its units, but not with the number of earlier uses.
+// several units have no later use, the unit whose last use is longest ago gives up its place. If
+// every unit has a later use, the unit whose next use is latest gives up its place. The time for an
+// announcement grows with the number of its units, but not with the number of earlier uses.
 //
 // Thread rule: one thread at a time. References stay valid.
 #pragma once

@@ -219,9 +219,9 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
 // The function tries to place the state under `budgets`. If a pair of budgets works, every pair of
 // larger budgets works, too.
 // Fails with kOutOfMemory if a budget cannot hold its mandatory pools, or the state that `choices`
-// puts there. The message lists the pools. The message names the smallest budget that works while
-// the other budget stays as it is. If no size of this budget alone works, the message names a pair
-// of budgets.
+// assigns to the budget's tier. The message lists the pools. The message names the smallest budget
+// that works while the other budget stays as it is. If no size of this budget alone works, the
+// message names a pair of budgets.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});

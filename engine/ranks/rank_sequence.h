@@ -1,7 +1,7 @@
 // One sequence of collectives. Each operation gets a trace record with its bytes and its time on
 // the stream. The time includes waits for other ranks.
 //
-// Thread rule: as Collectives; submit() on the scheduler's thread.
+// Thread rule: as Collectives; the scheduler's thread calls submit().
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The thread on which the engine's arithmetic runs: Adam, gradient accumulation and norms. Tasks
-// run in the order posted, and CpuOptimizer spreads each of them over the cores. A thread of its
-// own keeps the scheduler free for completions.
+// run in the order in which they were posted, and CpuOptimizer spreads each task over the cores. A
+// thread of its own keeps the scheduler free for completions.
 // Thread rule: the scheduler's thread calls post() and post_here().
 #pragma once
 

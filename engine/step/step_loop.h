@@ -170,7 +170,7 @@ class StepLoop {
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
   // Stops the fetches ahead of computation, at the same use on all ranks. `unit` is the unit that
-  // comes next. Without a unit, no use comes.
+  // comes next. Without a unit, no further use follows.
   WindowProgress halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass);
   void end_schedule();
   void end_inference_together() noexcept;

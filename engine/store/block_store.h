@@ -48,8 +48,8 @@ class BlockStore;
 // One transfer of one block's plane. The owner must not move the object until `done` runs.
 struct Transfer {
   // The owner sets this function once. The function runs on the scheduler's thread when the
-  // transfer has ended, with success or failure. After a failure, the scheduler has failed() and
-  // the bytes are invalid.
+  // transfer has ended, with success or failure. After a failure, the scheduler keeps the failure,
+  // and the bytes are invalid.
   std::function<void()> done;
   // The owner sets this priority before a fetch. A busy drive serves reads by this priority. All
   // writes come last.
@@ -87,15 +87,15 @@ class BlockStore {
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
   // Starts writing `source` as `version`, which is later than the home's version. `version` is the
-  // next version, unless the block has missed updates (engine/flow/late_updates.h). Other rules are
-  // those of fetch().
+  // next version, unless the block has missed updates (engine/flow/late_updates.h). The other rules
+  // are the same as for fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
   // Whether store() to `target` finds a free copy that no commit names. Always true for scratch
   // state.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
-  // Starts writing a plane that is at home in memory, for a commit of a durable store. Other rules
-  // are those of fetch().
+  // Starts writing a plane that is at home in memory, for a commit of a durable store. The other
+  // rules are the same as for fetch().
   // Requires: may_store(). `source` holds the plane's version, and stays as it is.
   void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
   // Makes the shadow home. The shadow has been written as the version after the home's.
@@ -127,7 +127,7 @@ class BlockStore {
   void restore(std::span<const CommitPlane> planes);
 
   // Sets the version of the block's planes, for the next write or for planes in memory. The rules
-  // are those of the blocking transfers below.
+  // are the same as for the blocking transfers below.
   void begin_at(BlockId block, std::uint64_t version);
 
   // Blocking transfers, outside of steps. Several threads may make such transfers at the same time,

@@ -1,8 +1,8 @@
 // A commit record as a value, its conversion to bytes and back, and the defects found in the bytes.
 //
 // Thread rule: pure.
-// Invariant: decode_commit() takes any bytes, and accepts only bytes that encode_commit() can have
-// made. In a whole record, planes lie inside their files' address range and do not overlap, and
+// Invariant: decode_commit() takes any bytes, and accepts only bytes that encode_commit() can
+// produce. In a whole record, planes lie inside their files' address range and do not overlap, and
 // each plane names one of its copies.
 #pragma once
 

@@ -28,8 +28,8 @@ class DurableIdentity {
   // and their tensors if there is room. `changes` is an array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // The hashes and the settings are those of a record. The text says how the record's model or
-  // layout differs from this run's. The result is empty if model and layout are the same.
+  // The hashes and the settings come from a record. The text says how the record's model or layout
+  // differs from this run's. The result is empty if model and layout are the same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
   // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".

@@ -58,7 +58,7 @@ class StateAccess {
 
   // Calls `visit` with every block of this rank in host memory. The block is at its home or in a
   // place. Several threads call `visit` at the same time, each for a different block. No two
-  // threads do so for the same place.
+  // threads call `visit` for the same place at the same time.
   // Fails with the errors of read(), and with the exceptions of `visit`.
   using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
   void visit_blocks(const Visit& visit);

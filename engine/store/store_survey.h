@@ -54,8 +54,8 @@ std::vector<std::uint32_t> absent_ranks(const StoreSurvey& store);
 std::string find_disagreement(const StoreSurvey& store);
 
 // Reads all data that a rank's commit names, and compares the data with the checksums. The commit
-// is that of StoreSurvey::step, from which a run would continue. If there is no such step, it is
-// the newest commit. Returns a line for each plane that differs or cannot be read.
+// of StoreSurvey::step is used, because a run would continue from this commit. If there is no such
+// step, the newest commit is used. Returns a line for each plane that differs or cannot be read.
 // Fails with kInput if files are missing.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
 

@@ -13,7 +13,7 @@
 // and several outputs may write to it. The path "-" is standard output. Text for people then goes
 // to standard error.
 //
-// Thread rule: one thread per set.
+// Thread rule: one thread uses an OutputFiles and its files.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ class OutputFile {
 
   // Opens the output. The call write() does this, too. Fails with the errors of check().
   void begin();
-  // The open descriptor. This object still owns it. Requires: the output is begun.
+  // The open descriptor. This object still owns the descriptor. Requires: the output is begun.
   int descriptor() const;
 
   // Fails with kNoSpace or kIo. After a failure the file is truncated to its length before the

@@ -25,7 +25,7 @@ class IntervalSet {
   // The part of [begin, end) that lies in at least one interval.
   std::uint64_t busy_ns(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   std::uint64_t busy_ns() const { return busy_ns(0, UINT64_MAX); }
-  // This part as a share of [begin, end). The share is 0 if [begin, end) is empty.
+  // The busy time as a share of [begin, end). The share is 0 if [begin, end) is empty.
   double share(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   // The average number of simultaneous intervals over [begin, end).
   // Requires: kDepth.

@@ -2,7 +2,8 @@
 // and simulates the plan's step at measured rates. For tune_search(), it says how long a step would
 // take.
 //
-// Thread rule: learn() comes before anything else. Any thread may call the const functions.
+// Thread rule: the call of learn() precedes all other calls. Any thread may call the const
+// functions.
 #pragma once
 
 #include <string>

@@ -39,7 +39,7 @@ TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, un
 // contender's part in the tournament.
 using RunContender = std::function<double(std::size_t index, unsigned round)>;
 
-// Contender 0 is the given config. Every round begins with another contender.
+// Contender 0 is the given config. Every round begins with a different contender.
 // Fails with the errors of `run`, if the given config fails and `given_must_run` is true.
 std::vector<Contender> run_tournament(std::size_t contenders, unsigned rounds, bool given_must_run,
                                       const RunContender& run);

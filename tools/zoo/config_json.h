@@ -23,7 +23,7 @@ class ConfigJson {
   // `argument` is a config.json or a folder with one.
   // Fails with kInput if the file cannot be read, is no JSON object, or is nested too deep.
   explicit ConfigJson(const std::string& argument);
-  // `values` are those of a config.json. Messages call the file `name`.
+  // `values` are the values of a config.json. Messages call the file `name`.
   ConfigJson(std::string name, nlohmann::json values)
       : path_(std::move(name)), values_(std::move(values)) {}
 

@@ -45,7 +45,7 @@ struct BlockActivations {
 };
 
 struct Activations {
-  // Fails with kOutOfMemory if the memory is not there.
+  // Fails with kOutOfMemory if there is not enough memory.
   Activations(const GptConfig& config, const ActivationNeeds& needs);
 
   // The bytes that such activations would take. The call allocates nothing.

@@ -57,7 +57,7 @@ class DeviceGpt {
   // Computes one pass of training over zeros and waits for the end. Every operation of the training
   // has then run, so its code and its plan are loaded. Meanwhile, the call takes memory for the
   // parameters and gradients of the largest unit. To be called between passes.
-  // Fails with kOutOfMemory if the memory is not there.
+  // Fails with kOutOfMemory if there is not enough memory.
   void warm_up();
 
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
@@ -79,7 +79,7 @@ class DeviceGpt {
   }
 
   // Does the same as in GptCompute, but enqueues the work on `stream`. Gradients are overwritten.
-  // `batch` is that of an evaluation.
+  // `batch` is the number of the batch in an evaluation.
   // Requires: the uses of a batch come in order, 0 first.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
                std::uint32_t batch = 0);

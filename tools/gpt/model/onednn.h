@@ -4,8 +4,8 @@
 // declares the second one). The functions keep no memory between two calls, because packed data is
 // freed.
 //
-// Thread rule: any thread, any number of calls at the same time. A call computes on the calling
-// thread.
+// Thread rule: any number of threads may call the functions at the same time. A call computes on
+// the calling thread.
 #pragma once
 
 #include <cstdint>

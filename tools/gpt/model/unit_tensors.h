@@ -37,7 +37,7 @@ struct GradientTarget {
 class UnitTensors {
  public:
   // `spec` and `threads` must outlive the object. With `bf16_factors`, matrices stay bf16.
-  // Fails with kOutOfMemory if the memory is not there.
+  // Fails with kOutOfMemory if there is not enough memory.
   UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads,
               bool bf16_factors = false);
 

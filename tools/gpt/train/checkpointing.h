@@ -77,8 +77,8 @@ class Checkpointing {
   // - The required state is missing or unreadable.
   // - The state is of another model, config or text.
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
-  // The options for the step after which the run has made `steps` steps. With a store, the options
-  // have the text that the commit keeps.
+  // The options for step number `steps` of the run, counted from 1. With a store, the options have
+  // the text that the commit keeps.
   FinishOptions finish_options(std::uint64_t steps) const;
   // The place where resume() has found the state. If there was none, the place where resume() has
   // looked for it.

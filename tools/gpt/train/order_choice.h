@@ -29,10 +29,10 @@ std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& mode
                                      const RunMachine& machine);
 
 // The order that "auto" takes. Vertical order is taken if it is possible and moves fewer bytes to
-// and from storage. If the two orders move the same number of bytes there, the order that moves
-// fewer bytes between host and device is taken. If backward uses a unit more than once (tied
-// weights), "auto" always takes horizontal order. If backward uses a unit more than once, the order
-// changes bits. A budget must not change bits. A budget must not change bits.
+// and from storage. If the two orders move the same number of bytes to and from storage, the order
+// that moves fewer bytes between host and device is taken. If backward uses a unit more than once
+// (tied weights), "auto" always takes horizontal order. If backward uses a unit more than once, the
+// order changes bits. A budget must not change bits. A budget must not change bits.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
 // Sets `order` and the activations' order. The result is the same on all ranks with the same config

@@ -81,9 +81,9 @@ class Trainer {
     const std::vector<UnitId>& forward_order;
     std::uint32_t batches_at_once;
   };
-  // Enqueues use `use` of the forward order for every batch of `group`, and behind the last use the
-  // addition of each batch's loss to `loss`, in the order of the batches. The function may leave
-  // the rest out once StopRequest::is_asked() is true.
+  // The function enqueues use `use` of the forward order for every batch of `group`. Behind the
+  // last use, the function enqueues the addition of each batch's loss to `loss`, in the order of
+  // the batches. The function may leave the rest out once StopRequest::is_asked() is true.
   using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
                                           std::span<const TokenBatch> group, double& loss)>;
   static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,
