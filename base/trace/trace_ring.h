@@ -1,4 +1,4 @@
-// A ring with one writer and one reader, which takes the records of one thread to the drainer.
+// A ring with one writer and one reader. The ring takes the records of one thread to the drainer.
 //
 // Thread rule: only the ring's own thread calls append(). One other thread at a time calls drain().
 // Invariants: append() never waits. If the ring is full, append() drops the record and counts the

@@ -43,8 +43,8 @@ class DurableStore {
   const CommitStart& start() const { return start_; }
   // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
-  // Called before another state replaces the store's state, as the state of `step`. When a store is
-  // opened, ranks compare only the numbers of their steps.
+  // Called before another state, which is the state of `step`, replaces the store's state. When a
+  // store is opened, ranks compare only the numbers of their steps.
   // Fails with kInput if a record of this rank has another state of that step, because ranks could
   // then continue from different states after a crash between their commits.
   void require_other_step(std::uint64_t step) const;

@@ -100,11 +100,11 @@ class Commits {
   // Begins nothing more, permanently.
   void stop();
 
-  // Whether all commits that are due or requested are durable here.
+  // Whether all commits that are due or requested are durable on this rank.
   bool is_durable() const { return wanted_.empty() && writer_.is_idle(); }
   // Whether nothing is under way.
   bool is_at_rest() const { return writer_.is_idle() && saver_.is_at_rest(); }
-  // The last step whose commit is durable here. The result is empty if there is none yet.
+  // The last step whose commit is durable on this rank. The result is empty if there is none yet.
   std::optional<std::uint64_t> durable_step() const { return durable_step_; }
   // The application's text in the record of durable_step().
   const std::string& application() const { return durable_application_; }

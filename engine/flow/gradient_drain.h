@@ -63,8 +63,8 @@ class GradientDrain {
   std::optional<std::uint32_t> try_take_slot();
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
-  // Lends the unit's place in the set itself for the unit's first gradient of the step, if that is
-  // possible. The place's bytes are zero after set_zeroed_event(), until the next call.
+  // Lends the unit's own place in the set for the unit's first gradient of the step, if possible.
+  // The place's bytes are zero after set_zeroed_event(), until the next call.
   // Requires: the unit has been updated, so no update reads the set's place any more.
   bool try_lend_set(UnitId unit);
   EventId set_zeroed_event() const { return set_zeroed_event_.id(); }

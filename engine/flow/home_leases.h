@@ -6,7 +6,7 @@
 // gradient, leases are followed when no more gradients come.
 //
 // Thread rule: scheduler's thread only.
-// Progress: nothing that a held lease waits for is delayed by an update that waits here.
+// Progress: an update that waits here delays nothing that a held lease waits for.
 #pragma once
 
 #include <cstdint>

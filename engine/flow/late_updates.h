@@ -1,7 +1,7 @@
 // The updates that blocks have missed under optimizer.untouched "lazy". A step does not change
 // units that it does not use. Before a unit is used, saved or read, its blocks make up for these
-// updates, one after the other. Each such update has the coefficients of its step, which are kept
-// for that, and a gradient of zeros. So the bits are the same as under "update".
+// updates, one after the other. Each such update has a gradient of zeros and the coefficients of
+// its step, which this class keeps. So the bits are the same as under "update".
 // Each entry of the queue names the step of its last update. Checkpoints and commits of that step
 // wait for the entry. Later entries of the block wait for these checkpoints and commits.
 //

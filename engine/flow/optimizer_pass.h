@@ -59,8 +59,8 @@ class OptimizerPass {
   OptimizerPass(const FlowParts& parts, const UpdateParts& own, std::function<void()> on_change);
 
   // Announces the step's update. Eager and speculative updates assume the coefficients that are
-  // given here. The update begins when the previous update has been applied. Requires: the previous
-  // update has been passed to apply(), or cancelled.
+  // given in this call. The update begins when the previous update has been applied. Requires: the
+  // previous update has been passed to apply(), or cancelled.
   void announce(const Update& update);
   // Called when the unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);

@@ -8,8 +8,8 @@
 //
 // The sequence is: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use
 // k is the reverse of forward use k. Backward use k loads value k - 1 for the recomputation, loads
-// gradient k and saves gradient k - 1. Some accesses do not exist, before the first use and after
-// the last one. Such accesses are left out.
+// gradient k and saves gradient k - 1. Before the first use and after the last one, some accesses
+// do not exist. Such accesses are left out.
 #pragma once
 
 #include <cstdint>

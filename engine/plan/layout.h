@@ -98,7 +98,7 @@ struct RecordMoments {
 // `record` belongs to a block of `elements` elements.
 RecordMoments moments_of(const StateFormat& format, std::uint64_t elements, std::byte* record);
 
-// The part of every unit that this rank owns, which is part `index` of `count` equal parts.
+// The part of every unit that this rank owns: part `index` of `count` equal parts.
 struct Shard {
   std::uint32_t index = 0;
   std::uint32_t count = 1;

@@ -111,7 +111,7 @@ class BlockStore {
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
-  // The watch is here for transfers outside of this class.
+  // Gives the watch to code that makes transfers outside of this class.
   TransferWatch& watch() { return watch_; }
 
   // The result is null if the state is scratch.

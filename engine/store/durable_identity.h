@@ -49,8 +49,8 @@ class DurableIdentity {
   std::uint64_t config_hash_ = 0;
 };
 
-// The part of a run that a record's settings describe, which is the place of every element.
-// `config` has only precision, the optimizer's numbers, the block size and the sharding.
+// The part of a run that a record's settings describe: the place of every element. `config` has
+// only precision, the optimizer's numbers, the block size and the sharding.
 struct DescribedRun {
   ModelSpec model;
   Config config;

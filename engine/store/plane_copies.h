@@ -39,7 +39,7 @@ class PlaneCopies {
   // Requires: `copy` came from target().
   void stored(std::uint32_t plane, std::uint8_t copy);
 
-  // Called when a commit begins, which names every home.
+  // Called when a commit begins. The commit names every home.
   // Requires: no commit is under way.
   void begin_commit();
   bool is_committing() const { return is_committing_; }

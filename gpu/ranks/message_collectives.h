@@ -40,8 +40,8 @@ class MessageWorld {
   // of this host. The number is 0 if the system does not let this rank read their memory.
   std::uint32_t neighbor_count() const;
   // Ends every process of the run. If the launcher ends the other processes when one process ends,
-  // this call ends only this process. The call returns if that fails within the timeout, or if
-  // leave() was called before.
+  // this call ends only this process. The call returns if the processes have not ended within the
+  // timeout, or if leave() was called earlier.
   void abort() noexcept;
 
   // Makes the collectives over all ranks. Called once. `device` and this world must outlive the

@@ -25,7 +25,7 @@ class NcclCaller {
 
   // Returns immediately. `work` must not throw.
   void post(std::function<void()> work);
-  // Returns when the work posted before has run, and its captures are gone.
+  // Returns when the work that was posted earlier has run, and its captures are gone.
   void drain();
 
  private:

@@ -128,8 +128,8 @@ struct FinishOptions {
   std::optional<double> gradient_divisor = {};
   std::optional<std::vector<double>> group_learning_rates = {};
   // The data that the application needs to continue after this step, such as its position in the
-  // training data. At most 1 MiB; only for a durable store. If this is empty, the data that was
-  // given last stays.
+  // training data. The data has at most 1 MiB, and is only for a durable store. If this is empty,
+  // the data that was given last stays.
   std::optional<std::string> application = {};
 };
 
