@@ -212,9 +212,9 @@ sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
 sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
-// The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step it is SLUICE_FORWARD
-// or SLUICE_BACKWARD, and in an inference it is SLUICE_INFERENCE. Before use i of a step, the lease
-// of use i - concurrent_leases has to have been released.
+// The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step, `pass` is
+// SLUICE_FORWARD or SLUICE_BACKWARD, and in an inference, `pass` is SLUICE_INFERENCE. Before use i
+// of a step, the lease of use i - concurrent_leases has to have been released.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.
@@ -269,8 +269,8 @@ sluice_status sluice_restore(sluice_engine* engine, const char* folder);
 // even if numbers of the config differ from the commit's numbers.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
-// Sets the text that commits keep, for steps that finish after this call. At most 1 MiB; empty at
-// first.
+// Sets the text that commits keep, for steps that finish after this call. The text has at most
+// 1 MiB, and is empty at first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
 // Commits the last step now. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
@@ -289,9 +289,9 @@ sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 // moments and exact fp32 masters in host memory or on NVMe. Threads, processes and errors follow
 // the same rules as for an engine.
 //
-// The program first calls sluice_optimizer_create. In each step, it calls sluice_optimizer_begin,
-// and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end, it calls
-// sluice_optimizer_destroy.
+// The program first calls sluice_optimizer_create. In each step, the program calls
+// sluice_optimizer_begin, and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end,
+// it calls sluice_optimizer_destroy.
 typedef struct sluice_optimizer sluice_optimizer;
 
 typedef enum sluice_type { SLUICE_FP32 = 0, SLUICE_BF16 = 1, SLUICE_FP16 = 2 } sluice_type;
@@ -453,13 +453,13 @@ typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
-// The step or inference will use each of these announced units once in `pass`, in this order. These
-// uses follow the uses that were announced before. The fetches of these units begin at once. The
-// program then calls sluice_acquire() for them in this order, at any place between the other units,
-// before sluice_finish_step(). With several ranks, all ranks announce at the same point, and each
-// rank acquires the units of all ranks. The call writes the units to `uses`, in the order in which
-// they have to be acquired, and their number to `use_count`. `uses` needs room for every announced
-// unit of the model.
+// Announces that the step or inference will use each of `units` once in `pass`, in this order.
+// These uses follow the uses that were announced before. The fetches of these units begin at once.
+// The program then calls sluice_acquire() for these units in this order, at any place between the
+// other units, before sluice_finish_step(). With several ranks, all ranks announce at the same
+// point, and each rank acquires the units of all ranks. The call writes the units to `uses`, in the
+// order in which they have to be acquired, and their number to `use_count`. `uses` needs room for
+// every announced unit of the model.
 sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
                               int32_t pass, uint32_t* uses, uint32_t* use_count);
 

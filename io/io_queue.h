@@ -9,11 +9,11 @@
 // the queue's owner thread in uring_queue, on several worker threads at the same time in
 // thread_queue, and inside submit() in sync_queue. Callbacks may compute, for example a checksum.
 // Callbacks must not block for long, and must not submit to the same queue.
-// Invariants: every request completes exactly once. Either all of its bytes have moved, or it has
-// an errno. Short transfers are resumed. EINTR and EAGAIN are retried a limited number of times. A
-// read that meets the end of the file ends with EIO. Waiting requests of higher priority start
-// first. Requests of the same priority start in the order of arrival. No request starves
-// (pending_list.h).
+// Invariants: every request completes exactly once. Either all bytes of the request have moved, or
+// the request has an errno. Short transfers are resumed. EINTR and EAGAIN are retried a limited
+// number of times. A read that meets the end of the file ends with EIO. Waiting requests of higher
+// priority start first. Requests of the same priority start in the order of arrival. No request
+// starves (pending_list.h).
 #pragma once
 
 #include <cstddef>

@@ -16,8 +16,8 @@ namespace sluice {
 // The steady clock in nanoseconds, which is the time base of every record and report.
 std::uint64_t steady_now_ns();
 
-// The time that the counter gives with its last calibration. Before the first calibration, it is
-// the steady clock's time.
+// The time that the counter gives with its last calibration. Before the first calibration, the
+// result is the steady clock's time.
 std::uint64_t trace_now_ns();
 
 // Compares the counter with the steady clock. The first call takes two milliseconds.

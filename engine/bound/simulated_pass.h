@@ -27,7 +27,7 @@ class SimulatedPass {
   // Frees the slots of lanes whose blocks came home at this instant. Returns false when there are
   // no such lanes.
   bool settle();
-  // Lets one block take its turn, if any block may do so.
+  // Lets one block take its turn, if any block may take its turn.
   bool pump();
   // The call starts the writes of one block that has waited for a commit, if they may start.
   bool pump_writes();

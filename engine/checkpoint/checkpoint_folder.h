@@ -64,7 +64,7 @@ class NewCheckpoint {
 
   const std::string& folder() const { return folder_; }
   // Makes a file of `size_bytes` that begins with `beginning`. The call reserves the room, so that
-  // a full disk is noticed here.
+  // a full disk is noticed in this call.
   void create(const std::string& name, std::string_view beginning, std::uint64_t size_bytes) const;
   // Writes a whole file, synced.
   void write(const std::string& name, std::string_view text) const;

@@ -25,8 +25,8 @@ namespace sluice {
 class DurableStore {
  public:
   // If there is an old store with more copies than `placement`, `placement` gets the same number.
-  // If the store has fewer copies, its data files get room for the rest. All arguments must outlive
-  // the store.
+  // If the store has fewer copies, the store's data files get room for the missing copies. All
+  // arguments must outlive the store.
   // Fails with:
   // - kInput: another job has the store, a path lacks the store's files, or the store's model,
   //   layout or number of ranks differs.

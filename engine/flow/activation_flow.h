@@ -1,6 +1,7 @@
-// Boundary activations, as the application sees them. The application saves and loads them in the
-// order of an ActivationPlan. The flow moves them between the device's window and their homes in
-// host memory or on storage (engine/flow/activation_transfers.h).
+// Boundary activations, as the application sees them. The application saves and loads these
+// activations in the order of an ActivationPlan. The flow moves the activations between the
+// device's window and their homes in host memory or on storage
+// (engine/flow/activation_transfers.h).
 //
 // Thread rule: the application's thread.
 #pragma once

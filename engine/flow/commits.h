@@ -10,7 +10,7 @@
 // makes reads wait (engine/plan/commit_turn.h).
 //
 // With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1,
-// it waits for its own commit of v. So the vote tells all ranks that the commit is valid.
+// the rank waits for its own commit of v. So the vote tells all ranks that the commit is valid.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
@@ -104,7 +104,8 @@ class Commits {
   bool is_durable() const { return wanted_.empty() && writer_.is_idle(); }
   // Whether nothing is under way.
   bool is_at_rest() const { return writer_.is_idle() && saver_.is_at_rest(); }
-  // The last step whose commit is durable on this rank. The result is empty if there is none yet.
+  // The last step whose commit is durable on this rank. The result is empty if there is no such
+  // step yet.
   std::optional<std::uint64_t> durable_step() const { return durable_step_; }
   // The application's text in the record of durable_step().
   const std::string& application() const { return durable_application_; }

@@ -7,8 +7,8 @@
 // get a gradient of zeros. The drain owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot, on the device, in the order of the backward
-// uses. The ranks add each use's gradient before it goes home, or they add the unit's complete sum
-// over the step. For a complete sum, the sum is first copied back to the slot.
+// uses. The ranks add each use's gradient before the gradient goes home, or they add the unit's
+// complete sum over the step. For a complete sum, the sum is first copied back to the slot.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
@@ -52,7 +52,7 @@ class GradientDrain {
   // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
   // `reduces_each`, every use's gradient is added over the ranks. Otherwise the ranks add only the
   // sum of each unit, and the home must hold the whole sum. These gradients of announced units are
-  // always added over the ranks at every use, because nothing says which of them is the last.
+  // always added over the ranks at every use, because nothing says which gradient is the last.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
@@ -85,7 +85,7 @@ class GradientDrain {
   // Whether a gradient has changed after it was final.
   bool was_reopened() const { return was_reopened_; }
   // Units without a gradient in the step, except announced ones. If such units stay as they are
-  // (optimizer.untouched), they have no part in the norm. Requires: close() has been called.
+  // (optimizer.untouched), the units have no part in the norm. Requires: close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
   // Whether every unit's final gradient is at home and in the norm.

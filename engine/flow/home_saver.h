@@ -1,7 +1,7 @@
 // The saver writes state that is at home in memory to storage, for commits. A block is saved as
 // soon as it has the version that will be committed. A block in host memory is written from its
-// place, and a block on the device through a commit buffer. The block must not be updated again
-// before the save has ended.
+// place, and a block on the device is written through a commit buffer. The block must not be
+// updated again before the save has ended.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a save waits for a copy that no commit names, for a commit buffer, and for its own

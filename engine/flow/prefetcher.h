@@ -1,12 +1,12 @@
 // The prefetcher brings units into the device window ahead of their use, as the window plan says. A
-// block goes from storage to a parameter slot and then to the device. The blocks do so one by one,
-// strictly in schedule order. A fetch starts as soon as the leases on the bytes that it overwrites
-// have been released. The fetch's copies wait on the device for the computation that still reads
-// these bytes. A block that has not been updated yet delays the blocks after it. A block that the
-// pass has in a slot is copied from this slot. If ranks share the parameters, the blocks are those
-// of the rank's own shard, and a gather completes the unit. There is one gather per fetch, in the
-// order of the fetches. A shard at home on the device is gathered from its home. A unit that is
-// leased at home needs no copy. The unit is ready once it has been updated.
+// block goes from storage to a parameter slot and then to the device. The blocks take their turns
+// one by one, strictly in schedule order. A fetch starts as soon as the leases on the bytes that it
+// overwrites have been released. The fetch's copies wait on the device for the computation that
+// still reads these bytes. A block that has not been updated yet delays the blocks after it. A
+// block that the pass has in a slot is copied from this slot. If ranks share the parameters, the
+// blocks are those of the rank's own shard, and a gather completes the unit. There is one gather
+// per fetch, in the order of the fetches. A shard at home on the device is gathered from its home.
+// A unit that is leased at home needs no copy. The unit is ready once it has been updated.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot, and copies free the slots. The copies wait for

@@ -56,8 +56,8 @@ class UpdateOrder {
               std::span<const UnitId> forward_order,
               UntouchedPolicy untouched = UntouchedPolicy::kUpdate);
 
-  // Announces `update` as the successor of the current update. The call begin_announced() makes it
-  // the current one. Requires: the previous update is being applied, or has ended.
+  // Announces `update` as the successor of the current update. The call begin_announced() makes
+  // this update the current one. Requires: the previous update is being applied, or has ended.
   void announce(const Update& update);
   bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
   void begin_announced();

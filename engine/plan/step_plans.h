@@ -38,9 +38,9 @@ class StepPlans {
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
   // The plan of a step that has followed `plan` up to `progress`, and then uses `unit` instead of
-  // the planned unit. If an inference begins anew after its end, it has another batch. The plan
-  // then expects that the number of batches doubles. So a few changes are enough for any number of
-  // batches.
+  // the planned unit. If an inference begins anew after its end, the inference has another batch.
+  // The plan then expects that the number of batches doubles. So a few changes are enough for any
+  // number of batches.
   // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;

@@ -34,7 +34,8 @@ class RankSequence {
 
   // Calls `issue`, which enqueues operations of this sequence and the work around them. Then calls
   // `then` on the scheduler's thread. If operations may block their caller, another thread calls
-  // `issue` after submit() has returned. Otherwise both have run on return.
+  // `issue` after submit() has returned. If operations do not block their caller, submit() calls
+  // `issue` and `then` before it returns.
   template <class Issue, class Then>
   void submit(Scheduler& scheduler, const Issue& issue, const Then& then) {
     if (!collectives_->may_block()) {

@@ -82,8 +82,8 @@ class Ranks {
 
   // The result is null for one rank.
   RankSequence* gathers() const { return gathers_.get(); }
-  // This sequence is for announced units. The sequence is null if the model has none. Requires:
-  // reserve().
+  // This sequence is for announced units. The sequence is null if the model has no announced units.
+  // Requires: reserve().
   RankSequence* announced_gathers() const { return announced_gathers_.get(); }
   // Requires: are_several().
   RankSequence& resident_gathers() const { return *resident_gathers_; }

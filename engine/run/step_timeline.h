@@ -1,7 +1,7 @@
 // How the time of a step was spent. The time consists of computation, as measured on its stream,
 // and of waits, each with its reason. The step loop reports when computation arrives at a unit, and
-// when it resumes with the unit. For the time in between, it reports why the unit is not ready.
-// When the step ends, these reports are combined.
+// when it resumes with the unit. For the time in between, the step loop reports why the unit is not
+// ready. When the step ends, these reports are combined.
 //
 // While a trace is written, spans are recorded when they end, and running spans are announced. So
 // the trace of a killed run shows what its last step did.

@@ -98,7 +98,8 @@ class BlockStore {
   // rules are the same as for fetch().
   // Requires: may_store(). `source` holds the plane's version, and stays as it is.
   void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
-  // Makes the shadow home. The shadow has been written as the version after the home's.
+  // Makes the shadow home. The shadow has been written as the version that follows the home's
+  // version.
   // Requires: no transfer of the plane is in flight.
   void adopt(BlockId block, Plane plane);
   // Discards the shadow's content, if the shadow has any.

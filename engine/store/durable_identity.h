@@ -34,7 +34,8 @@ class DurableIdentity {
                        const std::string& settings) const;
   // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".
   std::vector<std::string> changes(const std::string& settings) const;
-  // The array `changes` of `settings`. The result of changes() is added to it, as of `step`.
+  // The array `changes` of `settings`. The call adds the result of changes() to this array, as of
+  // `step`.
   std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
 
  private:

@@ -39,7 +39,7 @@ class StateAccess {
   // Fails with the errors of restore(). Each block then has its old or its new values.
   void replace(const std::vector<bool>& is_wanted, const InitialValues& values,
                const UnitVersions& versions);
-  // With a durable store, reads the state that is at home in memory. The call reads it from
+  // With a durable store, reads the state that is at home in memory. The call reads this state from
   // storage, where the last commit left it.
   // Other failures, such as kIo, come from the transfers.
   void open();

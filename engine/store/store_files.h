@@ -1,7 +1,7 @@
 // The files of a durable store: their names, their creation, and the check that none is missing. A
 // store with the name NAME has a random id. Each storage path has NAME.lock (store_lock.h) and, for
 // each rank, NAME.ID.rRANK.dataK. The record files NAME.ID.rRANK.commit0 and .commit1 lie on two
-// paths, or on the only one.
+// paths, or on the only path.
 //
 // Files are made without a name. Then every path's mark says "creating ID". The data files get
 // names, and the folders are synced. The record files get names, and the folders are synced again.

@@ -70,7 +70,7 @@ struct RemovedStore {
 };
 
 // Removes the store's files from the directories, even if parts of the store are missing. The lock
-// files stay. They then say that no store was made.
+// files stay. The lock files then say that no store was made.
 // Fails with kInput if there is no store, if the directories have files of several stores, or if a
 // job has the store's lock.
 RemovedStore remove_store(const std::string& name, const std::vector<std::string>& directories);

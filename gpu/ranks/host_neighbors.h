@@ -1,6 +1,7 @@
-// The ranks of this rank's host that need no messages. These ranks share memory. In it, they signal
-// their progress and exchange small data. These ranks may also read each other's memory. If the
-// system refuses sharing or reading to one of these ranks, all of these ranks use messages.
+// The ranks of this rank's host that need no messages. These ranks share memory. In this memory,
+// the ranks signal their progress and exchange small data. These ranks may also read each other's
+// memory. If the system refuses sharing or reading to one of these ranks, all of these ranks use
+// messages.
 //
 // The shared memory is one segment, allocated at the start. The segment has kPlaces places per
 // rank, one place per sequence of operations. The segment takes 2 MiB of addresses per rank. Only

@@ -36,8 +36,8 @@ class MessageWorld {
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
   std::string version() const;
-  // The number of other ranks whose memory this rank reads. The ranks counted are the other ranks
-  // of this host. The number is 0 if the system does not let this rank read their memory.
+  // The number of other ranks whose memory this rank reads. Only the other ranks of this host are
+  // counted. The number is 0 if the system does not let this rank read their memory.
   std::uint32_t neighbor_count() const;
   // Ends every process of the run. If the launcher ends the other processes when one process ends,
   // this call ends only this process. The call returns if the processes have not ended within the

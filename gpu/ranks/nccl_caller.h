@@ -1,5 +1,5 @@
 // The thread that makes NCCL's calls for threads that must not wait. NCCL may take a while until an
-// operation is on its stream, so the engine's scheduler hands its operations over
+// operation is on its stream, so the engine's scheduler hands its operations to another thread
 // (Collectives::hand_over()).
 //
 // Thread rule: any thread may call every function.

@@ -102,8 +102,8 @@ class NcclCommunicator {
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
   // The call reduces words of 64 bits: the first `sum_count` words are added, and the next
-  // `minimum_count` words become their minimum. One launch does both. The order of the ranks does
-  // not change the result.
+  // `minimum_count` words become their minimum. One launch computes both the sums and the minima.
+  // The order of the ranks does not change the result.
   void all_reduce_words(std::byte* data, std::uint64_t sum_count, std::uint64_t minimum_count,
                         void* stream);
 
@@ -112,7 +112,7 @@ class NcclCommunicator {
   void register_memory(std::span<std::byte> memory);
   void deregister_memory() noexcept;
 
-  // The failure of NCCL's background work. The result is empty if there is none, and after
+  // The failure of NCCL's background work. The result is empty if nothing has failed, and after
   // abort().
   std::string failure();
   void abort() noexcept;

@@ -1,5 +1,5 @@
-// This header is for libraries that LD_PRELOAD puts before libc. It counts the calls on the files
-// of a folder, writes a log of the calls, and says which call goes wrong.
+// This header is for libraries that LD_PRELOAD puts before libc. The header counts the calls on the
+// files of a folder, writes a log of the calls, and says which call goes wrong.
 //
 //   SLUICE_FAULT_FOLDER=DIR  absolute, without links
 //   SLUICE_FAULT_AT=N        the call that goes wrong, counted from 1; 0 = none

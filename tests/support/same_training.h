@@ -1,6 +1,6 @@
 // Compares a run of the toy training with its oracle. The comparison covers the state at the end,
-// and the activations that were loaded. It also covers the parameters that every use of every step
-// and evaluation found on the device. Pure.
+// and the activations that were loaded. The comparison also covers the parameters that every use of
+// every step and evaluation found on the device. Pure.
 #pragma once
 
 #include <gtest/gtest.h>

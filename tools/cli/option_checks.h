@@ -23,8 +23,8 @@ CLI::Validator rate_suffix();
 
 // The call comes once, when all options are defined. Makes each numeric option of `app` and its
 // subcommands require a finite decimal number. For an integer type, the number must be whole. For
-// an unsigned type, it must not be negative. The number may end in K, M, B, G or T, in upper or
-// lower case, for thousands, millions, billions (both B and G) and trillions.
+// an unsigned type, the number must not be negative. The number may end in K, M, B, G or T, in
+// upper or lower case, for thousands, millions, billions (both B and G) and trillions.
 void check_numbers(CLI::App& app);
 
 }  // namespace sluice

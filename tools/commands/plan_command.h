@@ -33,9 +33,9 @@ struct PlanOptions {
   std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
   PlanRateOptions rates;
   bool as_deepspeed = false;  // also print what DeepSpeed's estimators say
-  // The number of hosts that the ranks are on. If it is given, memory, drives and rates are those
-  // of a host, and its ranks share them. If `nodes` is not given, memory, drives and rates are
-  // those of a rank.
+  // The number of hosts that the ranks are on. If `nodes` is given, memory, drives and rates are
+  // those of a host, and the host's ranks share them. If `nodes` is not given, memory, drives and
+  // rates are those of a rank.
   std::optional<std::uint32_t> nodes;
   std::string json_file;
   std::string plot_file;

@@ -16,7 +16,8 @@ struct GpuPreset {
   double flops;
 };
 
-// The figures of one drive. `written_bytes` is the number of bytes that may be written in its life.
+// The figures of one drive. `written_bytes` is the number of bytes that may be written to the drive
+// during its life.
 struct DrivePreset {
   const char* name;
   double read_bytes_per_second;

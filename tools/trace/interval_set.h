@@ -19,7 +19,7 @@ class IntervalSet {
 
   // Adds [begin, end). An empty interval is ignored.
   void add(std::uint64_t begin_ns, std::uint64_t end_ns);
-  // To be called after the last add().
+  // Must be called after the last add().
   void seal();
 
   // The part of [begin, end) that lies in at least one interval.

@@ -70,7 +70,7 @@ std::string calibration_file(const std::string& hardware);
 std::optional<MachineCalibration> load_calibration(const std::string& path,
                                                    const std::string& hardware, std::string& why);
 // The function writes the file by a rename, and makes its folder. Returns the reason of a failure.
-// The text is empty if there was none.
+// The text is empty if nothing has failed.
 std::string save_calibration(const std::string& path, const MachineCalibration& calibration);
 
 }  // namespace sluice

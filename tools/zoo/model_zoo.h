@@ -50,8 +50,8 @@ struct ZooModel {
   std::uint64_t context = 0;     // the largest number of tokens of a sequence
   PositionLimit limit = PositionLimit::kTraining;
   // The number of values per token that a layer keeps for its backward pass. These values are the
-  // inputs of the norms, products and activations. This assumes that attention keeps no matrix of
-  // scores.
+  // inputs of the norms, products and activations. The number assumes that attention keeps no
+  // matrix of scores.
   std::uint64_t kept_values = 0;
   // Layers whose number of tokens is fixed, and the values that each of them keeps per sequence.
   std::uint64_t fixed_layers = 0;

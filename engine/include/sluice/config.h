@@ -136,8 +136,8 @@ struct Config {
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     UntouchedPolicy untouched = UntouchedPolicy::kUpdate;
-    // The largest number of updates that a unit may miss under kLazy; at least 1. After that many,
-    // the unit makes up for the missed updates even if no step uses it. A larger number saves
+    // The largest number of updates that a unit may miss under kLazy; at least 1. After that many
+    // missed updates, the unit makes up for them even if no step uses it. A larger number saves
     // bytes, and needs more memory and arithmetic at once.
     std::uint32_t lazy_max = 1000;
     OverlapPolicy overlap = OverlapPolicy::kAuto;

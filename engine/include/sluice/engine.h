@@ -23,8 +23,9 @@
 //
 // Thread rule: one thread at a time. Computation runs on the device's streams.
 // Floating-point environment: the engine rounds to nearest and keeps denormal numbers, whatever the
-// caller has set, on its own threads and within every call. So do functions that a call runs for
-// the application, such as InitialValues. The caller's setting is unchanged after the call.
+// caller has set, on its own threads and within every call. Functions that a call runs for the
+// application, such as InitialValues, run in the same environment. The caller's setting is
+// unchanged after the call.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
 // engine permanently, and every later call names the last complete step. Storage files have no name
 // and vanish with the process, unless Config::Storage::State names a durable store. After kTimeout
@@ -229,10 +230,10 @@ class SLUICE_EXPORT Engine {
 
   // Returns when every scheduled update has been applied and its state is back at home.
   void drain();
-  // This is the last call of an engine. Waits for the updates, commits the last step to a durable
-  // store, and throws an update's failure that no call has thrown yet. Under overlap, an update may
-  // fail after the last finish(). Steps, inferences and read_state() are refused afterwards. A
-  // second call throws the same failure, if there was one.
+  // This call is the last call of an engine. Waits for the updates, commits the last step to a
+  // durable store, and throws an update's failure that no call has thrown yet. Under overlap, an
+  // update may fail after the last finish(). Steps, inferences and read_state() are refused
+  // afterwards. A second call of close() throws the same failure, if there was one.
   // Fails with:
   // - kInvalidArgument: a step or an inference is active.
   // - The engine's first failure, if there was one.
@@ -259,7 +260,7 @@ class SLUICE_EXPORT Engine {
                   std::span<std::byte> target);
 
   // Returns the `own` of every rank, in the order of the ranks. Without ranks, the result has a
-  // single entry. All ranks call exchange() at the same point, as they do with all calls that
+  // single entry. All ranks call exchange() at the same point, as they call all functions that
   // begin, end or read.
   std::vector<double> exchange(double own);
   std::uint32_t rank() const;
@@ -283,7 +284,8 @@ class SLUICE_EXPORT Engine {
   // The mean time that computation takes for one use of each unit, measured on the stream since the
   // second step. The result is empty before the second step.
   std::vector<UnitTime> unit_times() const;
-  // The scratch files, one per path of storage.paths. There are none if nothing is on storage.
+  // The scratch files, one per path of storage.paths. There are no such files if nothing is on
+  // storage.
   std::span<const DirectFile> storage_files() const;
   // Config::Storage::paths, in the order of StepReport::drives.
   const std::vector<std::string>& storage_paths() const;

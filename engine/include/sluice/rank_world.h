@@ -108,9 +108,9 @@ class SLUICE_EXPORT RankWorld {
 // pipeline parallelism. For example, `whole` comes from RankWorld::join(). The ranks that give the
 // same `color` form a part, in the order of their ranks. Returns the collectives over this rank's
 // part. An engine that gets these collectives has the part's ranks. An application may also send
-// its own messages with them. Several calls divide the same ranks in several ways. All ranks of
-// `whole` make the same calls in the same order. `device` is the device of `whole`; both must
-// outlive the result. `sharding.group` counts the ranks of the part.
+// its own messages with these collectives. Several calls divide the same ranks in several ways. All
+// ranks of `whole` make the same calls in the same order. `device` is the device of `whole`; both
+// must outlive the result. `sharding.group` counts the ranks of the part.
 // Fails with kRanks if another rank does not come in time.
 SLUICE_EXPORT std::unique_ptr<Collectives> split_ranks(Collectives& whole, Device& device,
                                                        std::uint32_t color);

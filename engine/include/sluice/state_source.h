@@ -31,8 +31,9 @@ struct LossScaleState {
 // The position of a training between two steps, apart from the values of the tensors.
 struct StatePosition {
   std::uint64_t step = 0;  // the number of the last update
-  // The tensors that have seen fewer updates than `step`, by name. Each has its number of updates.
-  // Under optimizer.untouched "skip", a step updates only the units that it uses.
+  // The tensors that have seen fewer updates than `step`, by name. The value for each tensor is its
+  // number of updates. Under optimizer.untouched "skip", a step updates only the units that it
+  // uses.
   std::map<std::string, std::uint64_t> tensor_updates = {};
   // If this is empty, the scale starts as the config says.
   std::optional<LossScaleState> loss_scale = {};

@@ -1,8 +1,8 @@
 // The objects that an application holds during a step. A Lease keeps a unit on the device while
 // computation uses the unit. A Step or an Inference is one walk through the schedule. All of these
 // objects are move-only. A lease ends with its step at the latest, and a step ends with its engine.
-// Every call on an object that is over fails with kInvalidArgument, and its destructor does
-// nothing.
+// Every call on an object that is over fails with kInvalidArgument, and the object's destructor
+// does nothing.
 //
 // Thread rule: one thread at a time, which need not be the thread that made the object. A call
 // during another thread's call of the same engine fails with kInvalidArgument and changes nothing.
@@ -141,7 +141,8 @@ class SLUICE_EXPORT Step {
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
 
   // Makes `unit` available to work enqueued on `stream` after this call. The call blocks until the
-  // unit's transfers are on their way to the device. The stream itself waits for their end.
+  // unit's transfers are on their way to the device. The stream itself waits for the end of the
+  // transfers.
   // Fails with:
   // - kInvalidArgument: the unit does not exist, `stream` is not of the engine's device, or too
   //   many leases are held.

@@ -57,7 +57,7 @@ struct UnitTime {
 
 // The bytes of a rank's collectives in one step. Every operation counts the length of the whole
 // unit without padding. In a gather or a reduction over N ranks, a rank receives (N - 1) / N of
-// this length and sends as much.
+// this length and sends the same number of bytes.
 struct RankTraffic {
   std::uint64_t gathered_bytes = 0;
   std::uint64_t reduced_bytes = 0;

@@ -5,7 +5,7 @@
 //
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
 // in which it was enqueued. Streams run concurrently unless an event orders them. Host functions
-// run on a thread of the device. They must be short and must not call the device.
+// run on a thread of the device. The functions must be short and must not call the device.
 // Invariants: a call that uses an event refers to the event's latest record at the time of the
 // call, as in CUDA. So a new record of the event does not disturb an earlier wait. An event that
 // was never recorded counts as complete.

@@ -1,6 +1,6 @@
 // The functions count the requests to the stand-in for NCCL (fake_nccl.cc) since the last call, and
-// make its calls fail. The functions are found by their symbols in the library. Thread rule: any
-// thread.
+// make the stand-in's calls fail. The functions are found by their symbols in the library.
+// Thread rule: any thread.
 #pragma once
 
 #include <dlfcn.h>
@@ -32,7 +32,7 @@ extern "C" fake_nccl_counts fake_nccl_take_counts();
 struct fake_nccl_fault {
   std::uint64_t at_call = 0;  // of all ranks together; the next call is number 1; 0: none fails
   // If true, the questions for errors (ncclCommGetAsyncError) are counted instead of all other
-  // calls. Their number differs from run to run.
+  // calls. The number of these questions differs from run to run.
   bool is_poll = false;
 };
 // Returns the number of calls since the last fault was set.

@@ -56,7 +56,7 @@ class DeviceGpt {
 
   // Computes one pass of training over zeros and waits for the end. Every operation of the training
   // has then run, so its code and its plan are loaded. Meanwhile, the call takes memory for the
-  // parameters and gradients of the largest unit. To be called between passes.
+  // parameters and gradients of the largest unit. Must be called between passes.
   // Fails with kOutOfMemory if there is not enough memory.
   void warm_up();
 
@@ -86,7 +86,7 @@ class DeviceGpt {
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 StreamId stream);
 
-  // Adds the loss of the pass to `sum` as soon as the earlier work on `stream` is done. To be
+  // Adds the loss of the pass to `sum` as soon as the earlier work on `stream` is done. Must be
   // called right after a batch's last forward use. `sum` must live until the loss is added.
   void add_loss(double& sum, StreamId stream);
 

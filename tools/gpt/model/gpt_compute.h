@@ -41,9 +41,9 @@ struct GptComputeOptions {
   MatmulChoice matmul = {};
 };
 
-// With checkpoints, these are the values that a use takes and gives, [rows, width] floats each, at
-// multiples of 256 bytes. Without checkpoints, only `micro_batch` is used, and must be 0. In an
-// evaluation, only `micro_batch` is used, and is the number of the batch.
+// With checkpoints, a Boundaries has the values that a use takes and gives, [rows, width] floats
+// each, at multiples of 256 bytes. Without checkpoints, only `micro_batch` is used, and must be 0.
+// In an evaluation, only `micro_batch` is used, and is the number of the batch.
 struct Boundaries {
   std::uint32_t micro_batch = 0;
   const float* input = nullptr;            // of every use but the first
@@ -86,8 +86,8 @@ class GptCompute {
                       std::uint32_t micro_batch = 0);
 
   // Begins a pass that ends with loss(). Tokens and targets are as above, and stay in the caller's
-  // memory, which must live until the batch's last use. Several batches may be under way at the
-  // same time, in any order of their uses; other passes end them.
+  // memory until the batch's last use. Several batches may be under way at the same time, in any
+  // order of their uses; other passes end them.
   // Requires: the sizes match; `batch` < evaluation_batches().
   // Fails with kInput as start_training() does.
   void start_evaluation(std::span<const std::uint32_t> tokens,
@@ -113,12 +113,12 @@ class GptCompute {
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 const Boundaries& boundaries = {});
 
-  // The mean cross entropy over the tokens, in nats. To be called right after a micro-batch's last
-  // forward use.
+  // The mean cross entropy over the tokens, in nats. Must be called right after a micro-batch's
+  // last forward use.
   double loss() const;
 
-  // The [vocabulary] logits for the token after the prompt. To be called after the last forward use
-  // of a generation. Valid until the next pass.
+  // The [vocabulary] logits for the token after the prompt. Must be called after the last forward
+  // use of a generation. Valid until the next pass.
   std::span<const float> last_logits() const;
 
  private:

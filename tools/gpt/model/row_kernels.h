@@ -36,8 +36,8 @@ void layer_norm_backward_row(const float* x, RowMoments moments, const float* we
 float softmax_row(float* scores, float scale, std::uint64_t count);
 
 // The function overwrites the scores with the probabilities p = exp(scale * s - log_sum).
-// `gradient` is given with respect to p. The function overwrites it with the gradient with respect
-// to s, which is p * (gradient - delta) * scale.
+// `gradient` is given with respect to p. The function overwrites `gradient` with the gradient with
+// respect to s, which is p * (gradient - delta) * scale.
 void softmax_backward_row(float* scores, float* gradient, float scale, float log_sum, float delta,
                           std::uint64_t count);
 

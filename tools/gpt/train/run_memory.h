@@ -35,7 +35,7 @@ RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count);
 HostMemory with_pools(HostMemory host, const Placement& placement);
 
 // Compares the memory that the ranks of this host will take with the free memory, and returns these
-// numbers. With memory.check "warn", a shortage is only printed. To be called before any rank has
+// numbers. With memory.check "warn", a shortage is only printed. Must be called before any rank has
 // its pools. Budgets and order in `config` must be settled.
 // Fails with kOutOfMemory if a budget is too small, or if the sum is too large.
 HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, HostMemory host);

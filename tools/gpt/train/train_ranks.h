@@ -48,8 +48,8 @@ class TrainRanks {
   // Fails with kRanks or kUnsupported.
   std::unique_ptr<Collectives> join(ComputeDevice& device);
 
-  // Closes the connections between the ranks when all ranks have called leave(). The call is the
-  // last one.
+  // Closes the connections between the ranks when all ranks have called leave(). This call is the
+  // last call of the object.
   // Fails with kRanks.
   void leave() { world_->leave(); }
 
