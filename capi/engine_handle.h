@@ -40,7 +40,7 @@ struct sluice_engine : sluice::Handle {
     show_phase(phase);
     return Shown{*this};
   }
-  // The number of a tensor's elements, or of its bytes if it is opaque.
+  // The number of a tensor's elements, or of its bytes if the tensor is opaque.
   std::uint64_t count_of(const sluice::TensorPlace& tensor) const {
     return tensor.is_opaque ? opaque_bytes[sluice::index_of(tensor.id)] : tensor.element_count;
   }

@@ -197,7 +197,7 @@ void sluice_engine_destroy(sluice_engine* engine);
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
 // Waits for every update, and reports an update's failure. Only sluice_engine_destroy() may follow.
 sluice_status sluice_close(sluice_engine* engine);
-// Returns when every update under way has been applied and its state is at home.
+// Returns when every update under way has been applied and the updated state is at home.
 sluice_status sluice_drain(sluice_engine* engine);
 
 sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options);
@@ -265,8 +265,8 @@ sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
 // Replaces sluice_initialize() if the config has storage.state (docs/durable.md). The call resumes
 // from the durable store's last commit and sets `*is_new` to 0. If there is no store, the call
-// makes it from `values` and sets `*is_new` to 1. If `accepts_changes` is not 0, the call resumes
-// even if numbers of the config differ from the commit's numbers.
+// makes a store from `values` and sets `*is_new` to 1. If `accepts_changes` is not 0, the call
+// resumes even if numbers of the config differ from the commit's numbers.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
 // Sets the text that commits keep, for steps that finish after this call. The text has at most
@@ -291,7 +291,7 @@ sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 //
 // The program first calls sluice_optimizer_create. In each step, the program calls
 // sluice_optimizer_begin, and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end,
-// it calls sluice_optimizer_destroy.
+// the program calls sluice_optimizer_destroy.
 typedef struct sluice_optimizer sluice_optimizer;
 
 typedef enum sluice_type { SLUICE_FP32 = 0, SLUICE_BF16 = 1, SLUICE_FP16 = 2 } sluice_type;
@@ -472,7 +472,7 @@ typedef struct sluice_trace_result {
 
 // From this call to sluice_trace_stop(), all engines and optimizers of this process write a trace
 // to the file `path`. The trace has each transfer, update, computation and wait, and `sluice trace`
-// reads it (docs/tracing.md). The file replaces an older one. An engine describes itself in the
+// reads it (docs/tracing.md). The file replaces an older file. An engine describes itself in the
 // file when it is created. So create the engine after this call. Each of the `rank_count` processes
 // has a file of its own, and `rank` is the number of this process.
 // Fails with SLUICE_INPUT if the file cannot be created, and with SLUICE_INVALID_ARGUMENT if a
@@ -501,9 +501,9 @@ typedef struct sluice_figures {
   double peak_flops;       // per second, of all ranks together
 } sluice_figures;
 
-// Shows this engine in `sluice top` until it is destroyed. Each sluice_finish_step() writes the
-// step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May be
-// called again between steps, with the newest figures. Without XDG_RUNTIME_DIR, the call does
+// Shows this engine in `sluice top` until the engine is destroyed. Each sluice_finish_step() writes
+// the step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May
+// be called again between steps, with the newest figures. Without XDG_RUNTIME_DIR, the call does
 // nothing. A process has one page, for the engine that was shown first. If an engine has no page, a
 // note says why (sluice_next_note); this is no failure.
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);

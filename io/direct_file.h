@@ -52,8 +52,8 @@ class DirectFile {
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
   // Offset, length and memory address must be multiples of this number. The number comes from
-  // statx(STATX_DIOALIGN). The number is 4096 if the kernel reports none. The number is at least
-  // 512.
+  // statx(STATX_DIOALIGN). The result is 4096 if the kernel reports no number. The number is at
+  // least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
   // The value is false if the file system refused O_DIRECT. All reads and writes then use the page
   // cache.

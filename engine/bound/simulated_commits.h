@@ -19,7 +19,7 @@ namespace sluice {
 
 class SimulatedCommits {
  public:
-  // All must outlive the object. `on_saved` is called when a block may be updated again.
+  // All arguments must outlive the object. `on_saved` is called when a block may be updated again.
   SimulatedCommits(const StepShape& shape, SimulatedMachine& machine,
                    std::function<void(std::uint32_t block)> on_saved);
 

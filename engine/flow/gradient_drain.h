@@ -51,8 +51,9 @@ class GradientDrain {
 
   // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
   // `reduces_each`, every use's gradient is added over the ranks. Otherwise the ranks add only the
-  // sum of each unit, and the home must hold the whole sum. These gradients of announced units are
-  // always added over the ranks at every use, because nothing says which gradient is the last.
+  // sum of each unit, and the home must hold the whole sum. Gradients of announced units are always
+  // added over the ranks at every use, because nothing says which gradient of such a unit is the
+  // last.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 

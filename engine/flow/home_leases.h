@@ -1,7 +1,7 @@
-// The leases on units that computation uses at the units' homes. An update of a block writes this
-// home, so the update waits until no lease on the unit is held, and until the computation under
-// released leases has ended. A gradient becomes final only when the computation under all earlier
-// leases has ended. So only the computation under later leases is followed here. Once the
+// The leases on units that computation uses at the units' homes. An update of a block writes to the
+// block's home, so the update waits until no lease on the unit is held, and until the computation
+// under released leases has ended. A gradient becomes final only when the computation under all
+// earlier leases has ended. So only the computation under later leases is followed here. Once the
 // schedule's last gradient has come, a lease is followed as soon as it is released. After any other
 // gradient, leases are followed when no more gradients come.
 //
@@ -41,7 +41,7 @@ class HomeLeases {
   // Called when a lease is over. `computed` occurs after the lease's computation, and after the
   // computation of the unit's leases that were released before.
   void released(UnitId unit, EventId computed, LeaseGradient gradient);
-  // Called when no more gradients come in this step. This call precedes the one that makes a
+  // Called when no more gradients come in this step. This call precedes the call that makes a
   // gradient final.
   void no_more_gradients();
 

@@ -33,7 +33,7 @@ class HomeSaver {
     std::function<void()> on_change;
   };
 
-  // All must outlive the saver.
+  // All arguments must outlive the saver.
   HomeSaver(const FlowParts& parts, Hooks hooks);
 
   // The number of blocks of the model whose updated state is at home in memory.

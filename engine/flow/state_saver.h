@@ -43,7 +43,7 @@ class StateSaver {
     std::function<void()> finish;
   };
 
-  // All must outlive the saver.
+  // All arguments must outlive the saver.
   StateSaver(const FlowParts& parts, Hooks hooks);
 
   // Starts the threads that write.

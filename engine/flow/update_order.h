@@ -51,7 +51,7 @@ class UpdateOrder {
   };
 
   // All arguments must outlive the object. `forward_order` is the order in which the next step will
-  // need units. Units that it omits come last.
+  // need units. Units that `forward_order` omits come last.
   UpdateOrder(const Layout& layout, const Placement& placement,
               std::span<const UnitId> forward_order,
               UntouchedPolicy untouched = UntouchedPolicy::kUpdate);
@@ -88,7 +88,7 @@ class UpdateOrder {
     return phase_ == Phase::kAhead && current_.policy == OverlapPolicy::kSpeculative;
   }
 
-  // The block at `place` that starts next. The call take_next() starts it.
+  // The block at `place` that starts next. The call take_next() starts this block.
   std::optional<BlockId> next(UpdatePlace place) const;
   void take_next(UpdatePlace place);
   bool may_update(BlockId block) const;

@@ -1,5 +1,5 @@
-// Boundary activations are the values that each forward use of a unit passes to the next, and the
-// gradients that each backward use passes back. If the engine keeps activations
+// Boundary activations are the values that each forward use of a unit passes to the next use, and
+// the gradients that each backward use passes back. If the engine keeps activations
 // (Config::Activations), the application saves and loads them in a sequence that the schedule
 // fixes. So the movement of activations can be planned, like the movement of parameters. The plan
 // gives each activation a place in the device's activation window. The plan also says which

@@ -40,7 +40,7 @@ std::uint64_t set_slot_bytes(const Layout& layout, const UnitPlace& unit);
 
 class PlacementPlanner {
  public:
-  // All must outlive the planner.
+  // All arguments must outlive the planner.
   PlacementPlanner(const Layout& layout, const ModelSpec& model, const Config::Placement& choices,
                    const PassNeeds& pass);
 

@@ -37,7 +37,7 @@ bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatc
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
 // The bytes that one sequence of gathers in nodes needs to receive the parts of other nodes. The
-// call gather_buffer_count() is the number of such sequences.
+// function gather_buffer_count() returns the number of such sequences.
 std::uint64_t gather_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                   const Layout& layout);
 std::uint32_t gather_buffer_count(const Layout& layout);

@@ -72,7 +72,7 @@ class Ranks {
   bool are_several() const { return count_ > 1; }
 
   // Whether ranks share the optimizer's state, or the parameters. Each of N ranks then has 1/N of
-  // them. The call shard_parameters() implies shard_optimizer().
+  // what is shared. The call shard_parameters() implies shard_optimizer().
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
   // The number of ranks, from rank 0 on, that together have all of the state.
@@ -102,8 +102,8 @@ class Ranks {
   RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
   // Replaces `sums` by the sums over the ranks, and `ranges` by the unions over the ranks. One
-  // operation does both, and its size does not depend on the number of ranks. The call blocks. All
-  // ranks make the call at the same point. `subject` must live until the call returns.
+  // operation computes both, and its size does not depend on the number of ranks. The call blocks.
+  // All ranks make the call at the same point. `subject` must live until the call returns.
   // Fails with kRanks if a rank is gone or has failed.
   void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                   std::string_view subject);
@@ -122,9 +122,9 @@ class Ranks {
   void require_agreement(std::string_view description, std::string_view subject);
 
   // Runs `body`. If `body` fails on one rank, the call fails on all ranks, so that all ranks stay
-  // at the same point. The rank itself throws its own exception, and the others throw an error with
-  // the same code. For an exception that is no Error, the code is kInternal. The call blocks, and
-  // fails as all_reduce() does.
+  // at the same point. The rank that failed throws its own exception, and the others throw an error
+  // with the same code. For an exception that is no Error, the code is kInternal. The call blocks,
+  // and fails as all_reduce() does.
   template <class Body>
   void together(std::string_view subject, const Body& body) {
     std::optional<Error> failure;

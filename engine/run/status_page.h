@@ -52,7 +52,8 @@ struct DriveStatus {
 
   std::string_view name() const;
 };
-// The largest number of drives on a page. Further drives count only in the links.
+// The largest number of drives on a page. Further drives are counted only in the totals of the
+// links.
 inline constexpr std::size_t kStatusDrives = 16;
 
 struct TierStatus {

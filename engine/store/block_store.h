@@ -54,7 +54,7 @@ struct Transfer {
   // The owner sets this priority before a fetch. A busy drive serves reads by this priority. All
   // writes come last.
   IoPriority read_priority = IoPriority::kNormal;
-  // The owner sets this for activations. The value is their unit, for the trace.
+  // For an activation, the owner sets this to the activation's unit, for the trace.
   std::uint32_t activation_unit = kTraceNone;
   // The name that messages give to a transfer that is not state.
   std::string subject = {};
@@ -77,7 +77,7 @@ struct Transfer {
 
 class BlockStore {
  public:
-  // All must outlive the store.
+  // All arguments must outlive the store.
   BlockStore(const Config::Storage& storage, const Layout& layout, const Tiers& tiers,
              IoQueue& queue, Scheduler& scheduler);
 
@@ -123,8 +123,8 @@ class BlockStore {
   // The table of the commit under way. If no commit is under way, the result is the table of the
   // valid commit. The table lists every plane with the copy that the commit names.
   std::vector<CommitPlane> committed_planes() const;
-  // Sets storage to the state that a commit's table lists. Requires: a store of the same planes; no
-  // transfer is in flight.
+  // Sets storage to the state that a commit's table lists. Requires: the commit's store has the
+  // same planes, and no transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
   // Sets the version of the block's planes, for the next write or for planes in memory. The rules

@@ -100,7 +100,7 @@ class HostNeighbors {
     std::atomic<std::uint64_t> number;
     ~Proof() { number.store(0); }
   };
-  // The data by which other ranks find a rank's process, and the address of its proof.
+  // The data by which other ranks find a rank's process and the proof in its memory.
   struct Process {
     std::int32_t id = 0;
     std::uint64_t proof_address = 0;

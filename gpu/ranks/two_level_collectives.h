@@ -31,10 +31,10 @@ class TwoLevelCollectives final : public Collectives {
   // Device memory for the sums of this rank's node. This memory must outlive the last reduction.
   // Requires: 4 / node_ranks bytes for each element of the longest reduction's source.
   void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
-  // Device memory for the shards that this rank brings to its node; it must live as long as the
-  // memory for sums. A gather does not change this rank's own part of the target, not even for a
-  // moment. So other ranks may read that part meanwhile. Requires: 1 / node_ranks of the bytes of
-  // the longest gather's target.
+  // Device memory for the shards that this rank brings to its node; this memory must live as long
+  // as the memory for sums. A gather does not change this rank's own part of the target, not even
+  // for a moment. So other ranks may read that part meanwhile. Requires: 1 / node_ranks of the
+  // bytes of the longest gather's target.
   void use_for_gathers(std::span<std::byte> memory) { shards_ = memory; }
 
   std::string_view name() const override { return whole_.name(); }

@@ -39,8 +39,8 @@ class LocalServer {
 
   // The address of the first page, with the token.
   std::string address() const;
-  // Waits for clients, for at most `timeout_ms` or until a signal comes. Then answers those that
-  // have asked.
+  // Waits for clients, for at most `timeout_ms` or until a signal comes. Then answers the clients
+  // that have asked.
   void serve(int timeout_ms, const Respond& respond);
 
  private:

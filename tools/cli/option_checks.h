@@ -1,6 +1,6 @@
 // The checks that every number on the command line has to pass. The parser alone would wrap -1
-// around to 2^64 - 1, read 010 as 8, and let NaN through every range. People write 8B, 24G and
-// 7000MB/s. Only this file reads such numbers.
+// around to 2^64 - 1, read 010 as 8, and let NaN through every range. Options also take numbers
+// such as 8B, 24G and 7000MB/s. Only this file reads such numbers.
 //
 // Thread rule: at start-up.
 #pragma once

@@ -1,6 +1,6 @@
 // This class writes all files that the command writes. Before anything is opened, an output is
-// compared with every input and every other output. Its folder is tried, too. The output is then
-// created under a temporary name, and a rename gives it the final name:
+// compared with every input and every other output. The output's folder is tried, too. The output
+// is then created under a temporary name, and a rename gives it the final name:
 //
 //   begin() .. write() .. commit()              once, whole: models, JSON, pages
 //   begin() .. accept() .. write() .. commit()  growing files: the final name comes as soon as the

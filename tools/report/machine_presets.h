@@ -1,6 +1,6 @@
 // GPUs and drives by name, for plans of a machine that is not at hand. The figures are those of the
 // makers' data sheets. Prefer a measured rate (`sluice bench io`), because drives for desktop
-// computers keep such a write rate only until their cache is full. Pure.
+// computers keep the write rate of the data sheet only until their cache is full. Pure.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // The rates that a plan uses.
 // Each source takes precedence over the sources before it:
 // - Assumed rates, and a GPU's data sheet.
-// - Figures of `sluice bench gpu`. For the drive, a drive's data sheet takes their place.
+// - Figures of `sluice bench gpu`. For the drive, a drive's data sheet takes the place of these
+//   figures.
 // - Calibration files of `sluice bench io` and `sluice bench adam`.
 // - Rates stated by options.
 // Each rate is listed with its source.

@@ -36,8 +36,8 @@ struct MachineCalibration {
 
   // Sets the storage rates for requests of `request_bytes`. `depth` requests are in flight. A rate
   // between the measured sizes and depths is interpolated over the logarithms. Beyond the measured
-  // ones, the nearest rate counts. The latency is that of a small read alone, minus the part that
-  // other requests in flight hide.
+  // sizes and depths, the nearest rate counts. The latency is that of a small read alone, minus the
+  // part that other requests in flight hide.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 

@@ -148,8 +148,8 @@ struct Config {
     struct Group {
       std::vector<std::string> tensors;  // patterns: '*' any characters, '?' one
       double learning_rate_factor = 1;   // times the step's learning rate
-      // If this is empty, the group has the optimizer's decay. A tensor with WeightDecay::kNone
-      // then has no decay.
+      // If this is empty, the group has the optimizer's decay, except for tensors with
+      // WeightDecay::kNone, which have no decay.
       std::optional<double> weight_decay = {};
     };
     std::vector<Group> groups;

@@ -130,8 +130,8 @@ class SLUICE_EXPORT Engine {
   //   commit of the source's step.
   // - kUnsupported: the durable store holds a state with frozen units.
   // - kRanks: ranks have sources at different positions.
-  // After a failure, either function can be called again. A durable store then still has its last
-  // commit, and open_or_create() continues from there.
+  // After a failure, initialize() or restore() can be called. A durable store then still has its
+  // last commit, and open_or_create() continues from there.
   // `application` is the application's data. The data is committed with this state to a durable
   // store, as in FinishOptions::application.
   void restore(StateSource& source, const std::string& application = {});
@@ -196,8 +196,9 @@ class SLUICE_EXPORT Engine {
   // - kInvalidArgument: memory.save_buffers is 0.
   // - The failure of the previous save, if no call has thrown it.
   void begin_save(const std::string& root, const SaveOptions& options);
-  // Returns the checkpoint of begin_save(), once some later call has given it its name. The result
-  // is empty while the checkpoint is being written, and after poll_save() has returned it.
+  // Returns the checkpoint of begin_save(), once a later call has given the checkpoint its name.
+  // The result is empty while the checkpoint is being written, and after poll_save() has returned
+  // it.
   // Fails with the failure of the save, once. If neither poll_save() nor finish_save() takes the
   // failure, the next begin_step(), begin_save(), save() or close() throws it. The engine can
   // continue, and the contents of the folder are as before.
@@ -228,7 +229,7 @@ class SLUICE_EXPORT Engine {
   // - kRanks: the groups of the ranks differ.
   void set_norm_group(NormGroup group);
 
-  // Returns when every scheduled update has been applied and its state is back at home.
+  // Returns when every scheduled update has been applied and the updated state is back at home.
   void drain();
   // This call is the last call of an engine. Waits for the updates, commits the last step to a
   // durable store, and throws an update's failure that no call has thrown yet. Under overlap, an
@@ -267,7 +268,7 @@ class SLUICE_EXPORT Engine {
   std::uint32_t rank_count() const;
 
   // Returns the unit or the tensor of that name.
-  // Fails with kInvalidArgument if the model has none of that name.
+  // Fails with kInvalidArgument if the model has no unit or tensor of that name.
   UnitId unit(std::string_view name) const;
   TensorId tensor(std::string_view name) const;
 

@@ -19,7 +19,8 @@
 
 namespace sluice {
 
-// The variables of a loss scale. Together with the scale's options, they determine its next values.
+// The variables of a loss scale. These variables and the scale's options determine the scale's next
+// values.
 struct LossScaleState {
   double scale = 1;
   std::uint32_t hysteresis_left = 1;  // overflows until the scale is halved, including that one
@@ -40,7 +41,7 @@ struct StatePosition {
 };
 
 // A description of the engine's state. A source that holds a state compares its own description
-// with this one.
+// with this description.
 struct StateDescription {
   struct Tensor {
     std::string name;

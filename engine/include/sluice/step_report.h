@@ -61,10 +61,10 @@ struct UnitTime {
 struct RankTraffic {
   std::uint64_t gathered_bytes = 0;
   std::uint64_t reduced_bytes = 0;
-  // The bytes of hybrid sharding: the rank's shard leaves the group in fp32, and comes back in the
-  // gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and receives the same
-  // number. The bytes that cross from node to node under sharding.reduction "nodes": a node's sums
-  // in fp32, and gathered parts.
+  // With hybrid sharding, the bytes of the rank's shard, which leaves the group in fp32 and comes
+  // back in the gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and
+  // receives the same number. With sharding.reduction "nodes", the bytes that cross from node to
+  // node: a node's sums in fp32, and gathered parts.
   std::uint64_t crossed_bytes = 0;
 };
 

@@ -18,7 +18,8 @@ struct HostDeviceOptions {
   // The bandwidth of each stream's copies; 0 = the speed of memory. The device sleeps to keep
   // copies to this bandwidth. For tests and for emulating a bus. Bounds: 0, or at least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
-  // The result of Device::has_own_memory(). If true, tests see what an engine does with a GPU.
+  // The result of Device::has_own_memory(). A test sets this to true to see what an engine does
+  // with a GPU.
   bool has_own_memory = false;
   // Copies and fills of at most this many bytes, and notices, run on the calling thread if their
   // stream has nothing else to do. This saves waking the stream's thread, but the calling thread

@@ -41,8 +41,8 @@ class CounterRandom {
     return z ^ (z >> 31);
   }
 
-  // FNV-1a. The hash is FNV-1a. Streams are numbered by a hash of the name, so a tensor keeps its
-  // values when other tensors are added before it.
+  // The hash is FNV-1a. Streams are numbered by a hash of the name, so a tensor keeps its values
+  // when other tensors are added before it.
   static constexpr std::uint64_t name_hash(std::string_view name) {
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

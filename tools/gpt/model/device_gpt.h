@@ -80,7 +80,7 @@ class DeviceGpt {
 
   // Does the same as in GptCompute, but enqueues the work on `stream`. Gradients are overwritten.
   // `batch` is the number of the batch in an evaluation.
-  // Requires: the uses of a batch come in order, 0 first.
+  // Requires: the uses of a batch come in order, beginning with use 0.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
                std::uint32_t batch = 0);
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,

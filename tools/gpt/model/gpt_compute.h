@@ -103,7 +103,7 @@ class GptCompute {
   void start_generation(std::span<const std::uint32_t> prompt);
 
   // Computes use `use` of the forward order.
-  // Requires: uses of a micro-batch come in order, 0 first.
+  // Requires: the uses of a micro-batch come in order, beginning with use 0.
   void forward(std::uint32_t use, ParameterPointers parameters, const Boundaries& boundaries = {});
 
   // Computes use `use` of the backward order. The call overwrites every gradient of the unit with

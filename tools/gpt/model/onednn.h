@@ -42,7 +42,7 @@ class OneDnn {
   bool limit(KernelFamily family);
 
   // A row-major product. The rows of C are `c_stride` elements apart. C is first multiplied by
-  // `beta`, which is 0 or 1. A product returns false if the library refuses it.
+  // `beta`, which is 0 or 1. A product returns false if the library refuses the product.
   // Requires: why_not() is empty.
   struct Call {
     bool a_transposed = false;

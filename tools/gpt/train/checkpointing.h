@@ -62,7 +62,7 @@ class Checkpointing {
 
   // All changes of kernels since the run began. Must be called after resume().
   const std::vector<SettingChange>& kernel_changes() const { return kernel_changes_; }
-  // All other accepted changes, of settings and of the text. To be called after resume().
+  // All other accepted changes, of settings and of the text. Must be called after resume().
   const std::vector<SettingChange>& setting_changes() const { return setting_changes_; }
 
   // Whether the run may continue from a saved state.

@@ -31,7 +31,7 @@ void settle_budgets(Config::Memory& memory, const HostMemory& host);
 // The machine as each of `rank_count` ranks sees it when it plans.
 RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count);
 
-// The same numbers with the pools of a placement.
+// Returns the numbers of `host` with the pools of a placement.
 HostMemory with_pools(HostMemory host, const Placement& placement);
 
 // Compares the memory that the ranks of this host will take with the free memory, and returns these

@@ -54,8 +54,7 @@ class TrainRanks {
   void leave() { world_->leave(); }
 
   // Prints `failure` on standard error, and ends every rank. If MPI connects the ranks, MPI ends
-  // them. Otherwise the call ends this rank. Then torchrun and the other ranks' deadlines notice
-  // the end.
+  // them. Otherwise the call ends this rank, and torchrun or a deadline ends the other ranks.
   // Requires: are_several().
   [[noreturn]] void give_up(const std::exception& failure);
 

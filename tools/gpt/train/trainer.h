@@ -27,7 +27,8 @@ struct TrainedStep {
 
 // How an evaluation learns that its result is no longer wanted, such as after Ctrl-C.
 struct StopRequest {
-  // Whether this rank has been asked to stop. Once true, it stays true. Called from any thread.
+  // Whether this rank has been asked to stop. Once true, the answer stays true. Called from any
+  // thread.
   std::function<bool()> is_asked = [] { return false; };
   // Whether any rank has been asked. With several ranks, all ranks call this function at the same
   // points, on the trainer's thread, and get the same answer.
