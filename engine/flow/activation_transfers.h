@@ -55,7 +55,7 @@ class ActivationTransfers {
   // The totals since the last call. Any thread may call this function while idle().
   ActivationReport take_moved() { return std::exchange(moved_, {}); }
 
-  // --- Any thread, from one begin() to the next ---
+  // Any thread may call the functions below, from one begin() to the next.
   //
   // Work that is enqueued on `stream` from now on may use the access's place. Requires: is_ready().
   void wait_until_usable(StreamId stream, std::uint32_t access);

@@ -16,8 +16,8 @@
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
 // application's text and the loss scale as they were when finish() of its step ended. No commit
 // begins after a failure of the device, because updates and copies on a failed device end without
-// reporting the failure. After another failure, the only commit that begins is a held one whose
-// state was on storage before the failure.
+// reporting the failure. After another failure, the only commit that may begin is a held commit
+// whose state was on storage before the failure.
 #pragma once
 
 #include <cstdint>

@@ -110,7 +110,7 @@ struct Placement {
   bool is_lazy = false;
 
   // Whether a step leaves the unit as it is if the step does not use the unit in backward. If some
-  // of the unit is in memory, updating it later would save nothing.
+  // of the unit is in memory, updating the unit later would save nothing.
   bool may_stay(const UnitPlace& unit) const {
     if (!is_lazy) return skips_untouched;
     const auto is_on_storage = [&](const std::vector<Tier>& tiers) {

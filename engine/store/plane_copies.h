@@ -48,7 +48,7 @@ class PlaneCopies {
   // Requires: a commit is under way.
   void end_commit();
 
-  // Called when a store is opened whose valid record names `copy`.
+  // Called when a store is opened, if the store's valid record names `copy`.
   void restore(std::uint32_t plane, std::uint8_t copy);
 
   bool operator==(const PlaneCopies&) const = default;

@@ -110,7 +110,7 @@ class SLUICE_EXPORT Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Sets the fp32 master weights, with zero moments. Once, before the first step.
+  // Sets the fp32 master weights, and sets the moments to zero. Once, before the first step.
   // Fails with:
   // - kNonFinite: a value is not finite. The message names tensor and element.
   // - kInvalidArgument: there is no function, or the engine or its durable store already has a

@@ -50,9 +50,9 @@ class Trainer {
   // for the run.
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
-  // The mean cross-entropy of `batches` in nats per token. As many batches as fit the memory of the
-  // activations go through the model together: each unit is used once for all of them. The result
-  // does not depend on the number of batches that go together.
+  // The mean cross-entropy of `batches` in nats per token. The batches go through the model in
+  // groups. A group has as many batches as fit the memory of the activations, and each unit is used
+  // once for the whole group. The result does not depend on the size of the groups.
   double evaluate(std::span<const TokenBatch> batches) { return *evaluate_until({}, batches); }
   // Does the same as evaluate(), but returns nothing if `stop` ends the evaluation. The evaluation
   // then ends within about the time of one unit's use.
