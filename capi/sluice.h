@@ -347,9 +347,9 @@ void sluice_optimizer_destroy(sluice_optimizer* optimizer);
 // Starts `updates` in their order, after the updates that are under way.
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
                                      uint32_t update_count);
+#define SLUICE_ALL_TENSORS UINT32_MAX
 // The call returns when the parameter of `tensor` has the result of every update that has begun.
 // With SLUICE_ALL_TENSORS, the call waits for the updates of all tensors.
-#define SLUICE_ALL_TENSORS UINT32_MAX
 sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor);
 // The call returns when all parameters have the results of the updates that have begun, and the new
 // state is at home.

@@ -96,8 +96,8 @@ class OptimizerPass {
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether the state is between two steps. The state counts as between two steps if only some
-  // blocks have been updated permanently, or if a failure has kept a block from its home.
+  // Whether the state is that of no step, because only some blocks have been updated permanently,
+  // or because a failure has kept a block from its home.
   bool is_partial() const;
   // The version before the last update.
   std::uint64_t version() const { return order_.current().version; }
