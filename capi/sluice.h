@@ -64,10 +64,10 @@ typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
   // The unit is frozen, and its tensors are bytes of any meaning, such as quantized weights. The
-  // engine keeps the bytes and their order, and never computes with them. Checkpoints and durable
-  // stores are compared with the model by the number of words of a tensor. An opaque tensor has as
-  // many words as its bytes fill, and a word is as large as a parameter. The caller compares types
-  // and shapes itself, for example by a text that it saves with the checkpoint.
+  // engine keeps the bytes and their order, and never computes with the bytes. Checkpoints and
+  // durable stores are compared with the model by the number of words of a tensor. An opaque tensor
+  // has as many words as its bytes fill, and a word is as large as a parameter. The caller compares
+  // types and shapes itself, for example by a text that it saves with the checkpoint.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
 // This value is added to a sluice_frozen. The unit is then in neither order, and each step

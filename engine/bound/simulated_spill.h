@@ -17,8 +17,8 @@ namespace sluice {
 class SimulatedSpill {
  public:
   // The function `on_host` is called when a gradient that waits in host memory has its turn.
-  // `on_left` is called when a gradient that waits on storage has left its slot. `on_home` is called
-  // when a gradient that waits on storage is stored and in the norm.
+  // `on_left` is called when a gradient that waits on storage has left its slot. `on_home` is
+  // called when a gradient that waits on storage is stored and in the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;

@@ -183,7 +183,7 @@ class OptimizerPass {
   std::uint32_t updates_posted_ = 0;  // to the worker
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; also during the write of the update before
-  // For each block, the number of a step; 0 = none. This step is the last one that did not change
+  // For each block, the number of a step; 0 = none. This step is the last step that did not change
   // the block while an earlier update of the block was on its way home. That step's commit counts
   // the block once the block is home.
   std::vector<std::uint64_t> left_until_;

@@ -1,4 +1,4 @@
-// A host device that forwards every call to another one, for tests that change one function.
+// A host device that forwards every call to another device, for tests that change one function.
 #pragma once
 
 #include <cstddef>

@@ -50,7 +50,7 @@ std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& opti
                                     const PlainCopies& plain);
 
 // The bytes for AdamW over bf16 parameters with a split master and bf16 gradients. The parameter,
-// the low half, both moments and the gradient are read. All of them except the gradient are
+// the low half, both moments and the gradient are read. Everything except the gradient is also
 // written.
 inline constexpr std::uint64_t kAdamBytesPerParameter = 14 + 12;
 struct AdamKernelBench {
