@@ -31,7 +31,8 @@
 
 namespace sluice {
 
-// The processors that the ranks compute on: MPI connects hosts, and NCCL connects GPUs.
+// The kind of processor that the ranks compute on. MPI connects ranks on hosts, and NCCL connects
+// ranks on GPUs.
 enum class RankDevice : std::uint8_t { kHost, kGpu };
 
 struct RankWorldOptions {
