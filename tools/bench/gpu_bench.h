@@ -87,8 +87,9 @@ struct TrainingBench {
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
-// The function measures how fast the drive under `path` reads, writes, and does both. The results
-// become the drive's rates in `rates`. The test file has no name.
+// The function measures how fast the drive under `path` reads, how fast the drive writes, and how
+// fast the drive reads and writes at the same time. The results become the drive's rates in
+// `rates`. The test file has no name.
 // Fails with kNoSpace, kInput or kIo.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 
