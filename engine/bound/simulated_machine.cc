@@ -158,8 +158,7 @@ std::int64_t SimulatedMachine::cache_ticks(const Timed& timed) {
 
 void SimulatedMachine::take_up(Line& line) {
   if (line.is_busy || line.waiting.empty()) return;
-  Timed timed = line.waiting.top();
-  line.waiting.pop();
+  Timed timed = line.waiting.pop();
   end_idleness(line);
   timed.duration_ticks += cache_ticks(timed);
   line.is_busy = true;

@@ -16,6 +16,7 @@
 #include <queue>
 #include <vector>
 
+#include "engine/bound/ranked_queue.h"
 #include "engine/bound/step_cost.h"
 #include "io/write_cache_model.h"
 
@@ -91,10 +92,9 @@ class SimulatedMachine {
     std::int64_t latency_ticks = 0;   // from the end of service to the end of the job
     CacheUse cache = CacheUse::kNone;
     std::uint64_t cached_bytes = 0;
-    bool operator>(const Timed& other) const { return job.rank > other.job.rank; }
   };
   struct Line {
-    std::priority_queue<Timed, std::vector<Timed>, std::greater<>> waiting;
+    RankedQueue<Timed> waiting;
     bool is_busy = false;
     std::int64_t busy_ticks = 0;
     std::int64_t idle_since_ticks = 0;
