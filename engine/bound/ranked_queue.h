@@ -49,6 +49,16 @@ class RankedQueue {
     return item;
   }
 
+  // In an order that only what was pushed and popped decides.
+  template <typename Visit>
+  void for_each(const Visit& visit) const {
+    for (const std::deque<Item>& line : lines_) std::for_each(line.begin(), line.end(), visit);
+    std::vector<Item> others = others_;
+    std::sort(others.begin(), others.end(),
+              [](const Item& one, const Item& other) { return is_after(other, one); });
+    std::for_each(others.begin(), others.end(), visit);
+  }
+
  private:
   static constexpr std::size_t kUrgencies = 4;
   static bool is_after(const Item& one, const Item& other) { return one.job.rank > other.job.rank; }

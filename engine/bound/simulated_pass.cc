@@ -176,6 +176,29 @@ void SimulatedPass::norm_known(std::uint64_t step) {
   for (std::uint32_t block = 0; block < blocks_.size(); ++block) note_if_ready(block);
 }
 
+void SimulatedPass::add_to(SimulatedState& state, std::uint64_t step) const {
+  for (const Block& block : blocks_) {
+    state.add(block.updates == UINT64_MAX ? block.updates : block.updates - step);
+    state.add(block.grants == UINT64_MAX ? block.grants : block.grants - step);
+    state.add(block.in_pass ? granted_ - block.place : 0);
+    state.add(std::uint64_t{block.pending} << 5 | std::uint64_t{block.in_pass} << 4 |
+              std::uint64_t{block.awaits_slot} << 3 | std::uint64_t{block.awaits_gradients} << 2 |
+              std::uint64_t{block.is_loaded} << 1 | std::uint64_t{block.is_ready});
+  }
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    if (!is_updated_[unit]) continue;
+    state.add(units_[unit].drained_steps - step);
+    state.add(units_[unit].updates - step * layout_.units()[unit].block_count);
+  }
+  for (const std::uint64_t count :
+       {trained_blocks_ == 0 ? 0 : pass_ - step, granted_ - step * trained_blocks_,
+        normed_steps_ - step, home_ - step * trained_blocks_,
+        sent_to_device_ - step * device_blocks_, updated_on_device_ - step * device_blocks_,
+        std::uint64_t{lanes_free_}, std::uint64_t{next_block_}, std::uint64_t{next_arrival_},
+        std::uint64_t{arrival_block_}})
+    state.add(count);
+}
+
 bool SimulatedPass::may_update(std::uint32_t index) const {
   const UnitId unit = layout_.block(BlockId{index}).unit;
   // No gradient of a unit without uses in backward arrives; the norm ends the wait for one.

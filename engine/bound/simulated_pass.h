@@ -16,6 +16,7 @@
 #include "engine/bound/simulated_commits.h"
 #include "engine/bound/simulated_machine.h"
 #include "engine/bound/simulated_slots.h"
+#include "engine/bound/simulated_state.h"
 
 namespace sluice {
 
@@ -52,6 +53,10 @@ class SimulatedPass {
   bool is_home(std::uint64_t steps) const {
     return home_ == steps * trained_blocks_ && updated_on_device_ == steps * device_blocks_;
   }
+
+  // Adds the state at the begin of step `step`. Requires: no lane's block came home at this
+  // instant, and no store waits for a commit.
+  void add_to(SimulatedState& state, std::uint64_t step) const;
 
  private:
   struct Block {
