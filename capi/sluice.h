@@ -374,7 +374,9 @@ sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
 // Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config, for processes on the host. In
 // messages, the DeepSpeed config has the name `file_name`. `values_json` gives the values for
 // "auto", under the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}.
-// Null means no values. {"ranks": 2} is the number of processes, by default 1.
+// Null means no values. {"ranks": 2} is the number of processes, by default 1. {"hidden_size": 768}
+// is the model's; "auto" of DeepSpeed's persistence threshold is ten times it. {"names": {"lr":
+// "args.learning_rate"}} says what messages call a value that is not from the command line.
 // `report` is the JSON that `sluice config import --json` prints, together with the config. The
 // text is valid until the thread's next call of this function. Fails with SLUICE_CONFIG; the
 // message names everything that is refused.
