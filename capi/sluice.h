@@ -63,15 +63,16 @@ typedef struct sluice_tensor {
 typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
-  // Frozen; the tensors are bytes of any meaning, such as quantized weights. The engine keeps the
-  // bytes and their order, and never computes with them. Checkpoints and durable stores are
-  // compared with the model by the number of words of a tensor. An opaque tensor has as many words
-  // of a parameter's size as its bytes fill. The caller compares types and shapes itself, for
-  // example by a text that it saves with the checkpoint.
+  // The unit is frozen, and its tensors are bytes of any meaning, such as quantized weights. The
+  // engine keeps the bytes and their order, and never computes with them. Checkpoints and durable
+  // stores are compared with the model by the number of words of a tensor. An opaque tensor has as
+  // many words as its bytes fill, and a word is as large as a parameter. The caller compares types
+  // and shapes itself, for example by a text that it saves with the checkpoint.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
-// This value is added to a sluice_frozen. The unit then stands in neither order, and each step says
-// by sluice_announce() whether it uses the unit. The experts of a router are such units.
+// This value is added to a sluice_frozen. The unit is then in neither order, and each step
+// announces with sluice_announce() whether it uses the unit. The experts of a router are such
+// units.
 #define SLUICE_ANNOUNCED 4
 
 // Tensors that computation needs together: the unit of transfers and leases.
@@ -196,7 +197,7 @@ void sluice_engine_destroy(sluice_engine* engine);
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
 // Waits for every update, and reports an update's failure. Only sluice_engine_destroy() may follow.
 sluice_status sluice_close(sluice_engine* engine);
-// Returns when every update under way has been applied and its state is at home.
+// Returns when every update under way has been applied and the updated state is at home.
 sluice_status sluice_drain(sluice_engine* engine);
 
 sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options);
@@ -211,9 +212,9 @@ sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
 sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
-// The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step it is SLUICE_FORWARD
-// or SLUICE_BACKWARD, and in an inference it is SLUICE_INFERENCE. Before use i of a step, the lease
-// of use i - concurrent_leases has to have been released.
+// The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step, `pass` is
+// SLUICE_FORWARD or SLUICE_BACKWARD, and in an inference, `pass` is SLUICE_INFERENCE. Before use i
+// of a step, the lease of use i - concurrent_leases has to have been released.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.
@@ -264,12 +265,12 @@ sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
 // Replaces sluice_initialize() if the config has storage.state (docs/durable.md). The call resumes
 // from the durable store's last commit and sets `*is_new` to 0. If there is no store, the call
-// makes it from `values` and sets `*is_new` to 1. If `accepts_changes` is not 0, the call resumes
-// even if numbers of the config differ from the commit's numbers.
+// makes a store from `values` and sets `*is_new` to 1. If `accepts_changes` is not 0, the call
+// resumes even if numbers of the config differ from the commit's numbers.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
-// Sets the text that commits keep, for steps that finish after this call. At most 1 MiB; empty at
-// first.
+// Sets the text that commits keep, for steps that finish after this call. The text has at most
+// 1 MiB, and is empty at first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
 // Commits the last step now. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
@@ -288,9 +289,9 @@ sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 // moments and exact fp32 masters in host memory or on NVMe. Threads, processes and errors follow
 // the same rules as for an engine.
 //
-// The program first calls sluice_optimizer_create. In each step, it calls sluice_optimizer_begin,
-// and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end, it calls
-// sluice_optimizer_destroy.
+// The program first calls sluice_optimizer_create. In each step, the program calls
+// sluice_optimizer_begin, and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end,
+// the program calls sluice_optimizer_destroy.
 typedef struct sluice_optimizer sluice_optimizer;
 
 typedef enum sluice_type { SLUICE_FP32 = 0, SLUICE_BF16 = 1, SLUICE_FP16 = 2 } sluice_type;
@@ -446,20 +447,21 @@ typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
 // All members clip by the group's norm, skip the same steps and keep the same loss scale. The call
-// sluice_finish_step() calls `add` once, on its own thread. All members of the group finish equally
-// often. `elsewhere` has the numbers of the tensors that another member counts, because that member
-// has equal copies. A null `add` ends the group. Must not be called while a step is active.
-// `context` must stay valid until the group ends or the engine is destroyed.
+// sluice_finish_step() calls `add` once, on its own thread. All members of the group call
+// sluice_finish_step() the same number of times. `elsewhere` has the numbers of the tensors that
+// another member counts, because that member has equal copies. A null `add` ends the group. Must
+// not be called while a step is active. `context` must stay valid until the group ends or the
+// engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
-// The step or inference will use each of these announced units once in `pass`, in this order. These
-// uses follow the uses that were announced before. The fetches of these units begin at once. The
-// program then calls sluice_acquire() for them in this order, at any place between the other units,
-// before sluice_finish_step(). With several ranks, all ranks announce at the same point, and each
-// rank acquires the units of all ranks. The call writes the units to `uses`, in the order in which
-// they have to be acquired, and their number to `use_count`. `uses` needs room for every announced
-// unit of the model.
+// Announces that the step or inference will use each of `units` once in `pass`, in this order.
+// These uses follow the uses that were announced before. The fetches of these units begin at once.
+// The program then calls sluice_acquire() for these units in this order, at any place between the
+// other units, before sluice_finish_step(). With several ranks, all ranks announce at the same
+// point, and each rank acquires the units of all ranks. The call writes the units to `uses`, in the
+// order in which they have to be acquired, and their number to `use_count`. `uses` needs room for
+// every announced unit of the model.
 sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
                               int32_t pass, uint32_t* uses, uint32_t* use_count);
 
@@ -472,14 +474,14 @@ typedef struct sluice_trace_result {
 
 // From this call to sluice_trace_stop(), all engines and optimizers of this process write a trace
 // to the file `path`. The trace has each transfer, update, computation and wait, and `sluice trace`
-// reads it (docs/tracing.md). The file replaces an older one. An engine describes itself in the
+// reads it (docs/tracing.md). The file replaces an older file. An engine describes itself in the
 // file when it is created. So create the engine after this call. Each of the `rank_count` processes
 // has a file of its own, and `rank` is the number of this process.
 // Fails with SLUICE_INPUT if the file cannot be created, and with SLUICE_INVALID_ARGUMENT if a
 // trace is running. In a forked child, this call and sluice_trace_stop() fail with SLUICE_FORKED.
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
-// The call writes what is left and closes the file. `result` may be null. Does nothing without a
-// trace.
+// The call writes the remaining records and closes the file. `result` may be null. Does nothing
+// without a trace.
 // Fails with SLUICE_IO if the file could not be written whole. The file can then be read up to its
 // end.
 sluice_status sluice_trace_stop(sluice_trace_result* result);
@@ -501,11 +503,11 @@ typedef struct sluice_figures {
   double peak_flops;       // per second, of all ranks together
 } sluice_figures;
 
-// Shows this engine in `sluice top` until it is destroyed. Each sluice_finish_step() writes the
-// step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May be
-// called again between steps, with the newest figures. Without that variable nothing happens. A
-// process has one page, for the engine that was shown first. Why an engine has no page is a note
-// (sluice_next_note), and no failure.
+// Shows this engine in `sluice top` until the engine is destroyed. Each sluice_finish_step() writes
+// the step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May
+// be called again between steps, with the newest figures. Without XDG_RUNTIME_DIR, the call does
+// nothing. A process has one page, for the engine that was shown first. If an engine has no page, a
+// note says why (sluice_next_note); this is no failure.
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
 
 #ifdef __cplusplus

@@ -27,9 +27,9 @@ enum class MasterLayout : std::uint8_t {
   kFp16,       // `master` is fp32; `parameter` is `master` rounded to fp16, and is never read
 };
 
-// The coefficients of one step. The type in the variant selects the optimizer. Made by
-// *_coefficients() of base/optimizer_math.h, or with checks by coefficients_of()
-// (optimizer_options.h).
+// The coefficients of one step. The type in the variant selects the optimizer. The functions
+// *_coefficients() of base/optimizer_math.h make such coefficients; coefficients_of() makes them
+// with checks (optimizer_options.h).
 using UpdateCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                         AdagradCoefficients, SgdCoefficients>;
 

@@ -3,8 +3,8 @@
 // time, lowest rank first, and never interrupts a job. Only ranks decide the order, so equal times
 // give equal schedules.
 //
-// Times are whole ticks, so that equal sums are equal. A tick is a nanosecond, but for steps that
-// take years.
+// Times are whole ticks, so that equal sums are equal. A tick is a nanosecond, except for steps
+// that take years.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Invariant: all jobs that end at one instant have ended before any resource starts its next job.
@@ -22,7 +22,7 @@
 
 namespace sluice {
 
-// The task that ends with a job, and what the job's subject is.
+// The meaning of a job's end, and the subject of the job.
 enum class SimulatedTask : std::uint8_t {
   kFetch,       // a block's parameters are in its slot
   kCopyUp,      // the first fetch is on the device

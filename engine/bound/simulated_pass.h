@@ -22,16 +22,16 @@ namespace sluice {
 
 class SimulatedPass {
  public:
-  // All must outlive the pass.
+  // All arguments must outlive the pass.
   SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
                 SimulatedSlots& slots, SimulatedCommits& commits);
 
   // Frees the slots of lanes whose blocks came home at this instant. Returns false when there are
   // no such lanes.
   bool settle();
-  // Lets one block take its turn, if any block may do so.
+  // Lets one block take its turn, if any block may take its turn.
   bool pump();
-  // The call starts the writes of one block that has waited for a commit, if they may start.
+  // The call starts the writes of one block that has waited for a commit, if the writes may start.
   bool pump_writes();
   // Takes note that a commit has saved the block. The block may then be updated again.
   void saved(std::uint32_t block);

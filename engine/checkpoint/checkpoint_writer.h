@@ -61,8 +61,8 @@ class CheckpointWriter {
   SavedCheckpoint finish(const std::optional<Error>& failure,
                          std::vector<std::string> application = {});
 
-  // All of it. `visit_blocks` gives the blocks that this rank owns, for example with
-  // StateAccess::visit_blocks().
+  // Writes a whole checkpoint in one call. `visit_blocks` gives the blocks that this rank owns, for
+  // example with StateAccess::visit_blocks().
   // Fails with the errors of begin() and of `visit_blocks`.
   using VisitBlocks = std::function<void(const StateAccess::Visit& visit)>;
   SavedCheckpoint save(const std::string& root, const StatePosition& position,

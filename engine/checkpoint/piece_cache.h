@@ -27,7 +27,8 @@ class PieceCache {
   // `buffer` by other memory.
   using Read = std::function<std::span<const std::byte>(AlignedBuffer& buffer)>;
 
-  // The piece stays as long as the returned pointer lives. The cache must outlive the pointer.
+  // The piece stays in memory as long as the returned pointer lives. The cache must outlive the
+  // pointer.
   // Fails with the exception of `read`. The next call for the piece then reads again.
   std::shared_ptr<const std::span<const std::byte>> get(const Key& key, const Read& read);
 

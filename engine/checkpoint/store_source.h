@@ -3,7 +3,7 @@
 // ranks must be on this host's paths. The source keeps other jobs out of the store as long as it
 // exists.
 //
-// Thread rule: read() from any thread, several at a time; everything else on one thread.
+// Thread rule: several threads may call read() at the same time; one thread makes all other calls.
 // Invariant: only the lock files' text is written.
 #pragma once
 
@@ -54,7 +54,7 @@ class StoreSource final : public StateSource {
   bool allows_threads() const override { return true; }
 
  private:
-  // A block in memory. A thread that reads from a slot has it alone.
+  // A block in memory. While a thread reads from a slot, no other thread uses the slot.
   struct Slot {
     std::unique_ptr<IoQueue> queue;
     AlignedBuffer buffer;  // the block's planes

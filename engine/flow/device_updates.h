@@ -29,8 +29,8 @@ class DeviceUpdates {
 
   // Enqueues the update of a block, behind the work that last brought the unit's parameters.
   void update(const BlockPlace& block, const StepCoefficients& coefficients);
-  // All of the unit's blocks have been passed to update(). `step` is the step's number for
-  // messages.
+  // Called when all of the unit's blocks have been passed to update(). `step` is the step's number
+  // for messages.
   void end_unit(UnitId unit, std::uint64_t step);
 
   StreamId stream() const { return stream_.id(); }

@@ -7,8 +7,8 @@
 // get a gradient of zeros. The drain owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot, on the device, in the order of the backward
-// uses. The ranks add each use's gradient before it goes home, or they add the unit's complete sum
-// over the step. For a complete sum, the sum is first copied back to the slot.
+// uses. The ranks add each use's gradient before the gradient goes home, or they add the unit's
+// complete sum over the step. For a complete sum, the sum is first copied back to the slot.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
@@ -51,8 +51,9 @@ class GradientDrain {
 
   // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
   // `reduces_each`, every use's gradient is added over the ranks. Otherwise the ranks add only the
-  // sum of each unit, and the home must hold the whole sum. These gradients of announced units are
-  // always added over the ranks at every use, because nothing says which of them is the last.
+  // sum of each unit, and the home must hold the whole sum. Gradients of announced units are always
+  // added over the ranks at every use, because nothing says which gradient of such a unit is the
+  // last.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
@@ -63,19 +64,19 @@ class GradientDrain {
   std::optional<std::uint32_t> try_take_slot();
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
-  // Lends the unit's place in the set itself for the unit's first gradient of the step, if that is
-  // possible. The place's bytes are zero after set_zeroed_event(), until the next call.
+  // Lends the unit's own place in the set for the unit's first gradient of the step, if possible.
+  // The place's bytes are zero after set_zeroed_event(), until the next call.
   // Requires: the unit has been updated, so no update reads the set's place any more.
   bool try_lend_set(UnitId unit);
   EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
 
-  // The lease of `use` has been released. `computed` is recorded after the computation that filled
-  // `slot` or, without a slot, the set's place. If the schedule has changed, a unit with a final
-  // gradient may get another gradient. The earlier gradient is then no longer final.
+  // Called when the lease of `use` has been released. `computed` is recorded after the computation
+  // that filled `slot` or, without a slot, the set's place. If the schedule has changed, a unit
+  // with a final gradient may get another gradient. The earlier gradient is then no longer final.
   void release(const ScheduledUse& use, std::optional<std::uint32_t> slot, EventId computed);
-  // No more gradients will come, so the present ones are final. Units without a gradient get
-  // zeros, unless they stay as they are. Later calls do nothing. Requires: no update reads the
-  // gradients any more.
+  // Called when no more gradients will come, so that the present ones are final. Units without a
+  // gradient get zeros, unless they stay as they are. Later calls do nothing. Requires: no update
+  // reads the gradients any more.
   void close();
 
   // Whether the schedule has marked a gradient of the unit as its last of the step.
@@ -85,7 +86,7 @@ class GradientDrain {
   // Whether a gradient has changed after it was final.
   bool was_reopened() const { return was_reopened_; }
   // Units without a gradient in the step, except announced ones. If such units stay as they are
-  // (optimizer.untouched), they have no part in the norm. Requires: close() has been called.
+  // (optimizer.untouched), the units have no part in the norm. Requires: close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
   // Whether every unit's final gradient is at home and in the norm.

@@ -24,10 +24,11 @@ class LaneTransfers {
   // Prepares a lane. The lane must outlive the object, and stays where it is.
   void attach(OptimizerLane& lane);
 
-  // Starts to bring the block's record and parameters. Returns whether the slot has the parameters
-  // already.
+  // Starts to bring the block's record and parameters into the lane. Returns whether the slot has
+  // the parameters already.
   bool load(OptimizerLane& lane);
-  // Begins to bring gradients that wait outside host memory. Requires: no more gradients are added.
+  // Begins to bring gradients that wait outside host memory into the lane. Requires: no more
+  // gradients are added.
   void load_gradients(OptimizerLane& lane);
   // Whether everything that was started has arrived.
   bool is_read(const OptimizerLane& lane) const;
@@ -41,13 +42,13 @@ class LaneTransfers {
   void write(OptimizerLane& lane);
   bool is_written(const OptimizerLane& lane) const;
 
-  // Makes the shadows of a block its home, or discards them.
+  // The two functions make the shadows of a block its home, or discard the shadows.
   void adopt(BlockId block);
   void drop_shadows(BlockId block);
 
   // The bytes copied from and to the device since the last call.
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
-  // The copies to the device.
+  // The stream of the copies to the device.
   StreamId up_stream() const { return up_stream_.id(); }
 
  private:

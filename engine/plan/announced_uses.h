@@ -3,9 +3,9 @@
 // of these units. Announcements only add uses: the plan so far, and the schedule of the other
 // units, stay as they are. So a step reads exactly the bytes of the units that it announces. A unit
 // takes the place of another unit that has no later use among the uses announced with it. If
-// several units have no later use, the place is that of the unit whose last use is longest ago. If
-// every unit has a later use, the place is that of the unit whose next use is latest. The time for
-// an announcement grows with the number of its units, but not with the number of earlier uses.
+// several units have no later use, the unit whose last use is longest ago gives up its place. If
+// every unit has a later use, the unit whose next use is latest gives up its place. The time for an
+// announcement grows with the number of its units, but not with the number of earlier uses.
 //
 // Thread rule: one thread at a time. References stay valid.
 #pragma once
@@ -38,8 +38,8 @@ class AnnouncedUses {
   // The bytes that the fetches of all uses read from storage.
   std::uint64_t read_bytes() const;
   // The bytes of state on storage that the update reads for the units that only announced uses
-  // touch. The bytes that their gradients read there are included. Placement::skips_untouched says
-  // whether there are such bytes. The same number of bytes is written.
+  // touch. The bytes of these units' gradients on storage are included. Placement::skips_untouched
+  // says whether there are such bytes. The same number of bytes is written.
   std::uint64_t update_bytes() const;
 
  private:

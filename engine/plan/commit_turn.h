@@ -17,8 +17,8 @@ namespace sluice {
 // have their units. Under `eager` and `speculative`, updates begin in backward. The commit then
 // waits for the uses of forward. Under `deferred`, the commit waits for the uses up to the end of
 // the first backward pass. With many micro-batches, waiting for the step's end would delay the
-// commit for too long. Under `serial`, the result is 0. There the whole state is stored before the
-// next step begins, so the commit begins at once.
+// commit for too long. Under `serial`, the result is 0. Under `serial`, the whole state is stored
+// before the next step begins, so the commit begins at once.
 std::uint32_t uses_before_commit(const Schedule& schedule, OverlapPolicy policy);
 
 // Whether a commit may wait for fetches at all. If the flushes take more than a third of a step

@@ -110,7 +110,7 @@ struct Placement {
   bool is_lazy = false;
 
   // Whether a step leaves the unit as it is if the step does not use the unit in backward. If some
-  // of the unit is in memory, updating it later would save nothing.
+  // of the unit is in memory, updating the unit later would save nothing.
   bool may_stay(const UnitPlace& unit) const {
     if (!is_lazy) return skips_untouched;
     const auto is_on_storage = [&](const std::vector<Tier>& tiers) {
@@ -124,8 +124,8 @@ struct Placement {
   bool is_homed_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }
-  // Whether all of the unit's parameters are at home on the device, so that it needs no place in
-  // the window.
+  // Whether all of the unit's parameters are at home on the device, so that the unit needs no place
+  // in the window.
   bool unit_is_on_device(const UnitPlace& unit) const {
     return is_homed_on_device(unit) && !unit.is_sharded;
   }
@@ -153,8 +153,8 @@ struct Placement {
   bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
   // Whether some gradients come to a lane from outside host memory.
   bool gradients_leave() const { return lane_gradients.count != 0; }
-  // The bytes of the device's pools, which the tiers cut from one slab. The call device_bytes() is
-  // the sum of these bytes and the ranks' memory.
+  // The bytes of the device's pools, which the tiers cut from one slab. The function device_bytes()
+  // returns the sum of these bytes and the ranks' memory.
   std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + announced_window.size_bytes() +
            gradient_slots.size_bytes() + device_gradient_bytes + device_record_bytes + tally_bytes +
@@ -219,9 +219,9 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
 // The function tries to place the state under `budgets`. If a pair of budgets works, every pair of
 // larger budgets works, too.
 // Fails with kOutOfMemory if a budget cannot hold its mandatory pools, or the state that `choices`
-// puts there. The message lists the pools. The message names the smallest budget that works while
-// the other budget stays as it is. If no size of this budget alone works, the message names a pair
-// of budgets.
+// assigns to the budget's tier. The message lists the pools. The message names the smallest budget
+// that works while the other budget stays as it is. If no size of this budget alone works, the
+// message names a pair of budgets.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
@@ -241,8 +241,8 @@ bool shadows_serve_all(const Layout& layout, Placement placement);
 // Requires: add_shadows() has been called already if shadows are needed.
 void add_copies(const Layout& layout, std::uint32_t count, Placement& placement);
 // The number of copies that `config` needs. One copy is named by the last commit, and a second copy
-// is written by updates. A tentative update needs a third copy at times when neither the first nor
-// the second may be overwritten.
+// is written by updates. A tentative update needs a third copy while neither the first copy nor the
+// second copy may be overwritten.
 std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
 // Whether "auto" may speculate. With a durable store, "auto" may speculate only where no third copy
 // is needed.

@@ -21,7 +21,7 @@ class WorkMeter {
   void begin(Work work);
   void end(Work work);
 
-  // Since the last call.
+  // The times since the last call.
   WorkTimes take();
 
  private:

@@ -47,7 +47,7 @@ class ScheduleCursor {
   }
   // The plan without the uses that are still expected.
   StepPlan ended() const;
-  // From here on, the schedule is that of `plan`.
+  // From here on, the schedule of `plan` is followed.
   void follow(StepPlan plan);
   // How often the schedule was changed.
   std::uint32_t changes() const { return changes_; }

@@ -49,7 +49,7 @@ class StepLoop {
 
   void begin_step(const StepOptions& options);
   void begin_inference();
-  // Returns when every scheduled update has been applied and its state is at home.
+  // Returns when every scheduled update has been applied and the updated state is at home.
   void drain();
 
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
@@ -117,7 +117,7 @@ class StepLoop {
   // must live until end_save(), or settle(). If `saves_all` is false, another rank saves this
   // rank's part, and only work.finish is called.
   void begin_save(StateSaver::Work work, bool saves_all);
-  // The number of blocks saved so far. There is none if no save is under way.
+  // The number of blocks saved so far. If no save is under way, save_count() returns nothing.
   struct SaveCount {
     std::uint64_t saved_blocks = 0;
     std::uint64_t block_count = 0;
@@ -170,7 +170,7 @@ class StepLoop {
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
   // Stops the fetches ahead of computation, at the same use on all ranks. `unit` is the unit that
-  // comes next. Without a unit, no use comes.
+  // comes next. Without a unit, no further use follows.
   WindowProgress halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass);
   void end_schedule();
   void end_inference_together() noexcept;

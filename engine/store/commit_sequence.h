@@ -1,5 +1,5 @@
 // The order in which a commit becomes durable, as a list of stages. The actions of a stage go to
-// storage together, and a stage begins when the stage before has ended. The writer of a record
+// storage together, and a stage begins when the previous stage has ended. The writer of a record
 // follows the sequence (commit_writer.h), and tests try wrong sequences.
 //
 //   The stages are: data files flushed | first twin written | flushed | second twin written |

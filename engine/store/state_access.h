@@ -39,7 +39,7 @@ class StateAccess {
   // Fails with the errors of restore(). Each block then has its old or its new values.
   void replace(const std::vector<bool>& is_wanted, const InitialValues& values,
                const UnitVersions& versions);
-  // With a durable store, reads the state that is at home in memory. The call reads it from
+  // With a durable store, reads the state that is at home in memory. The call reads this state from
   // storage, where the last commit left it.
   // Other failures, such as kIo, come from the transfers.
   void open();
@@ -58,7 +58,7 @@ class StateAccess {
 
   // Calls `visit` with every block of this rank in host memory. The block is at its home or in a
   // place. Several threads call `visit` at the same time, each for a different block. No two
-  // threads do so for the same place.
+  // threads call `visit` for the same place at the same time.
   // Fails with the errors of read(), and with the exceptions of `visit`.
   using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
   void visit_blocks(const Visit& visit);

@@ -17,8 +17,9 @@ struct CopyEnds {
   std::byte* device = nullptr;
 };
 
-// The function copies `up` to the device and `down` to the host at the same time. The function does
-// so `rounds` times, each time in pieces of `piece_bytes`. Returns the elapsed seconds.
+// The function copies `up` to the device and `down` to the host at the same time. The function
+// repeats the copies `rounds` times, each time in pieces of `piece_bytes`. Returns the elapsed
+// seconds.
 // Fails with the errors of SLUICE_CUDA.
 double plain_copies_s(CudaDevice& device, const CopyEnds& up, const CopyEnds& down,
                       std::uint64_t size_bytes, std::uint64_t piece_bytes, unsigned rounds);

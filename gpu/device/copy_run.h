@@ -16,9 +16,9 @@ class CopyRun {
   // `device` must outlive the run.
   CopyRun(Device& device, StreamId stream) : device_(device), stream_(stream) {}
 
-  // Adds a copy. The joined copy is enqueued by flush(), if nothing else enqueues it. Every other
-  // call that enqueues work on the stream first calls flush(). A copy joins the previous copies if
-  // its source begins where their source ends, and its target begins where their target ends.
+  // Adds a copy. If nothing else enqueues the joined copy, flush() does. Every other call that
+  // enqueues work on the stream first calls flush(). A copy joins the previous copies if its source
+  // begins where their source ends, and its target begins where their target ends.
   // Requires: where two ends meet, both belong to one piece of registered memory.
   void add(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
     if (target != target_ + size_bytes_ || source != source_ + size_bytes_) {

@@ -44,8 +44,8 @@ struct FaultOptions {
 
 class FaultQueue : public IoQueue {
  public:
-  // The number of requests that have met the fault so far. Also the right offset of the last such
-  // request.
+  // The number of requests that have met the fault so far. The function struck_offset_bytes() gives
+  // the right offset of the last such request.
   virtual std::uint64_t struck() const = 0;
   virtual std::uint64_t struck_offset_bytes() const = 0;
 };

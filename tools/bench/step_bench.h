@@ -48,7 +48,7 @@ struct StepBenchModel {
   // past the throttled drive.
   std::uint32_t save_every = 0;
   // The number of experts that follow each unit, and the number of them that a step uses. Experts
-  // are announced units of the same size. Every step chooses other experts, and leaves the other
+  // are announced units of the same size. Every step chooses its experts anew, and leaves the other
   // experts alone.
   std::uint32_t experts = 0;
   std::uint32_t active_experts = 0;

@@ -31,8 +31,8 @@ struct StepRegimeOptions {
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;
   std::uint32_t save_every = 0;
-  // If true, each policy is also measured without commits and checkpoints. The measurements with
-  // and without them take turns.
+  // If true, each policy is also measured without commits and checkpoints. Measurements with
+  // commits and checkpoints take turns with measurements without them.
   bool has_bare = false;
 };
 

@@ -1,5 +1,5 @@
 // `sluice doctor` checks the features of this machine. A finding is fine, slower than possible, or
-// an obstacle. A finding comes with the line that repairs it.
+// an obstacle. Each finding has a line that says how to repair it.
 #pragma once
 
 #include <cstdint>

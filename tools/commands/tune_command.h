@@ -1,5 +1,5 @@
 // `sluice tune` searches for settings under which a config runs quicker on this machine. The
-// command first uses the model of the step, and then runs of a few steps.
+// command first predicts with the model of the step, and then makes runs of a few steps.
 #pragma once
 
 #include <cstdint>

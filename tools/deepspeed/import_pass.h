@@ -87,8 +87,8 @@ void import_precision(ImportPass& pass);
 void import_optimizer(ImportPass& pass);
 void import_scheduler(ImportPass& pass);
 
-// Returns `value` in the row's type. If that fails, returns nothing and puts the reason into `why`.
-// `note` describes a value that was understood as something else.
+// Returns `value` in the row's type. If the conversion fails, returns nothing and puts the reason
+// into `why`. `note` describes a value that was understood as something else.
 std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJson& value,
                                          std::string& why, std::string& note);
 // Whether the row refuses `value`.

@@ -1,8 +1,9 @@
 // The model of a training run under changed settings. The model makes the same plan as the engine,
-// and simulates the plan's step at measured rates. For tune_search(), it says how long a step would
-// take.
+// and simulates the plan's step at measured rates. The model tells tune_search() how long a step
+// would take.
 //
-// Thread rule: learn() comes before anything else. Any thread may call the const functions.
+// Thread rule: the call of learn() precedes all other calls. Any thread may call the const
+// functions.
 #pragma once
 
 #include <string>

@@ -31,9 +31,9 @@ struct UnitSpec {
   // frozen unit to compute the gradients of other units. Only the initial values rounded to the
   // compute dtype are kept.
   bool is_frozen = false;
-  // The unit appears in neither of the two orders below. Each step says while it runs whether it
-  // uses the unit, for example after a router has chosen experts (Step::announce). In a step
-  // without the unit, its gradient is zero, or the unit stays as it is (optimizer.untouched).
+  // Neither of the two orders below contains the unit. Each step says while it runs whether it uses
+  // the unit, for example after a router has chosen experts (Step::announce). In a step without the
+  // unit, its gradient is zero, or the unit stays as it is (optimizer.untouched).
   bool is_announced = false;
   // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Their
   // elements are words of the size of a parameter (precision.parameters), and every word keeps its

@@ -90,8 +90,8 @@ class SLUICE_EXPORT RankWorld {
   std::unique_ptr<Collectives> join(HostDevice& device);
   std::unique_ptr<Collectives> join(CudaDevice& device);
 
-  // Closes the connections between the ranks when all ranks have come to the end. The call of
-  // leave() is the last one, after the collectives are destroyed.
+  // Closes the connections between the ranks when all ranks have called leave(). Call leave() last,
+  // after the collectives have been destroyed.
   // Fails with kRanks if another rank does not come.
   void leave();
   // If MPI connects the ranks, the call ends every rank, and may end this process, too. Otherwise
@@ -108,9 +108,9 @@ class SLUICE_EXPORT RankWorld {
 // pipeline parallelism. For example, `whole` comes from RankWorld::join(). The ranks that give the
 // same `color` form a part, in the order of their ranks. Returns the collectives over this rank's
 // part. An engine that gets these collectives has the part's ranks. An application may also send
-// its own messages with them. Several calls divide the same ranks in several ways. All ranks of
-// `whole` make the same calls in the same order. `device` is the device of `whole`; both must
-// outlive the result. `sharding.group` counts the ranks of the part.
+// its own messages with these collectives. Several calls divide the same ranks in several ways. All
+// ranks of `whole` make the same calls in the same order. `device` is the device of `whole`; both
+// must outlive the result. `sharding.group` counts the ranks of the part.
 // Fails with kRanks if another rank does not come in time.
 SLUICE_EXPORT std::unique_ptr<Collectives> split_ranks(Collectives& whole, Device& device,
                                                        std::uint32_t color);

@@ -43,7 +43,7 @@ class SLUICE_EXPORT SafetensorsReader {
   bool is_folder() const;
   // The "__metadata__" of the file, or of the first of several files.
   const std::map<std::string, std::string>& metadata() const;
-  // Sorted.
+  // The names of all tensors, sorted.
   std::vector<std::string> names() const;
   // The result is null if no tensor has that name.
   const SafetensorsTensor* find(const std::string& name) const;

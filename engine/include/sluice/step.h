@@ -1,8 +1,8 @@
 // The objects that an application holds during a step. A Lease keeps a unit on the device while
 // computation uses the unit. A Step or an Inference is one walk through the schedule. All of these
 // objects are move-only. A lease ends with its step at the latest, and a step ends with its engine.
-// Every call on an object that is over fails with kInvalidArgument, and its destructor does
-// nothing.
+// Every call on an object that is over fails with kInvalidArgument, and the object's destructor
+// does nothing.
 //
 // Thread rule: one thread at a time, which need not be the thread that made the object. A call
 // during another thread's call of the same engine fails with kInvalidArgument and changes nothing.
@@ -125,7 +125,7 @@ class SLUICE_EXPORT Step {
   // Without finish(), the step is abandoned: nothing is updated, and leases that are held end.
   ~Step();
 
-  // The step will use each of these announced units once in `pass`, in this order. These uses
+  // Announces that the step will use each of `units` once in `pass`, in this order. These uses
   // follow the uses that were announced before. The fetches of these units begin at once, beside
   // the fetches of the schedule. Returns the units in the order in which they have to be acquired.
   // With several ranks, all ranks announce at the same point. The uses are the units of all ranks,
@@ -141,7 +141,8 @@ class SLUICE_EXPORT Step {
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
 
   // Makes `unit` available to work enqueued on `stream` after this call. The call blocks until the
-  // unit's transfers are on their way to the device. The stream itself waits for their end.
+  // unit's transfers are on their way to the device. The stream itself waits for the end of the
+  // transfers.
   // Fails with:
   // - kInvalidArgument: the unit does not exist, `stream` is not of the engine's device, or too
   //   many leases are held.
@@ -196,8 +197,8 @@ class SLUICE_EXPORT Step {
   std::uint64_t walk_ = 0;
 };
 
-// An inference consists of forward passes without gradients, one per batch. The destructor ends
-// them, even halfway.
+// An inference consists of forward passes without gradients, one per batch. The destructor ends the
+// inference, even in the middle of a pass.
 class SLUICE_EXPORT Inference {
  public:
   Inference(Inference&& other) noexcept;
@@ -208,7 +209,7 @@ class SLUICE_EXPORT Inference {
   std::vector<UnitId> announce(std::span<const UnitId> units);
   // Does the same as Step::acquire() with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
-  // As in Step.
+  // The functions save() and load() do the same as those of Step.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 

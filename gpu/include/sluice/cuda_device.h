@@ -42,8 +42,8 @@ class SLUICE_EXPORT CudaDevice : public Device {
   virtual int ordinal() const = 0;
   // The cudaStream_t of a stream, for launching kernels on it. Valid while the stream exists.
   virtual void* native_stream(StreamId stream) const = 0;
-  // Makes a failure of the device of `failure`, which is the error of work that the caller enqueued
-  // itself. Later copies are then skipped, and synchronize() rethrows `failure`. The first failure
+  // Reports `failure`, the error of work that the caller enqueued itself, as a failure of the
+  // device. Later copies are then skipped, and synchronize() rethrows `failure`. The first failure
   // is kept.
   virtual void fail(const Error& failure) noexcept = 0;
 };

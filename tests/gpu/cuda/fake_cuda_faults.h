@@ -1,6 +1,6 @@
 // Failures of single calls of the stand-in for the CUDA runtime. A test counts the calls of a run.
 // The test then repeats the run and lets each call fail once.
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace sluice::test {
 
 struct FakeCudaFault {
-  // The calls of this function are counted. If this is empty, all calls but cudaEventQuery are
+  // The calls of this function are counted. If the name is empty, all calls but cudaEventQuery are
   // counted. The number of those calls differs from run to run.
   std::string function = {};
   std::uint64_t at_call = 0;  // the next call is number 1; 0: none fails

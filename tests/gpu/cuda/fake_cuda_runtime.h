@@ -4,7 +4,7 @@
 // The tests do not check the promises themselves. Host functions of all streams run one at a time,
 // as CUDA is allowed to do. There are several GPUs. Every thread has a current GPU, which is 0 at
 // first, and nearly every call makes a context on the current GPU.
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 #include <cstdint>

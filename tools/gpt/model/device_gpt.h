@@ -46,7 +46,8 @@ class DeviceGpt {
   ~DeviceGpt();
 
   std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
-  // The same number for a model with parameters of `type`. The model need not exist.
+  // Returns the activation_bytes() that a model with parameters of `type` would have. The model
+  // need not exist.
   static std::uint64_t activation_bytes_of(
       const GptConfig& config, BatchShape shape, DType type,
       std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
@@ -55,8 +56,8 @@ class DeviceGpt {
 
   // Computes one pass of training over zeros and waits for the end. Every operation of the training
   // has then run, so its code and its plan are loaded. Meanwhile, the call takes memory for the
-  // parameters and gradients of the largest unit. To be called between passes.
-  // Fails with kOutOfMemory if the memory is not there.
+  // parameters and gradients of the largest unit. Must be called between passes.
+  // Fails with kOutOfMemory if there is not enough memory.
   void warm_up();
 
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
@@ -77,15 +78,15 @@ class DeviceGpt {
     return static_cast<std::uint32_t>(of_evaluation_.size());
   }
 
-  // As in GptCompute, but enqueued on `stream`. Gradients are overwritten. `batch` is that of an
-  // evaluation.
-  // Requires: the uses of a batch come in order, 0 first.
+  // Does the same as in GptCompute, but enqueues the work on `stream`. Gradients are overwritten.
+  // `batch` is the number of the batch in an evaluation.
+  // Requires: the uses of a batch come in order, beginning with use 0.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
                std::uint32_t batch = 0);
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 StreamId stream);
 
-  // Adds the loss of the pass to `sum` as soon as the earlier work on `stream` is done. To be
+  // Adds the loss of the pass to `sum` as soon as the earlier work on `stream` is done. Must be
   // called right after a batch's last forward use. `sum` must live until the loss is added.
   void add_loss(double& sum, StreamId stream);
 

@@ -1,7 +1,7 @@
 // The places from which a training's state may come: a checkpoint of Sluice, a universal checkpoint
 // of DeepSpeed, or a model's weights alone, as Hugging Face writes them.
 //
-// Thread rule: functions of the file system.
+// Thread rule: any thread may call the functions, which read the file system.
 #pragma once
 
 #include <string>
