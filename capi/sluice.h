@@ -443,11 +443,12 @@ sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tenso
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
-// All members clip by the group's norm, skip the same steps and keep the same loss scale. The call
-// sluice_finish_step() calls `add` once, on its own thread. All members of the group finish equally
-// often. `elsewhere` has the numbers of the tensors that another member counts, because that member
-// has equal copies. A null `add` ends the group. Must not be called while a step is active.
-// `context` must stay valid until the group ends or the engine is destroyed.
+// All members clip by the group's norm, skip the same steps and keep the same loss scale. The calls
+// sluice_finish_step() and sluice_gradient_norm() call `add` once, on their own thread. All members
+// of the group make these calls equally often. `elsewhere` has the numbers of the tensors that
+// another member counts, because that member has equal copies. A null `add` ends the group. Must
+// not be called while a step is active. `context` must stay valid until the group ends or the
+// engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
@@ -505,6 +506,13 @@ typedef struct sluice_figures {
 // process has one page, for the engine that was shown first. Why an engine has no page is a note
 // (sluice_next_note), and no failure.
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
+
+// Waits for the gradients that have come so far in this step, and gives their norm. The result is
+// sluice_step_report.gradient_norm, if sluice_finish_step() follows with the same divisor and no
+// gradient comes in between. The step goes on as before, also after a failure.
+// `gradient_divisor` 0 means the divisor of sluice_begin_step(). The norm is NaN if a gradient is
+// not finite. With several ranks, and with a norm group, all members ask at the same point.
+sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
 #ifdef __cplusplus
 }

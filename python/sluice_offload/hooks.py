@@ -197,6 +197,13 @@ class Walk:
         for _, _, parameter in self._parameters:
             parameter.grad = None
 
+    def gradient_norm(self) -> "Optional[float]":
+        """The norm of the gradients that this step has so far; None without any. Further ones may come."""
+        if self.active != FORWARD or not self.has_gradients or self.in_backward:
+            return None
+        self._release_all()
+        return self.engine.gradient_norm()
+
     def finish(self) -> "Any | None":
         """The update, if there are gradients. Returns its report."""
         if self.in_backward:

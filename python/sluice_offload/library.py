@@ -114,6 +114,7 @@ _ARGUMENTS = {
     "begin_step": [_ENGINE, C.POINTER(StepOptions)],
     "finish_step": [_ENGINE, C.POINTER(FinishOptions), C.POINTER(StepReport)],
     "abandon_step": [_ENGINE],
+    "gradient_norm": [_ENGINE, C.c_double, C.POINTER(C.c_double)],
     "show_status": [_ENGINE, C.POINTER(Figures)],
     "loss_scale": [_ENGINE, C.POINTER(C.c_double)],
     "begin_inference": [_ENGINE],
