@@ -55,7 +55,7 @@ typedef struct sluice_engine sluice_engine;
 
 typedef struct sluice_tensor {
   const char* name;       // unique in the model
-  const uint64_t* shape;  // row-major; every extent at least 1; counts bytes in an opaque unit
+  const uint64_t* shape;  // row-major; 0: the tensor is empty; counts bytes in an opaque unit
   uint32_t dimensions;    // 0: one element
   int32_t has_decay;      // 0: no weight decay
 } sluice_tensor;
@@ -73,13 +73,16 @@ typedef enum sluice_frozen {
 // This value is added to a sluice_frozen. The unit then stands in neither order, and each step says
 // by sluice_announce() whether it uses the unit. The experts of a router are such units.
 #define SLUICE_ANNOUNCED 4
+// Added to a sluice_frozen without SLUICE_ANNOUNCED: the home of the unit's parameters is device
+// memory, and its leases in forward and inference may last until the step ends.
+#define SLUICE_PINNED 8
 
 // Tensors that computation needs together: the unit of transfers and leases.
 typedef struct sluice_unit {
   const char* name;  // unique in the model
   const sluice_tensor* tensors;
   uint32_t tensor_count;
-  int32_t is_frozen;  // a sluice_frozen, with SLUICE_ANNOUNCED or without
+  int32_t is_frozen;  // a sluice_frozen, with SLUICE_ANNOUNCED or SLUICE_PINNED or without
 } sluice_unit;
 
 // Tensor numbers count from 0 through all units, in the order of `units`.
@@ -212,8 +215,9 @@ sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
 // The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step it is SLUICE_FORWARD
-// or SLUICE_BACKWARD, and in an inference it is SLUICE_INFERENCE. Before use i of a step, the lease
-// of use i - concurrent_leases has to have been released.
+// or SLUICE_BACKWARD, in an inference SLUICE_INFERENCE. Before use i of a step, the lease of use
+// i - concurrent_leases has to have been released, unless it is on a pinned unit and not for
+// SLUICE_BACKWARD.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.
@@ -444,11 +448,10 @@ typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
 // All members clip by the group's norm, skip the same steps and keep the same loss scale. The calls
-// sluice_finish_step() and sluice_gradient_norm() call `add` once, on their own thread. All members
-// of the group make these calls equally often. `elsewhere` has the numbers of the tensors that
-// another member counts, because that member has equal copies. A null `add` ends the group. Must
-// not be called while a step is active. `context` must stay valid until the group ends or the
-// engine is destroyed.
+// sluice_finish_step() and sluice_gradient_norm() call `add` once, on their own thread, and all
+// members make these calls equally often. `elsewhere` has the numbers of the tensors that another
+// member counts, because that member has equal copies. A null `add` ends the group. Must not be
+// called while a step is active. `context` must stay valid while the group exists.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
@@ -507,11 +510,9 @@ typedef struct sluice_figures {
 // (sluice_next_note), and no failure.
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
 
-// Waits for the gradients that have come so far in this step, and gives their norm. The result is
-// sluice_step_report.gradient_norm, if sluice_finish_step() follows with the same divisor and no
-// gradient comes in between. The step goes on as before, also after a failure.
-// `gradient_divisor` 0 means the divisor of sluice_begin_step(). The norm is NaN if a gradient is
-// not finite. With several ranks, and with a norm group, all members ask at the same point.
+// Waits for the gradients that have come so far in this step. `*norm` is the norm that
+// sluice_finish_step() with this divisor would report now, or NaN if a gradient is not finite.
+// Divisor 0: that of sluice_begin_step(). The step goes on, also after a failure. All ranks ask.
 sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
 #ifdef __cplusplus

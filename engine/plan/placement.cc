@@ -76,16 +76,16 @@ std::vector<Pool> Placement::pools() const {
 
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
                      bool device_is_host) {
-  return {.overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
-          .lanes = config.optimizer.lanes,
-          .fills_device = !device_is_host,
-          .activations = config.activations,
-          .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout),
-          .is_durable = !config.storage.state.name.empty(),
-          .is_unified =
-              device_is_host && ranks == 1 && config.memory.unified != UnifiedMemory::kOff,
-          .is_alone = ranks == 1,
-          .save_buffers = config.memory.save_buffers};
+  return {
+      .overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
+      .lanes = config.optimizer.lanes,
+      .fills_device = !device_is_host,
+      .activations = config.activations,
+      .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout),
+      .is_durable = !config.storage.state.name.empty(),
+      .is_unified = device_is_host && ranks == 1 && config.memory.unified != UnifiedMemory::kOff,
+      .is_alone = ranks == 1,
+      .save_buffers = config.memory.save_buffers};
 }
 
 SaveRoom save_room(const Layout& layout) {
@@ -119,9 +119,9 @@ bool shadows_serve_all(const Layout& layout, Placement placement) {
   add_shadows(layout, placement);
   return placement.shadow_bytes != 0 &&
          std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
-           // Units that ranks keep gathered are small.
-           return layout.is_frozen(block.id) || layout.keeps_gathered(block.unit) ||
-                  placement.has_shadow(block.id);
+           // Pinned units, and those that ranks keep gathered, are small.
+           return layout.is_frozen(block.id) || layout.unit(block.unit).is_pinned ||
+                  layout.keeps_gathered(block.unit) || placement.has_shadow(block.id);
          });
 }
 
