@@ -212,7 +212,7 @@ def resident_bytes():
 
 
 def ddp_state(folder):
-    """Of N ranks each has one N-th of the state, on storage and in host memory, as the process's memory tells, too."""
+    """Each of N ranks has one N-th of the state, on storage and in host memory, as the process's memory tells, too."""
     size, elements = dist.get_world_size(), 3 << 20
     p = nn.Parameter(torch.ones(elements))
     p.grad = torch.ones(elements)
