@@ -76,16 +76,16 @@ std::vector<Pool> Placement::pools() const {
 
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
                      bool device_is_host) {
-  return {
-      .overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
-      .lanes = config.optimizer.lanes,
-      .fills_device = !device_is_host,
-      .activations = config.activations,
-      .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout),
-      .is_durable = !config.storage.state.name.empty(),
-      .is_unified = device_is_host && ranks == 1 && config.memory.unified != UnifiedMemory::kOff,
-      .is_alone = ranks == 1,
-      .save_buffers = config.memory.save_buffers};
+  return {.overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
+          .lanes = config.optimizer.lanes,
+          .fills_device = !device_is_host,
+          .activations = config.activations,
+          .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout),
+          .is_durable = !config.storage.state.name.empty(),
+          .is_unified =
+              device_is_host && ranks == 1 && config.memory.unified != UnifiedMemory::kOff,
+          .is_alone = ranks == 1,
+          .save_buffers = config.memory.save_buffers};
 }
 
 SaveRoom save_room(const Layout& layout) {
