@@ -55,7 +55,7 @@ typedef struct sluice_engine sluice_engine;
 
 typedef struct sluice_tensor {
   const char* name;       // unique in the model
-  const uint64_t* shape;  // row-major; every extent at least 1; counts bytes in an opaque unit
+  const uint64_t* shape;  // row-major; 0: the tensor is empty; counts bytes in an opaque unit
   uint32_t dimensions;    // 0: one element
   int32_t has_decay;      // 0: no weight decay
 } sluice_tensor;
@@ -74,13 +74,16 @@ typedef enum sluice_frozen {
 // announces with sluice_announce() whether it uses the unit. The experts of a router are such
 // units.
 #define SLUICE_ANNOUNCED 4
+// Added to a sluice_frozen without SLUICE_ANNOUNCED: the home of the unit's parameters is device
+// memory, and its leases in forward and inference may last until the step ends.
+#define SLUICE_PINNED 8
 
 // Tensors that computation needs together: the unit of transfers and leases.
 typedef struct sluice_unit {
   const char* name;  // unique in the model
   const sluice_tensor* tensors;
   uint32_t tensor_count;
-  int32_t is_frozen;  // a sluice_frozen, with SLUICE_ANNOUNCED or without
+  int32_t is_frozen;  // a sluice_frozen, with SLUICE_ANNOUNCED or SLUICE_PINNED or without
 } sluice_unit;
 
 // Tensor numbers count from 0 through all units, in the order of `units`.
@@ -214,7 +217,8 @@ sluice_status sluice_end_inference(sluice_engine* engine);
 
 // The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step, `pass` is
 // SLUICE_FORWARD or SLUICE_BACKWARD, and in an inference, `pass` is SLUICE_INFERENCE. Before use i
-// of a step, the lease of use i - concurrent_leases has to have been released.
+// of a step, the lease of use i - concurrent_leases has to have been released, unless that lease is
+// on a pinned unit and not for SLUICE_BACKWARD.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.
@@ -375,7 +379,9 @@ sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
 // Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config, for processes on the host. In
 // messages, the DeepSpeed config has the name `file_name`. `values_json` gives the values for
 // "auto", under the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}.
-// Null means no values. {"ranks": 2} is the number of processes, by default 1.
+// Null means no values. {"ranks": 2} is the number of processes, by default 1. {"hidden_size": 768}
+// is the model's; "auto" of DeepSpeed's persistence threshold is ten times it. {"names": {"lr":
+// "args.learning_rate"}} says what messages call a value that is not from the command line.
 // `report` is the JSON that `sluice config import --json` prints, together with the config. The
 // text is valid until the thread's next call of this function. Fails with SLUICE_CONFIG; the
 // message names everything that is refused.
@@ -444,9 +450,9 @@ sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tenso
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
-// All members clip by the group's norm, skip the same steps and keep the same loss scale. The call
-// sluice_finish_step() calls `add` once, on its own thread. All members of the group call
-// sluice_finish_step() the same number of times. `elsewhere` has the numbers of the tensors that
+// All members clip by the group's norm, skip the same steps and keep the same loss scale. The calls
+// sluice_finish_step() and sluice_gradient_norm() call `add` once, on their own thread. All members
+// of the group make these calls equally often. `elsewhere` has the numbers of the tensors that
 // another member counts, because that member has equal copies. A null `add` ends the group. Must
 // not be called while a step is active. `context` must stay valid until the group ends or the
 // engine is destroyed.
@@ -507,6 +513,11 @@ typedef struct sluice_figures {
 // nothing. A process has one page, for the engine that was shown first. If an engine has no page, a
 // note says why (sluice_next_note); this is no failure.
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
+
+// Waits for the gradients that have come so far in this step. `*norm` is the norm that
+// sluice_finish_step() with this divisor would report now, or NaN if a gradient is not finite.
+// Divisor 0: that of sluice_begin_step(). The step goes on, also after a failure. All ranks ask.
+sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
 #ifdef __cplusplus
 }

@@ -182,7 +182,7 @@ def check_lengths(tree):
     for path, text in tree.cpp.items():
         lines = text.splitlines()
         # The C interface is one header, as C programs expect, and its comments are its manual.
-        lines_max = 520 if path == "capi/sluice.h" else FILE_LINES_MAX
+        lines_max = 540 if path == "capi/sluice.h" else FILE_LINES_MAX
         if len(lines) > lines_max:
             tree.report("file-length", path, lines_max, f"{len(lines)} lines; {lines_max} are allowed")
         for number, line in enumerate(lines, 1):

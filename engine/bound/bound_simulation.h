@@ -57,4 +57,8 @@ namespace sluice {
 // Returns the mean over several steps. The first steps, which fill the pipeline, are left out.
 StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy);
 
+// The same for a step count from commit to commit that is simulated as it is. A simulation ends
+// early when a step begins in the same state as an earlier one.
+StepCost simulate_whole_commits(const StepShape& shape, OverlapPolicy policy);
+
 }  // namespace sluice

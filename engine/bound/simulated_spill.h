@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/bound/simulated_machine.h"
+#include "engine/bound/simulated_state.h"
 
 namespace sluice {
 
@@ -34,6 +35,8 @@ class SimulatedSpill {
   bool pump();
   // Ends a job whose subject is a block.
   void end(const SimulatedJob& job);
+
+  void add_to(SimulatedState& state) const;
 
  private:
   bool adds() const { return !schedule_[uses_.front()].first_gradient; }

@@ -54,7 +54,7 @@ void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
   units_.assign(units_.size(), {});
   final_units_ = 0;
   units_without_gradient_ = 0;
-  is_closing_ = false;
+  is_closing_ = is_measuring_ = false;
   is_over_ = false;
   was_reopened_ = false;
   waiting_.begin_step();
@@ -251,6 +251,7 @@ void GradientDrain::move_front() {
   front_is_started_ = false;
   if (--units_[index_of(use.unit)].jobs == 0 && use.final_gradient) start_norm(use.unit);
   close_units();
+  measure_units();
 }
 
 void GradientDrain::close() {
@@ -283,6 +284,23 @@ void GradientDrain::close_units() {
   pump();
 }
 
+void GradientDrain::measure() {
+  is_measuring_ = true;
+  measure_units();
+}
+
+// A gradient that has not been the last one by the schedule stays open to further ones.
+void GradientDrain::measure_units() {
+  if (!is_measuring_ || !jobs_.empty()) return;
+  is_measuring_ = false;
+  for (const UnitPlace& place : layout_.units()) {
+    Unit& unit = units_[index_of(place.id)];
+    if (!unit.has_gradient || unit.is_whole) continue;
+    ++norms_in_flight_;
+    if (++unit.norms == 1) take_norm(place.id);
+  }
+}
+
 void GradientDrain::start_norm(UnitId unit) {
   units_[index_of(unit)].is_whole = true;
   ++norms_in_flight_;
@@ -309,6 +327,14 @@ NormAccumulator GradientDrain::norm() const {
   NormAccumulator norm;
   for (const UnitPlace& unit : layout_.units()) {
     if (!stays(unit.id)) norm.merge(home_of(unit.id).norm(unit.id));
+  }
+  return norm;
+}
+
+NormAccumulator GradientDrain::norm_so_far() const {
+  NormAccumulator norm;
+  for (const UnitPlace& unit : layout_.units()) {
+    if (units_[index_of(unit.id)].has_gradient) norm.merge(home_of(unit.id).norm(unit.id));
   }
   return norm;
 }

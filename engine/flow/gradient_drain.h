@@ -96,6 +96,13 @@ class GradientDrain {
   WaitCause waits_for() const;
   // The norm of everything that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
+  // Takes the norms of the gradients that have come, as soon as all of them are at home. Gradients
+  // that are final have theirs already. Requires: no gradient comes before is_measured().
+  void measure();
+  bool is_measured() const { return !is_measuring_ && idle(); }
+  // The norm of the gradients that have come, as far as this rank owns them. Requires:
+  // is_measured().
+  NormAccumulator norm_so_far() const;
   // The place of a gradient that is not finite, for a message. Any thread, while idle().
   std::string describe_non_finite() const;
 
@@ -138,6 +145,7 @@ class GradientDrain {
   void arrived();
   void move_front();
   void close_units();
+  void measure_units();
   void add_waiting(UnitId unit);
   bool reduces_each(UnitId unit) const;
   void reduce(Job& job, bool is_last);
@@ -178,6 +186,7 @@ class GradientDrain {
   std::uint32_t final_units_ = 0;
   std::uint32_t units_without_gradient_ = 0;
   bool is_closing_ = false;
+  bool is_measuring_ = false;
   bool is_over_ = false;  // close() has been called
   bool was_reopened_ = false;
 

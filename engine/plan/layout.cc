@@ -92,7 +92,8 @@ void Layout::add_unit(const UnitSpec& spec) {
                  .first_block = static_cast<std::uint32_t>(blocks_.size()),
                  .block_count = 0,
                  .is_frozen = spec.is_frozen,
-                 .is_announced = spec.is_announced};
+                 .is_announced = spec.is_announced,
+                 .is_pinned = spec.is_pinned};
   for (const TensorSpec& tensor : spec.tensors) {
     tensors_.push_back({.id = TensorId{static_cast<std::uint32_t>(tensors_.size())},
                         .unit = unit.id,
@@ -103,6 +104,8 @@ void Layout::add_unit(const UnitSpec& spec) {
     unit.element_count += align_up(tensor.element_count(), kAlignElements);
     unit.payload_elements += tensor.element_count();
   }
+  // Empty tensors need no place. A unit of nothing else has one all the same, of padding.
+  unit.element_count = std::max(unit.element_count, kAlignElements);
   parameter_count_ += unit.payload_elements;
   unit.shard_elements =
       align_up(div_ceil(unit.element_count, shard_.count), kAlignElements * shard_.pieces);
@@ -181,7 +184,8 @@ std::uint64_t Layout::home_parameter_bytes(UnitId id) const {
 
 bool Layout::keeps_gathered(UnitId id) const {
   return shard_.count > 1 && !shard_.keeps_all_parameters &&
-         unit(id).payload_elements * format_.parameter_bytes() <= shard_.keep_gathered_bytes;
+         (unit(id).is_pinned ||
+          unit(id).payload_elements * format_.parameter_bytes() <= shard_.keep_gathered_bytes);
 }
 
 std::uint64_t Layout::set_gradient_bytes(UnitId id) const {

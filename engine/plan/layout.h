@@ -130,6 +130,7 @@ struct UnitPlace {
   std::uint32_t block_count = 0;
   bool is_frozen = false;     // no gradient, no record
   bool is_announced = false;  // UnitSpec::is_announced
+  bool is_pinned = false;     // UnitSpec::is_pinned
   bool is_sharded = false;    // ranks share its parameters; a gather completes it for its uses
 };
 

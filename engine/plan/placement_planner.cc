@@ -144,17 +144,17 @@ void PlacementPlanner::plan_activation_pools() {
   placement_.activation_homes = homes;
 }
 
-// Device: gradient slots, state and gradients that have to be there, then either every parameter,
-// or a window and as many whole units (if ranks share the parameters: shards of units) as fit
-// beside it; then the optimizer state of some of those.
+// Device: gradient slots, pinned units, state and gradients that have to be there, then either
+// every other parameter, or a window and as many whole units (if ranks share the parameters: shards
+// of units) as fit beside it; then the optimizer state of some of those.
 std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   const std::uint32_t leases = model_.concurrent_leases;
   std::uint64_t slot_bytes = 0;
-  std::uint64_t all_bytes = 0;
+  std::uint64_t all_bytes = 0;  // beside pinned units
   for (const UnitPlace& unit : layout_.units()) {
     slot_bytes =
         std::max(slot_bytes, align_up(layout_.unit_gradient_bytes(unit.id), kStorageAlignBytes));
-    all_bytes += home_slot_bytes(layout_, unit);
+    all_bytes += unit.is_pinned ? 0 : home_slot_bytes(layout_, unit);
     if (choices_.optimizer == TierChoice::kDevice) update_on_device(unit);
     if (choices_.gradients == TierChoice::kDevice) set_gradient_tier(unit, Tier::kDevice);
   }
@@ -162,9 +162,8 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   const bool must_be_resident = choices_.parameters == TierChoice::kDevice ||
                                 choices_.optimizer == TierChoice::kDevice ||
                                 layout_.shard().keeps_all_parameters;
-  if (must_be_resident && is_sharded) {
-    for (const UnitPlace& unit : layout_.units()) make_resident(unit);
-  }
+  for (const UnitPlace& unit : layout_.units())
+    if (unit.is_pinned || (must_be_resident && is_sharded)) make_resident(unit);
   // One slot more than the leases lets a gradient drain while the next unit's backward runs.
   placement_.gradient_slots = {.count = leases, .slot_bytes = slot_bytes};
   // All parameters, or a window for units to pass through.
@@ -190,7 +189,8 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
       all_bytes <= rest_bytes + placement_.announced_window.size_bytes();
   if (needs_all || may_all_be_resident) {
     placement_.announced_window = {};
-    for (const UnitPlace& unit : layout_.units()) make_resident(unit);
+    for (const UnitPlace& unit : layout_.units())
+      if (!unit.is_pinned) make_resident(unit);
   } else {
     plan_window_pool(rest_bytes, window_minimum);
   }

@@ -35,7 +35,10 @@ class ScheduleCursor {
   void advance() { ++next_use_; }
   bool is_over() const { return next_use_ == plan_->schedule.size(); }
   bool expects(UnitId unit, Pass pass) const;
-  bool has_been_backward() const;
+  // `call` names the application's call, which needs the gradients of a step.
+  // Fails with kInvalidArgument if no step is active, if leases are held, or if no unit has been
+  // through backward.
+  void require_gradients(const char* call, std::uint32_t leases_held) const;
   // A use in words, for messages. An index equal to the number of uses stands for the end of the
   // step.
   std::string describe(std::size_t use) const;

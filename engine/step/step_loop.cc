@@ -187,7 +187,9 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
                      name_of(pass), cursor_.is_inference() ? "an inference" : "a training step"));
   if (acquired_ >= model_.concurrent_leases) {
     const UseState& earlier = uses_[acquired_ - model_.concurrent_leases];
-    if (!earlier.is_released)
+    const bool may_stay =
+        layout_.unit(earlier.scheduled.unit).is_pinned && earlier.scheduled.pass != Pass::kBackward;
+    if (!earlier.is_released && !may_stay)
       fail(
           fmt::format("the lease on unit \"{}\" ({}) is still held; "
                       "ModelSpec::concurrent_leases is {}",

@@ -56,6 +56,7 @@ class StepLoop {
   LeasedUse acquire(UnitId unit, Pass pass, StreamId stream);
   void release(const LeasedUse& lease) noexcept;
 
+  double gradient_norm(std::optional<double> gradient_divisor);
   StepReport finish_step(const FinishOptions& finish = {});
   // Ends a step or an inference without an update, so that the state is as before. The call also
   // ends the leases of the step or inference. Returns when no transfer is in flight any more,
@@ -178,7 +179,8 @@ class StepLoop {
   void describe(StepReport& report);
   void end_leases() noexcept;
   void await_computation(std::uint32_t first_use) noexcept;
-  NormAccumulator agree();
+  // The norm over all ranks, and over the norm group.
+  NormAccumulator agree(NormAccumulator norm, const StepOptions& options, NormCall call);
   void end_for_commit(const FinishOptions& finish);
   void await_commits();
   void count_commits_for_all();

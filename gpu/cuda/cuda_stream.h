@@ -17,6 +17,7 @@ namespace sluice {
 
 struct CudaStream {
   CUstream_st* stream = nullptr;
+  bool is_adopted = false;        // the application destroys it
   CUevent_st* reached = nullptr;  // recorded by synchronize()
 
   std::shared_ptr<HostCallQueue> calls;  // the runtime's threads may call after the stream is gone

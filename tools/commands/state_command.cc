@@ -12,6 +12,7 @@
 #include "tools/cli/option_checks.h"
 #include "tools/cli/option_files.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/commands/state_transfer.h"
 
 namespace sluice {
@@ -148,7 +149,10 @@ int verify(const StateOptions& options) {
     std::vector<std::string> lines;
     if (rank.problem.empty()) {
       const CommitRecord& record = rank.of_step(store.step);
-      lines = find_damaged_planes(store, rank);
+      {
+        const Progress progress(fmt::format("reading the planes of rank {}", rank.rank));
+        lines = find_damaged_planes(store, rank);
+      }
       say("rank {}: step {}, {} planes, {} damaged\n", rank.rank, record.step, record.planes.size(),
           lines.size());
       if (record.step != rank.newest.step)

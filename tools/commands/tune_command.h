@@ -22,6 +22,7 @@ struct TuneOptions {
   double seconds = 120;           // for all runs together, about
   bool dry_run = false;           // predict only
   std::optional<double> flops;    // of computation, for dry runs
+  std::string gpu_file;           // of `sluice bench gpu`; empty = none
   bool recalibrate = false;       // measure the machine even if a calibration is at hand
   double calibration_days = 30;   // an older calibration is measured again
   std::string output;             // the tuned config

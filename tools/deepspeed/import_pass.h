@@ -50,6 +50,9 @@ class ImportPass {
   void understood(const std::string& key, const std::string& text);
   void refuse(const std::string& key, const std::string& text);
   void ask_for(const std::string& option);
+  // Refuses `key` because the file and an option have different values.
+  void refuse_conflict(const std::string& key, const std::string& in_file,
+                       const std::string& option, const std::string& of_option);
 
   // The call adds the file's entries, outer sections before inner ones. The table's row decides
   // about each entry.

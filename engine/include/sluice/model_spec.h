@@ -17,7 +17,7 @@ enum class WeightDecay : std::uint8_t { kApply, kNone };
 
 struct SLUICE_EXPORT TensorSpec {
   std::string name;                  // unique in the model
-  std::vector<std::uint64_t> shape;  // row-major; every extent >= 1
+  std::vector<std::uint64_t> shape;  // row-major; at least one extent; 0: the tensor is empty
   WeightDecay weight_decay = WeightDecay::kApply;
 
   std::uint64_t element_count() const;
@@ -39,6 +39,12 @@ struct UnitSpec {
   // elements are words of the size of a parameter (precision.parameters), and every word keeps its
   // bits. An opaque unit is frozen. The call float_of_word() puts a word into initial values.
   bool is_opaque = false;
+  // The home of the unit's parameters is device memory, whatever placement.parameters says. Every
+  // rank has all of them there. So a lease on the unit in forward or in an inference does not count
+  // in ModelSpec::concurrent_leases: computation may hold the lease while it uses all other units,
+  // until the step ends. Small units that lie around others are examples, such as a position table
+  // of the whole model. A pinned unit is not announced.
+  bool is_pinned = false;
 };
 
 struct SLUICE_EXPORT ModelSpec {
@@ -52,8 +58,8 @@ struct SLUICE_EXPORT ModelSpec {
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
-  // The largest number of leases that computation holds at the same time. The device window has
-  // room for at least this many units.
+  // The largest number of leases that computation holds at the same time, without leases on pinned
+  // units in forward. The device window has room for at least this many units.
   std::uint32_t concurrent_leases = 1;
 
   // Entry i is the number of bytes that forward use i of a micro-batch passes to use i + 1.
@@ -66,12 +72,12 @@ struct SLUICE_EXPORT ModelSpec {
 
 // Returns `spec`, with the default in place of each order that is empty.
 // Fails with:
-// - kInvalidArgument: there is a model without units, a unit without tensors, a zero extent, or a
-//   name used twice.
+// - kInvalidArgument: there is a model without units, a unit without tensors, a tensor without
+//   extents, or a name used twice.
 // - kInvalidArgument: an order names an unknown or an announced unit.
 // - kInvalidArgument: a trained unit is not announced, and backward_order leaves it out.
 // - kInvalidArgument: the model has no trained units, or announced units only.
-// - kInvalidArgument: an opaque unit is not frozen.
+// - kInvalidArgument: an opaque unit is not frozen, or a pinned unit is announced.
 // - kInvalidArgument: boundaries are empty, differ in number from forward_order, or come with a
 //   backward_order that is not the reverse of forward_order.
 SLUICE_EXPORT ModelSpec validated(ModelSpec spec);

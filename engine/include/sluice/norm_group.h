@@ -16,9 +16,9 @@ namespace sluice {
 
 struct NormGroup {
   // The function replaces each of `sums` by its sum over the group, modulo 2^64. MPI_Allreduce() of
-  // unsigned 64-bit integers, in place, does this. Step::finish() calls the function once, on its
-  // own thread, after the gradients and before the update. All members of the group call finish()
-  // the same number of times. An exception stops the engine.
+  // unsigned 64-bit integers, in place, does this. Step::finish() and Step::gradient_norm() call
+  // the function once, on their own thread, after the gradients and before the update. All members
+  // of the group make these calls equally often. An exception stops the engine.
   std::function<void(std::span<std::uint64_t> sums)> add = {};
   // The tensors that another member of the group also has, with equal values and gradients. Layer
   // norms under tensor parallelism are examples. Exactly one member counts each such tensor, and

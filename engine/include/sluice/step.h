@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -171,6 +172,21 @@ class SLUICE_EXPORT Step {
   double loss_scale() const;
   // The number of the update that this step will make; updates count from 1.
   std::uint64_t number() const;
+
+  // Waits for the gradients that have come so far, and returns their norm. The result has the bits
+  // of StepReport::gradient_norm, if finish() follows with the same divisor and no gradient comes
+  // in between. So an application can log the norm before the update. The call changes nothing: the
+  // step may use more units. Without a divisor, the norm is that under begin_step()'s divisor. The
+  // result is NaN if a gradient is not finite.
+  // With several ranks, and with a norm group, all members ask at the same point.
+  // Fails with:
+  // - kInvalidArgument: a lease is held, or there was no backward use.
+  // - kInvalidArgument: the divisor is not finite and positive.
+  // - kUnsupported: several ranks add up gradients only at the end of the step (sharding.stage 0 or
+  //   1, several micro-batches), and a gradient is still to come.
+  // - kIo and others: a transfer has failed.
+  // - kRanks: ranks ask at different points.
+  double gradient_norm(std::optional<double> gradient_divisor = {});
 
   // Waits for the gradients and their norm, and lets the optimizer update every block. Under
   // optimizer.overlap "serial", finish() returns when the new state is at home. Otherwise the

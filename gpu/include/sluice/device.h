@@ -146,6 +146,8 @@ class Stream {
   Stream() = default;
   Stream(Device& device, std::string_view name, StreamPriority priority = StreamPriority::kNormal)
       : device_(&device), id_(device.create_stream(name, priority)) {}
+  // Owns `id`, a stream of `device` that has no owner yet.
+  Stream(Device& device, StreamId id) : device_(&device), id_(id) {}
   Stream(Stream&& other) noexcept { *this = std::move(other); }
   Stream& operator=(Stream&& other) noexcept {
     std::swap(device_, other.device_);

@@ -3,6 +3,7 @@
 // Thread rule: any thread may call every function.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -31,6 +32,10 @@ FakeCudaFaultReport disarm_fake_cuda_fault();
 
 // The newest CUDA that the driver knows, such as 11040 for 11.4; 0: there is no driver.
 void set_fake_cuda_driver(int version);
+
+// The stream that takes the place of the default stream. While it is null, which it is at first, a
+// use of the default stream ends the program.
+std::atomic<void*>& fake_cuda_default_stream();
 
 // The stand-in calls this function for each call. The function counts the call, and returns its
 // failure, or 0. A lasting failure begins here.
