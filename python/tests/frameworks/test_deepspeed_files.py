@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_what_the_file_leaves_to_the_arguments(tmp_path):
     # DeepSpeed's scheduler with the optimizer of `args`.
     other = made(tmp_path / "other", automatic(tmp_path, scheduler={"type": "WarmupLR", "params": SCHEDULERS["WarmupLR"]}))
     other.train()
-    assert logs(other, "learning_rate") == pytest.approx([RATE * rate("WarmupLR", update + 1) for update in range(STEPS)])
+    assert logs(other, "learning_rate") == pytest.approx([RATE * rate("WarmupLR", update) for update in range(STEPS)])
     for trainer in (plain, ours, mixed, other):
         trainer._sluice.close()
 
@@ -135,7 +136,7 @@ def test_other_refusals_and_what_is_not_needed(tmp_path, caplog):
     caplog.set_level("INFO", logger="sluice_offload")
     with pytest.raises(sluice.ConfigError, match=r"sluice_keys= says sharding.stage = 1, but the config means 3"):
         made(tmp_path, automatic(tmp_path), keys={"sharding": {"stage": 1}}).train()
-    assert "not needed: config steps_per_print" in caplog.text and "overlap_comm" in caplog.text
+    assert re.search(r"not needed: config:1:\d+ steps_per_print", caplog.text) and "overlap_comm" in caplog.text
     with pytest.raises(sluice.ArgumentError, match="fp16.enabled: this Trainer does not scale"):
         made(tmp_path, automatic(tmp_path), fp16_full_eval=True).train()
     model = gpt2()
