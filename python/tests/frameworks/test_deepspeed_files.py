@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import transformers
+from accelerate.state import AcceleratorState
 
 import sluice_offload as sluice
 import sluice_offload.lightning
@@ -99,10 +100,14 @@ def test_bf16_is_that_of_the_parameters(tmp_path):
     """As in DeepSpeed, without autocast around it."""
     own = {"placement": {"parameters": "nvme", "optimizer": "nvme"}, "storage": {"paths": [str(tmp_path)]},
            "precision": {"parameters": "bf16"}, **KEYS}
-    plain, ours = made(tmp_path / "plain", own, keys={}), made(tmp_path / "ours", automatic(tmp_path), bf16=True)
-    for trainer in (plain, ours):
-        trainer.train()
-        assert trainer._sluice._engine.dtype == torch.bfloat16
+    plain = made(tmp_path / "plain", own, keys={})
+    plain.train()
+    AcceleratorState._reset_state(True)  # the process's precision, which the first Trainer has set
+    ours = made(tmp_path / "ours", automatic(tmp_path), bf16=True)
+    assert ours.accelerator.native_amp
+    ours.train()
+    AcceleratorState._reset_state(True)
+    assert plain._sluice._engine.dtype == ours._sluice._engine.dtype == torch.bfloat16
     assert logs(ours, "loss") == logs(plain, "loss") and logs(ours, "eval_loss") == logs(plain, "eval_loss")
     for trainer in (plain, ours):
         trainer._sluice.close()
