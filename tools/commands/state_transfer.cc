@@ -99,7 +99,7 @@ int import_state(const StateOptions& options) {
   StateJson json(options, storage, folder);
   OpenCheckpoint opened = open_state_origin(
       folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved,
-      config.model);
+      config);
   if (opened.application.empty())
     opened.application = {application_for(config, options.ranks, opened.source->position().step)};
   const NewStore made = make_store(config.engine, training_model(config), options.ranks,
