@@ -34,14 +34,14 @@ std::string offer_text(const CommitOffer& offer) {
 }  // namespace
 
 StoreSource::StoreSource(const std::string& name, const std::vector<std::string>& directories,
-                         CheckpointPrecision precision)
+                         CheckpointPrecision precision, const std::string& job)
     : options_{.directories = directories, .name = name}, precision_(precision) {
   const StoreSurvey survey = survey_store(name, directories);
   if (survey.presence != StorePresence::kMade)
     throw Error(ErrorCode::kInput,
                 fmt::format("there is no store \"{}\" in {}", name, fmt::join(directories, ", ")));
   options_.id = survey.id;
-  for (const std::string& directory : directories) locks_.emplace_back(directory, name, "");
+  for (const std::string& directory : directories) locks_.emplace_back(directory, name, job);
   std::vector<std::uint32_t> ranks;
   for (const SurveyedRank& rank : survey.ranks) ranks.push_back(rank.rank);
   open_parts(ranks);
