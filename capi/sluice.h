@@ -64,10 +64,10 @@ typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
   // The unit is frozen, and its tensors are bytes of any meaning, such as quantized weights. The
-  // engine keeps the bytes and their order, and never computes with them. Checkpoints and durable
-  // stores are compared with the model by the number of words of a tensor. An opaque tensor has as
-  // many words as its bytes fill, and a word is as large as a parameter. The caller compares types
-  // and shapes itself, for example by a text that it saves with the checkpoint.
+  // engine keeps the bytes and their order, and never computes with the bytes. Checkpoints and
+  // durable stores are compared with the model by the number of words of a tensor. An opaque tensor
+  // has as many words as its bytes fill, and a word is as large as a parameter. The caller compares
+  // types and shapes itself, for example by a text that it saves with the checkpoint.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
 // This value is added to a sluice_frozen. The unit is then in neither order, and each step
@@ -351,9 +351,9 @@ void sluice_optimizer_destroy(sluice_optimizer* optimizer);
 // Starts `updates` in their order, after the updates that are under way.
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
                                      uint32_t update_count);
+#define SLUICE_ALL_TENSORS UINT32_MAX
 // The call returns when the parameter of `tensor` has the result of every update that has begun.
 // With SLUICE_ALL_TENSORS, the call waits for the updates of all tensors.
-#define SLUICE_ALL_TENSORS UINT32_MAX
 sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor);
 // The call returns when all parameters have the results of the updates that have begun, and the new
 // state is at home.

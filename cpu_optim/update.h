@@ -106,14 +106,15 @@ enum class NewState : std::uint8_t { kFinite, kNonFinite };
 NewState update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 NewState update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 
-// The first element with a value that is not finite, and the name of the value. The name is
-// "weight" (the master, or its rounded parameter), "exp_avg" or "exp_avg_sq". Returns element
-// `element_count` if all values are finite. Only the message about NewState::kNonFinite needs this
-// function, so its speed does not matter.
+// A value that is not finite.
 struct NonFiniteState {
   std::uint64_t element = 0;
   std::string_view part;
 };
+// The first element with a value that is not finite, and the name of the value. The name is
+// "weight" (the master, or its rounded parameter), "exp_avg" or "exp_avg_sq". Returns element
+// `element_count` if all values are finite. Only the message about NewState::kNonFinite needs this
+// function, so its speed does not matter.
 NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
 // This function reads and writes the same bytes as update_simd(), in the same streams, in the same

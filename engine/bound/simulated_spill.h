@@ -17,14 +17,15 @@ namespace sluice {
 
 class SimulatedSpill {
  public:
-  // All arguments must outlive the object. `on_host` is called when a gradient that waits in host
-  // memory has its turn. `on_left` is called when a gradient that waits on storage has left its
-  // slot. `on_home` is called when this gradient is stored and in the norm.
+  // The function `on_host` is called when a gradient that waits in host memory has its turn.
+  // `on_left` is called when a gradient that waits on storage has left its slot. `on_home` is
+  // called when a gradient that waits on storage is stored and in the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;
     std::function<void(std::uint32_t use)> on_home;
   };
+  // All arguments must outlive the object.
   SimulatedSpill(const StepShape& shape, SimulatedMachine& machine, Callbacks callbacks);
 
   void add(std::uint32_t use) { uses_.push_back(use); }

@@ -43,10 +43,10 @@ class DurableStore {
   const CommitStart& start() const { return start_; }
   // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
-  // Called before another state, which is the state of `step`, replaces the store's state. When a
-  // store is opened, ranks compare only the numbers of their steps.
-  // Fails with kInput if a record of this rank has another state of that step, because ranks could
-  // then continue from different states after a crash between their commits.
+  // Called before another state, which is the state of `step`, replaces the store's state.
+  // Fails with kInput if a record of this rank has another state of that step. Otherwise ranks
+  // could continue from different states after a crash between their commits, because ranks that
+  // open a store compare only the numbers of their steps.
   void require_other_step(std::uint64_t step) const;
 
   // The numbers of the config that differ from the numbers of the last commit.

@@ -38,7 +38,7 @@ class DeviceUpdates {
   bool is_running(UnitId unit) const { return is_running_[index_of(unit)]; }
   // Whether no update is under way.
   bool is_idle() const { return units_left_ == 0; }
-  // Whether a weight has overflowed. The state is then between two steps.
+  // Whether a weight has overflowed. The state is then that of no step.
   bool is_damaged() const { return is_damaged_; }
 
  private:

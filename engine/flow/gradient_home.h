@@ -44,8 +44,8 @@ struct GradientSum {
 
 class GradientHome {
  public:
-  // A home calls each of these functions from a task of the scheduler, or while one of the
-  // functions of the home runs.
+  // A home calls each of these functions from a task of the scheduler, or while another function of
+  // the home runs.
   struct Callbacks {
     std::function<void()> on_left;        // the gradient under way has left `data`
     std::function<void()> on_home;        // later: it is in the sum

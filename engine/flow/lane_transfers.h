@@ -42,7 +42,8 @@ class LaneTransfers {
   void write(OptimizerLane& lane);
   bool is_written(const OptimizerLane& lane) const;
 
-  // The two functions make the shadows of a block its home, or discard the shadows.
+  // The call adopt() makes the shadows of a block its homes. The call drop_shadows() discards the
+  // shadows.
   void adopt(BlockId block);
   void drop_shadows(BlockId block);
 

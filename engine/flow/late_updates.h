@@ -52,7 +52,7 @@ class LateUpdates {
   bool is_empty() const { return queue_.empty(); }
   const Entry& front() const { return queue_.front(); }
   void pop() { queue_.pop_front(); }
-  // Whether an entry of update `step` or of an earlier one waits.
+  // Whether an entry of update `step` or of an earlier update waits.
   bool waits_for(std::uint64_t step) const { return !is_empty() && front().step <= step; }
   // The coefficients of the updates from `version` on, in order.
   std::vector<std::shared_ptr<const UnitCoefficients>> missed(const Entry& entry,

@@ -96,8 +96,8 @@ class OptimizerPass {
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether the state is between two steps. The state counts as between two steps if only some
-  // blocks have been updated permanently, or if a failure has kept a block from its home.
+  // Whether the state is that of no step, because only some blocks have been updated permanently,
+  // or because a failure has kept a block from its home.
   bool is_partial() const;
   // The version before the last update.
   std::uint64_t version() const { return order_.current().version; }
@@ -183,7 +183,7 @@ class OptimizerPass {
   std::uint32_t updates_posted_ = 0;  // to the worker
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; also during the write of the update before
-  // For each block, the number of a step; 0 = none. This step is the last one that did not change
+  // For each block, the number of a step; 0 = none. This step is the last step that did not change
   // the block while an earlier update of the block was on its way home. That step's commit counts
   // the block once the block is home.
   std::vector<std::uint64_t> left_until_;

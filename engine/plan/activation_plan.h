@@ -8,7 +8,7 @@
 //
 // The sequence is: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use
 // k is the reverse of forward use k. Backward use k loads value k - 1 for the recomputation, loads
-// gradient k and saves gradient k - 1. Before the first use and after the last one, some accesses
+// gradient k and saves gradient k - 1. Before the first use and after the last use, some accesses
 // do not exist. Such accesses are left out.
 #pragma once
 

@@ -22,9 +22,9 @@ namespace sluice {
 std::uint32_t uses_before_commit(const Schedule& schedule, OverlapPolicy policy);
 
 // Whether a commit may wait for fetches at all. If the flushes take more than a third of a step
-// even with an empty cache, the rest of the step is too short for them. The stores of the next
-// version would then wait. Such a commit begins as soon as it can. `flush_s` is the time of one
-// flush that finds the cache empty.
+// even with an empty cache, the rest of the step is too short for the flushes. The stores of the
+// next version would then wait. Such a commit begins as soon as it can. `flush_s` is the time of
+// one flush that finds the cache empty.
 bool commit_may_wait(double flush_s, double step_s);
 
 }  // namespace sluice

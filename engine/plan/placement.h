@@ -1,7 +1,7 @@
 // The tier that is home to each block's states, and the size of every pool in every tier. The
 // placement is a pure function of (layout, model, budgets, choices). Mandatory pools come first,
-// and the code computes each of them as one commented sum. The rest of a budget is filled with
-// state, and state that saves the most traffic goes first. The placement is fixed for a run.
+// and the code computes each of these pools as one commented sum. The rest of a budget is filled
+// with state, and state that saves the most traffic goes first. The placement is fixed for a run.
 // Because every step uses the state in the same cyclic order, a fixed choice is as good as any
 // cache. A fixed choice can also be predicted and explained. Constant after construction.
 #pragma once
@@ -46,8 +46,8 @@ struct Placement {
 
   // Whether the device's memory is host memory that the engine may use in place. In-place use needs
   // memory.unified and a single rank. Then computation uses a unit's parameters at their home if
-  // all of them are in host memory. An update uses a unit's parameters at their home if the
-  // parameters are on the device.
+  // all of the parameters are in host memory. An update uses a unit's parameters at their home if
+  // the parameters are on the device.
   bool is_unified = false;
   std::vector<bool> is_leased_in_host;  // by unit; empty: no unit is
   // Whether a unit's first gradient of a step may be computed straight in the set. Such a gradient

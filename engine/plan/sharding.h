@@ -33,7 +33,7 @@ bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatc
 
 // The device memory that each of `count` ranks needs beside the pools. If ranks add in two levels,
 // fp32 elements hold a unit's part of a gradient between the levels. Ranks also need bytes to
-// exchange values that all of them have to know.
+// exchange values that all ranks have to know.
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
 // The bytes that one sequence of gathers in nodes needs to receive the parts of other nodes. The

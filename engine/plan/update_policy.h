@@ -33,7 +33,7 @@ class UpdatePolicy {
   Config::Optimizer config_;
   bool may_be_tentative_;
 
-  // One bit for each of the last 32 steps. Steps before the first one count as clipped.
+  // One bit for each of the last 32 steps. Steps before the first step count as clipped.
   std::uint32_t recent_clips_ = ~0u;
   bool keeps_schedule_ = true;
 };

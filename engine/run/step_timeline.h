@@ -7,8 +7,8 @@
 // the trace of a killed run shows what its last step did.
 //
 // Thread rule: the scheduler's thread calls waits_for() and ready(), while the application's thread
-// waits for them. The application's thread calls everything else. The trace's drainer polls between
-// the calls.
+// waits for these calls. The application's thread calls everything else. The trace's drainer polls
+// between the calls.
 // Invariant: the parts of StepTimes sum to its total.
 #pragma once
 

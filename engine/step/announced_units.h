@@ -1,5 +1,5 @@
-// The uses of announced units in a step. The object knows the order of these uses, and which of
-// them have come. The fetches for these uses follow a plan of their own, beside the fetches of the
+// The uses of announced units in a step. The object knows the order of these uses, and which uses
+// have come. The fetches for these uses follow a plan of their own, beside the fetches of the
 // schedule.
 //
 // Thread rule: the application's thread calls check(), next(), has_come() and is_over(). The

@@ -1,6 +1,6 @@
 // The failures that stop an engine. Two failures stop an engine: the scheduler's latched failure
 // and the device's failure. An update may be interrupted by a failure or by an abandoned step. The
-// engine then also has a permanent error, because the state is between two steps.
+// engine then also has a permanent error, because the state is that of no step.
 //
 // Thread rule: the application's thread.
 #pragma once

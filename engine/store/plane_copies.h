@@ -30,10 +30,11 @@ class PlaneCopies {
   std::uint8_t named_by_next(std::uint32_t plane) const { return planes_[plane].next; }
   std::uint8_t named(std::uint32_t plane) const { return planes_[plane].counts; }
 
+  // Whether a store may go to the home itself.
+  enum class InPlace : std::uint8_t { kNo, kYes };
   // The copy that a store may go to. Such a copy is neither home nor named. If no such copy exists,
   // kYes allows the home itself, provided that no commit names the home. In this case, no read of
   // the home may be under way. If the result is empty, the store has to wait for a commit.
-  enum class InPlace : std::uint8_t { kNo, kYes };
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
   // Called when a store to `copy` has ended, so that `copy` becomes home.
   // Requires: `copy` came from target().

@@ -60,11 +60,11 @@ class StateAccess {
   void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
             std::span<std::byte> target);
 
+  using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
   // Calls `visit` with every block of this rank in host memory. The block is at its home or in a
   // place. Several threads call `visit` at the same time, each for a different block. No two
   // threads call `visit` for the same place at the same time.
   // Fails with the errors of read(), and with the exceptions of `visit`.
-  using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
   void visit_blocks(const Visit& visit);
   // The number of blocks that visit_blocks() has in memory at once.
   std::uint32_t place_count() const { return static_cast<std::uint32_t>(loaded_.size()); }

@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// The host memory (page-locked) and the device memory of one direction. Each of them has
+// The host memory (page-locked) and the device memory of one direction. Each piece of memory has
 // `size_bytes`; null means no copies.
 struct CopyEnds {
   std::byte* host = nullptr;

@@ -269,8 +269,8 @@ struct DeviceCodes {
 };
 
 // UpdateBody for moments as 8-bit codes. A team has one group. Every thread updates its packs
-// twice. The first update finds the new scales, and the second one encodes with them. So nothing
-// needs to be kept in between.
+// twice. The first update finds the new scales, and the second update encodes with these scales. So
+// nothing needs to be kept in between.
 template <class Masters, class Gradient, class Coefficients>
 struct UpdateCodesBody {
   using R = Rule<Coefficients>;

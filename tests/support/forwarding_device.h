@@ -1,4 +1,4 @@
-// Devices that forward every call to another one, for tests that change one function.
+// Devices that forward every call to another device, for tests that change one function.
 // ForwardingDevice is a host device. DeviceForwarder is any Device.
 #pragma once
 

@@ -17,12 +17,12 @@
 
 namespace sluice::test {
 
-// A model with units of uneven sizes, tensors with and without decay, a unit that is used twice,
-// and a unit of a single element.
 enum class ToySize : std::uint8_t {
   kUsual,  // 116,000 elements
   kSmall,  // a third of that, for tests of many runs
 };
+// A model with units of uneven sizes, tensors with and without decay, a unit that is used twice,
+// and a unit of a single element.
 ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::uint32_t leases = 1,
                     ToySize size = ToySize::kUsual);
 // The bytes of the boundary activations of the model, for an engine that keeps activations.

@@ -47,9 +47,9 @@ struct StepBenchModel {
   // The number of steps from one checkpoint beside training to the next; 0 = none. Checkpoints go
   // past the throttled drive.
   std::uint32_t save_every = 0;
-  // The number of experts that follow each unit, and the number of them that a step uses. Experts
-  // are announced units of the same size. Every step chooses its experts anew, and leaves the other
-  // experts alone.
+  // The number of experts that follow each unit, and the number of experts that a step uses.
+  // Experts are announced units of the same size. Every step chooses its experts anew, and leaves
+  // the other experts alone.
   std::uint32_t experts = 0;
   std::uint32_t active_experts = 0;
 

@@ -78,8 +78,8 @@ struct RegimeResult {
   std::optional<bool> states_equal = std::nullopt;
 };
 
-// The cost of commits and checkpoints. Steps with them are compared with the same steps without
-// them, pair by pair.
+// The cost of commits and checkpoints. Steps with commits and checkpoints are compared, pair by
+// pair, with the same steps without commits and checkpoints.
 struct CostResult {
   OverlapPolicy policy{};
   std::size_t pairs = 0;

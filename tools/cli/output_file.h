@@ -151,7 +151,7 @@ class OutputFiles {
 void write_whole(OutputFile& output, std::string_view text);
 
 // Attempts each output independently. A disk that is too full for one output may still hold the
-// next one.
+// next output.
 class FirstFailure {
  public:
   template <class Write>

@@ -28,7 +28,7 @@ struct TournamentPlan {
   std::size_t candidates = 0;
 };
 
-// The function plans as much as fits into `seconds`. The function assumes that a step takes
+// The function plans as many runs as fit into `seconds`. The function assumes that a step takes
 // `step_s` and a run begins after `begin_s`. `steps` is the number of steps that the user has
 // chosen, and the plan keeps this number. 0 means that the user has chosen no number. The plan has
 // at least one round of one step for one candidate.

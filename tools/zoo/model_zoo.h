@@ -40,7 +40,7 @@ struct ZooModel {
   // embedding.
   ModelSpec spec;
   std::vector<UnitWork> work;  // by unit
-  // The names that one tensor may have. The first one is the tensor's name in `spec`. If the list
+  // The names that one tensor may have. The first name is the tensor's name in `spec`. If the list
   // is empty, no tensor is tied.
   std::vector<std::string> tied;
   double active_parameters = 0;  // that a token uses; all, if there are no experts

@@ -81,7 +81,8 @@ struct SLUICE_EXPORT PoolMarks {
 };
 using PhaseMarks = std::array<PoolMarks, kStepPhases>;  // by StepPhase
 
-// Raises each entry of `marks` to the matching entry of `others`, if that one is larger.
+// Raises each entry of `marks` to the matching entry of `others`, if the entry of `others` is
+// larger.
 SLUICE_EXPORT void raise_marks(PoolMarks& marks, const PoolMarks& others);
 SLUICE_EXPORT void raise_marks(PhaseMarks& marks, const PhaseMarks& others);
 

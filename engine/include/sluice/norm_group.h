@@ -1,8 +1,8 @@
 // The gradient norm of a model that the application splits itself, by tensor or pipeline
 // parallelism. Each process then has an engine for its part of the model. The processes that
-// together have the whole model form a norm group. With the group's norm, all of them clip by the
-// same factor, skip the same steps and keep the same loss scale. An engine with the whole model
-// would do the same. Plain data.
+// together have the whole model form a norm group. With the group's norm, all processes of the
+// group clip by the same factor, skip the same steps and keep the same loss scale. An engine with
+// the whole model would do the same. Plain data.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// The ranks that a launcher has started as processes of one training: mpirun of Open MPI or MPICH,
-// srun of Slurm, or torchrun. A RankWorld finds the launcher in the environment, connects the
-// ranks, and makes the collectives for an engine. Without a launcher there is one rank, and the
-// same program runs alone.
+// The ranks that a launcher has started as processes of one training. The launcher is mpirun of
+// Open MPI or MPICH, srun of Slurm, or torchrun. A RankWorld finds the launcher in the environment,
+// connects the ranks, and makes the collectives for an engine. Without a launcher there is one
+// rank, and the same program runs alone.
 //
 //   RankWorld world;
 //   const auto device = make_host_device({.memory_bytes = 1 << 30});
@@ -31,7 +31,8 @@
 
 namespace sluice {
 
-// The processors that the ranks compute on: MPI connects hosts, and NCCL connects GPUs.
+// The kind of processor that the ranks compute on. MPI connects ranks on hosts, and NCCL connects
+// ranks on GPUs.
 enum class RankDevice : std::uint8_t { kHost, kGpu };
 
 struct RankWorldOptions {

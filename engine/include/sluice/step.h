@@ -130,8 +130,8 @@ class SLUICE_EXPORT Step {
   // follow the uses that were announced before. The fetches of these units begin at once, beside
   // the fetches of the schedule. Returns the units in the order in which they have to be acquired.
   // With several ranks, all ranks announce at the same point. The uses are the units of all ranks,
-  // in the order of the model. Every rank acquires each of them. A rank that has nothing to compute
-  // with a unit releases the lease at once, and contributes a gradient of zeros. In
+  // in the order of the model. Every rank acquires each of these units. A rank that has nothing to
+  // compute with a unit releases the lease at once, and contributes a gradient of zeros. In
   // Pass::kBackward, all ranks use announced units at the same places between the other units. The
   // call finish() checks this.
   // Fails with:

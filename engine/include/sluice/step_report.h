@@ -42,8 +42,8 @@ struct SLUICE_EXPORT StepTimes {
   WorkTimes work;  // the workers' times in this step
 
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // The time for which storage, copies or the optimizer worked and nothing waited for them. The
-  // time spent on waits for other ranks is not included.
+  // The time for which storage, copies or the optimizer worked while nothing waited for this work.
+  // The time spent on waits for other ranks is not included.
   std::int64_t hidden_ns() const;
   // The share of hidden_ns() in work.any_ns; 1 when no worker was busy.
   double hidden_share() const;

@@ -14,13 +14,13 @@
 
 namespace sluice::test {
 
-// From now on, every call fails with `status`, a cudaError_t, as after a kernel's illegal access.
-// Pending callbacks get this status. The status 0 ends the failure. This never happens in CUDA.
-// With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 struct FakeCudaFailure {
   int status = 0;
   bool refuses_callbacks = true;
 };
+// From now on, every call fails with `status`, a cudaError_t, as after a kernel's illegal access.
+// Pending callbacks get this status. The status 0 ends the failure. This never happens in CUDA.
+// With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 void fail_fake_cuda(FakeCudaFailure failure);
 // Makes only the next call of cudaStreamAddCallback fail.
 void refuse_next_fake_cuda_callback();

@@ -53,7 +53,7 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
   DeviceMath& math() { return *machine_.math; }
   StreamId stream() const { return stream_.id(); }
 
-  // There are `bytes` on the device, followed by a page of a pattern that no code may touch.
+  // An array on the device, followed by a page of a pattern that no code may touch.
   struct OnDevice {
     DeviceBuffer memory;
     std::uint64_t size_bytes = 0;

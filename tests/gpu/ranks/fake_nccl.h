@@ -18,8 +18,8 @@ struct fake_nccl_counts {
   int aborts = 0;
   int held_questions = 0;  // "in progress", because of fake_nccl_hold()
   int messages = 0;        // between two ranks
-  // The shortest of those messages; 0 if there was none. Messages of single bytes, which connect
-  // the ranks, do not count.
+  // The length of the shortest of those messages; 0 if there was no message. Messages of single
+  // bytes, which connect the ranks, do not count.
   std::uint64_t message_bytes_least = 0;
   // The number of requests of ranks whose offset in a symmetric window differs from that of rank 0.
   int unequal_offsets = 0;
@@ -27,8 +27,8 @@ struct fake_nccl_counts {
 
 extern "C" fake_nccl_counts fake_nccl_take_counts();
 
-// One call of the stand-in answers with ncclSystemError. Calls that release something release it
-// even if they fail.
+// One call of the stand-in answers with ncclSystemError. A call that releases something releases it
+// even if the call fails.
 struct fake_nccl_fault {
   std::uint64_t at_call = 0;  // of all ranks together; the next call is number 1; 0: none fails
   // If true, the questions for errors (ncclCommGetAsyncError) are counted instead of all other

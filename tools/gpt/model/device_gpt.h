@@ -1,8 +1,8 @@
 // This class computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU. The
 // class first computes use i of the forward order, and then use i of the backward order
 // (gpt_model_spec). Activations have the type of the parameters, and sums are fp32. All work is
-// enqueued on the stream that the caller names. The stream must be the same one for a whole pass.
-// The addresses of a unit's tensors may differ at every use. Attention is computed with [sequence,
+// enqueued on the stream that the caller names. A whole pass must use the same stream. The
+// addresses of a unit's tensors may differ at every use. Attention is computed with [sequence,
 // sequence] products. The scratch memory is limited. All heads that fit into it are computed
 // together. The backward pass computes the scores again.
 //

@@ -42,8 +42,7 @@ class OneDnn {
   bool limit(KernelFamily family);
 
   // A row-major product. The rows of C are `c_stride` elements apart. C is first multiplied by
-  // `beta`, which is 0 or 1. A product returns false if the library refuses the product.
-  // Requires: why_not() is empty.
+  // `beta`, which is 0 or 1.
   struct Call {
     bool a_transposed = false;
     bool b_transposed = false;
@@ -56,6 +55,8 @@ class OneDnn {
     float* c = nullptr;
     std::int64_t c_stride = 0;
   };
+  // Both functions compute a product. The result is false if the library refuses the product.
+  // Requires: why_not() is empty.
   bool multiply_fp32(const Call& call) const;
   bool multiply_bf16(const Call& call) const;  // bf16 factors, sums in fp32
 

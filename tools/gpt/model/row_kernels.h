@@ -26,8 +26,8 @@ void gelu_backward_row(const float* x, float* gradient, std::uint64_t count);
 RowMoments layer_norm_row(const float* x, const float* weight, const float* bias, float* y,
                           std::uint64_t count);
 
-// dx (+)= the gradient of layer_norm_row with respect to x, given dy. Ba, Kiros, Hinton (2016).
 enum class Into : std::uint8_t { kOverwrite, kAccumulate };
+// dx (+)= the gradient of layer_norm_row with respect to x, given dy. Ba, Kiros, Hinton (2016).
 void layer_norm_backward_row(const float* x, RowMoments moments, const float* weight,
                              const float* dy, float* dx, std::uint64_t count, Into into);
 
@@ -55,10 +55,10 @@ float dot_row(const float* a, const float* b, std::uint64_t count);
 // target[i] += source[i].
 void add_row(float* target, const float* source, std::uint64_t count);
 
+inline constexpr std::uint64_t kColumnSliceMax = 32;
 // The function sums `row_count` rows of a `stride`d matrix, for its first `column_count` columns.
 // First each block of 64 rows is summed. Then the blocks are summed. Both sums are in order.
 // Requires: column_count <= kColumnSliceMax.
-inline constexpr std::uint64_t kColumnSliceMax = 32;
 void column_sums(const float* rows, std::uint64_t row_count, std::uint64_t stride,
                  std::uint64_t column_count, float* sums);
 

@@ -38,9 +38,9 @@ constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
 std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenizer,
                                OutputFile& output);
 
-// Returns the path of the token file beside `text_file`. The call makes that file if necessary. If
-// the same tokenizer made the file from the same bytes, the file is used again. A file of an older
-// text is replaced. Processes that want the same file take turns.
+// Returns the path of the token file beside `text_file`. If there is no such file, the call makes
+// the file. If the same tokenizer made the file from the same bytes, the file is used again. A file
+// of an older text is replaced. Processes that want the same file take turns.
 // Fails with the errors of write_token_file(), and with kInput if a file of that name has another
 // origin.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);

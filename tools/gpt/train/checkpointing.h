@@ -113,9 +113,9 @@ class Checkpointing {
                std::uint64_t steps) const;
   std::optional<std::uint64_t> resume_store(Engine& engine, const InitialValues& values,
                                             const std::vector<Candidate>& found);
-  // `where` names the state that has the text `application`.
-  // A change of kernels is an error for a store, and a note for a checkpoint.
   enum class Kernels : std::uint8_t { kMayChange, kStay };
+  // Checks `application`, the text of a saved state. `where` names this state in messages.
+  // A change of kernels is an error for a store, and a note for a checkpoint.
   std::uint64_t check_application(const std::string& where, const std::string& application,
                                   Kernels kernels);
   std::string application(std::uint64_t steps) const;
