@@ -42,7 +42,7 @@ class Prefetcher {
   };
 
   // The target of the fetches: the window on the device and, with shared parameters, the sequence
-  // of gathers.
+  // of gathers. Without a sequence, every unit is whole on its rank.
   struct Target {
     std::byte* window = nullptr;
     RankSequence* gathers = nullptr;
@@ -179,9 +179,9 @@ class Prefetcher {
   const ResidentUnits& residents_;
   Device& device_;
   Scheduler& scheduler_;
-  Ranks& ranks_;
   const UnitVersions& versions_;
   const Target target_;
+  const bool is_gathering_;  // what it fetches are shards
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
