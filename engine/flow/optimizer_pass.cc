@@ -196,7 +196,11 @@ bool OptimizerPass::is_partial() const {
 
 void OptimizerPass::pump() {
   for (Lane& lane : lanes_) advance(lane);
-  if (is_over()) return;
+  if (!is_over()) start_updates();
+  transfers_.flush();
+}
+
+void OptimizerPass::start_updates() {
   if (order_.may_begin()) order_.begin_announced();
   start_on_device();
   start_late();

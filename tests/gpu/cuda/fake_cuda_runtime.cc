@@ -19,73 +19,10 @@
 #include <sluice/units.h>
 #include "tests/gpu/cuda/fake_cuda_faults.h"
 #include "tests/gpu/cuda/fake_cuda_log.h"
+#include "tests/gpu/cuda/fake_cuda_state.h"
 
 namespace sluice::test {
 namespace {
-
-struct Runtime {
-  std::unique_ptr<HostDevice> device = make_host_device({.memory_bytes = kFakeCudaMemoryBytes});
-  std::mutex callback_mutex;
-  std::atomic<int> failed{0};
-  std::atomic<bool> refuses_callbacks{false};
-  std::atomic<bool> refuses_next_callback{false};
-  std::mutex mutex;
-  // Guarded by mutex.
-  std::map<std::byte*, std::uint64_t> registered;
-  std::map<const std::byte*, std::uint64_t> allocated;
-  std::map<StreamId, int> stream_gpus;
-  std::map<EventId, int> event_gpus;
-  std::set<int> contexts;                        // GPUs that the process has one on
-  std::map<int, int> communicators;              // by GPU
-  std::set<std::pair<int, std::string>> loaded;  // kernels, by GPU
-  std::set<std::string> loaded_late;
-};
-
-Runtime& runtime() {
-  static Runtime fake;
-  return fake;
-}
-
-thread_local int current_device = 0;
-
-cudaError_t answer(int status) {
-  return static_cast<cudaError_t>(fake_cuda_answer(status));
-}
-// The answer of every call after a failure of the device.
-cudaError_t standing() {
-  return answer(runtime().failed);
-}
-// A call makes a context on the thread's current GPU, whatever GPU its arguments belong to.
-cudaError_t enter(const char* call) {
-  const int fault = fake_cuda_fault_of(call);
-  const std::scoped_lock lock(runtime().mutex);
-  runtime().contexts.insert(current_device);
-  return fault != 0 ? answer(fault) : standing();
-}
-// Every call of the stand-in begins so. Calls that give something back do it in any case.
-#define FAKE_CUDA_ENTER \
-  if (const cudaError_t failed = enter(__func__); failed != cudaSuccess) return failed
-
-template <class Handle, class Id>
-Handle handle_of(Id id) {
-  return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(id));
-}
-StreamId id_of(cudaStream_t stream) {
-  SLUICE_CHECK(stream != nullptr, "nothing uses the default stream");
-  return static_cast<StreamId>(reinterpret_cast<std::uintptr_t>(stream));
-}
-EventId id_of(cudaEvent_t event) {
-  return static_cast<EventId>(reinterpret_cast<std::uintptr_t>(event));
-}
-
-int gpu_of(cudaStream_t stream) {
-  const std::scoped_lock lock(runtime().mutex);
-  return runtime().stream_gpus.at(id_of(stream));
-}
-int gpu_of(cudaEvent_t event) {
-  const std::scoped_lock lock(runtime().mutex);
-  return runtime().event_gpus.at(id_of(event));
-}
 
 void load(int gpu, const char* name) {
   const char* const mode = std::getenv("CUDA_MODULE_LOADING");
@@ -93,21 +30,6 @@ void load(int gpu, const char* name) {
   const std::scoped_lock lock(runtime().mutex);
   const bool is_new = runtime().loaded.emplace(gpu, name).second;
   if (is_new && !is_eager && runtime().communicators[gpu] != 0) runtime().loaded_late.insert(name);
-}
-
-void log_call(FakeCudaCall::Kind kind, cudaStream_t stream, cudaEvent_t event = nullptr) {
-  add_fake_cuda_call({.kind = kind,
-                      .stream = reinterpret_cast<std::uintptr_t>(stream),
-                      .event = reinterpret_cast<std::uintptr_t>(event)});
-}
-
-bool is_device_memory(const void* memory) {
-  const std::scoped_lock lock(runtime().mutex);
-  const auto* const address = static_cast<const std::byte*>(memory);
-  auto entry = runtime().allocated.upper_bound(address);
-  if (entry == runtime().allocated.begin()) return false;
-  --entry;
-  return address < entry->first + entry->second;
 }
 
 }  // namespace
@@ -198,25 +120,6 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = kFakeCudaGpus;
   return answer(fake_cuda_fault_of(__func__));
-}
-int fake_cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
-  const std::scoped_lock lock(runtime().mutex);
-  *flags = 0;
-  *active = static_cast<int>(runtime().contexts.count(device));
-  return 0;
-}
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
-                                             unsigned long long,
-                                             cudaDriverEntryPointQueryResult* found) {
-  const bool is_known = symbol == std::string_view("cuDevicePrimaryCtxGetState");
-  *function = is_known ? reinterpret_cast<void*>(&fake_cuDevicePrimaryCtxGetState) : nullptr;
-  if (found != nullptr)
-    *found = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-  return cudaSuccess;
-}
-cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,
-                                    cudaDriverEntryPointQueryResult* found) {
-  return cudaGetDriverEntryPointByVersion(symbol, function, 12000, flags, found);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
@@ -357,31 +260,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
-// Between host and host the call is synchronous: it would wait for the stream.
-cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_bytes,
-                            cudaMemcpyKind kind, cudaStream_t stream) {
-  FAKE_CUDA_ENTER;
-  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-  SLUICE_CHECK(to_device == is_device_memory(target) && from_device == is_device_memory(source),
-               "the kind of a copy says where its ends lie");
-  SLUICE_CHECK(to_device || from_device, "copies between host and host are not the runtime's");
-  add_fake_cuda_call({.kind = !from_device ? FakeCudaCall::Kind::kCopyUp
-                              : to_device  ? FakeCudaCall::Kind::kCopyInside
-                                           : FakeCudaCall::Kind::kCopyDown,
-                      .stream = reinterpret_cast<std::uintptr_t>(stream),
-                      .size_bytes = size_bytes});
-  runtime().device->copy(static_cast<std::byte*>(target), static_cast<const std::byte*>(source),
-                         size_bytes, id_of(stream));
-  return cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size_bytes, cudaStream_t stream) {
-  FAKE_CUDA_ENTER;
-  SLUICE_CHECK(value == 0, "memory is filled with zeros");
-  log_call(FakeCudaCall::Kind::kFill, stream);
-  runtime().device->fill_zero(static_cast<std::byte*>(memory), size_bytes, id_of(stream));
-  return cudaSuccess;
-}
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
                                   unsigned) {
   log_call(FakeCudaCall::Kind::kCallback, stream);

@@ -79,10 +79,13 @@ class Trainer {
     const Stream& stream;
     const std::vector<UnitId>& forward_order;
     std::uint32_t batches_at_once;
+    // Adds the losses that ForwardGroup has not added, once all work on `stream` has been enqueued.
+    // May be empty.
+    std::function<void(double& loss)> settle = {};
   };
   // Enqueues use `use` of the forward order for every batch of `group`, and behind the last use the
-  // addition of each batch's loss to `loss`, in the order of the batches. It may leave the rest out
-  // once StopRequest::is_asked() is true.
+  // addition of each batch's loss to `loss`, in the order of the batches. The addition may be left
+  // to Evaluation::settle. It may leave the rest out once StopRequest::is_asked() is true.
   using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
                                           std::span<const TokenBatch> group, double& loss)>;
   static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,
