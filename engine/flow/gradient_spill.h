@@ -83,9 +83,9 @@ class GradientSpill final : public GradientHome {
 
   GradientMove move_;
   StreamId stream_{};
-  std::uint32_t next_block_ = 0;      // of the unit
-  std::uint32_t blocks_in_slot_ = 0;  // not copied yet
-  std::uint32_t blocks_left_ = 0;     // not home yet
+  std::uint32_t next_block_ = 0;       // of the unit
+  std::uint32_t blocks_in_slot_ = 0;   // not copied yet
+  std::uint32_t blocks_left_ = 0;      // not home yet
   std::vector<std::uint32_t> coming_;  // slots that pump() has found a gradient's block for
   std::vector<Slot> slots_;
   std::vector<Sum> sums_;  // by unit

@@ -39,7 +39,7 @@ bool LaneTransfers::load(OptimizerLane& lane) {
          .source = tiers_.device_parameters(layout_.block(lane.block)),
          .size_bytes = layout_.parameter_bytes(lane.block)},
         {.lane = &lane});
-    slots_.set_version(lane.slot, lane.version);  // once the copy is done
+    slots_.set_version(lane.slot, lane.version);    // once the copy is done
   } else if (!slots_.is_transferring(lane.slot)) {  // otherwise the prefetcher is reading it
     slots_.fetch(lane.slot, lane.version, lane.step);
   }

@@ -135,7 +135,6 @@ class OptimizerPass {
   void advance(Lane& lane);
   void finish_reading(Lane& lane);
   void finish_writing(Lane& lane);
-  void start_updates();
   void start_lanes(UpdatePlace place);
   void start_late();
   void start_on_device();

@@ -18,10 +18,10 @@ constexpr unsigned kSinceVersion = 12080;
 constexpr std::size_t kPiecesMax = 32;  // as many as CopyRuns passes
 
 struct Attributes {
-  int source_order = 1;      // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-  int source_hint[2] = {};   // for memory that CUDA moves by itself
+  int source_order = 1;     // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+  int source_hint[2] = {};  // for memory that CUDA moves by itself
   int target_hint[2] = {};
-  unsigned flags = 1;        // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+  unsigned flags = 1;  // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 };
 #if CUDA_VERSION >= 12080
 static_assert(sizeof(Attributes) == sizeof(CUmemcpyAttributes));
@@ -44,8 +44,8 @@ CUdeviceptr address_of(const void* memory) {
 CudaBatch::CudaBatch(const CudaMemory& memory) : memory_(memory) {
   cudaDriverEntryPointQueryResult found{};
 #if CUDART_VERSION >= 12050
-  const cudaError_t status = cudaGetDriverEntryPointByVersion(kName, &function_, kSinceVersion,
-                                                              cudaEnableDefault, &found);
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion(kName, &function_, kSinceVersion, cudaEnableDefault, &found);
 #else
   // The newest that this runtime knows, which has no such call.
   const cudaError_t status = cudaErrorNotSupported;

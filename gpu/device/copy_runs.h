@@ -1,6 +1,6 @@
 // The copies on one stream. Adjacent copies become one run, and the runs go to the device together.
-// Each call of a GPU's runtime takes some microseconds of the caller's thread, and each copy takes a
-// microsecond or more of the link, while a block of 2 MiB takes only 40 us.
+// Each call of a GPU's runtime takes some microseconds of the caller's thread, and each copy takes
+// a microsecond or more of the link, while a block of 2 MiB takes only 40 us.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -19,8 +19,8 @@ class CopyRuns {
   // `device` must outlive the runs.
   CopyRuns(Device& device, StreamId stream) : device_(device), stream_(stream) {}
 
-  // Adds a copy. The copy is enqueued by flush(), or earlier. Every other call that enqueues work on
-  // the stream first calls flush(). A copy joins the previous one if its source begins where the
+  // Adds a copy. The copy is enqueued by flush(), or earlier. Every other call that enqueues work
+  // on the stream first calls flush(). A copy joins the previous one if its source begins where the
   // other's source ends, and its target begins where the other's target ends.
   // Requires: where two ends meet, both belong to one piece of registered memory. No copy reads or
   // writes what another one since the last flush() writes.

@@ -182,6 +182,7 @@ class NcclCollectives final : public Collectives {
     outside_of_operations("registering memory", [&] { communicator_->register_memory(memory); });
   }
   void forget_memory() noexcept override { communicator_->deregister_memory(); }
+  std::vector<std::string> notes() const override { return communicator_->notes(); }
 
   void on_failure(std::function<void(const Error&)> handler) override {
     common_->failure->on_failure(std::move(handler));

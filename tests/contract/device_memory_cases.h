@@ -145,7 +145,8 @@ TEST_P(DeviceContract, SeveralCopiesAtOnceAreAsOneAfterAnother) {
   HostArray source(device(), kPieces * kPieceBytes);
   HostArray target(device(), kPieces * kPieceBytes);
   source.fill_pattern(1);
-  for (const std::uint64_t count : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{7}, kPieces}) {
+  for (const std::uint64_t count :
+       {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{7}, kPieces}) {
     std::memset(target.data(), 0, target.size_bytes());
     std::vector<CopyPiece> up;
     std::vector<CopyPiece> down;

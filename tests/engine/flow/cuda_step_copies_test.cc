@@ -78,9 +78,8 @@ class CallsOfStep {
   }
 
   std::size_t count(Kind kind) const {
-    return static_cast<std::size_t>(std::ranges::count_if(calls_, [kind](const auto& call) {
-      return call.kind == kind && !call.is_continued;
-    }));
+    return static_cast<std::size_t>(std::ranges::count_if(
+        calls_, [kind](const auto& call) { return call.kind == kind && !call.is_continued; }));
   }
   std::uint64_t bytes(Kind kind) const {
     std::uint64_t sum = 0;
@@ -150,11 +149,13 @@ TEST(CudaStepCopies, Explore) {
   };
   for (const StepCase& one : cases) {
     const CallsOfStep calls(one);
-    std::cout << "up " << calls.count(Kind::kCopyUp) << " of " << calls.bytes(Kind::kCopyUp) / kBlockBytes
-              << " down " << calls.count(Kind::kCopyDown) << " of "
+    std::cout << "up " << calls.count(Kind::kCopyUp) << " of "
+              << calls.bytes(Kind::kCopyUp) / kBlockBytes << " down "
+              << calls.count(Kind::kCopyDown) << " of "
               << calls.bytes(Kind::kCopyDown) / kBlockBytes << " callbacks "
               << calls.count(Kind::kCallback) << " splits " << calls.splits().size() << " records "
-              << calls.records_of(Kind::kCopyUp) << " " << calls.records_of(Kind::kCopyDown) << "\n";
+              << calls.records_of(Kind::kCopyUp) << " " << calls.records_of(Kind::kCopyDown)
+              << "\n";
     for (const auto& split : calls.splits()) std::cout << "  " << split << "\n";
   }
 }

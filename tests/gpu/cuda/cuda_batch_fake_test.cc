@@ -54,8 +54,7 @@ class CudaBatchFake : public testing::Test {
                kPieceBytes);
     runs.flush();
     std::vector<FakeCudaCall> calls = test::take_fake_cuda_calls();
-    std::erase_if(calls,
-                  [](const auto& call) { return call.kind != FakeCudaCall::Kind::kCopyUp; });
+    std::erase_if(calls, [](const auto& call) { return call.kind != FakeCudaCall::Kind::kCopyUp; });
     return calls;
   }
 

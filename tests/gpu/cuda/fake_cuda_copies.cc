@@ -1,6 +1,7 @@
 // The copies of the stand-in for the CUDA runtime, and those functions of the driver that the
 // runtime looks up.
 #include <cuda.h>
+#include <cuda_runtime.h>
 
 #include <string_view>
 
@@ -20,7 +21,7 @@ void start_copy(std::byte* target, const std::byte* source, std::uint64_t size_b
                       .target = target,
                       .source = source,
                       .is_continued = is_continued});
-  runtime().device->copy(target, source, size_bytes, id_of(stream));
+  runtime().device->copy(target, source, size_bytes, id_of_stream(stream));
 }
 
 }  // namespace
@@ -48,10 +49,11 @@ CUresult fake_cuMemcpyBatchAsync(CUdeviceptr* targets, CUdeviceptr* sources, std
                                  std::size_t count, CUmemcpyAttributes* attributes,
                                  std::size_t* attribute_begins, std::size_t attribute_count,
                                  std::size_t*, CUstream stream) {
-  const cudaError_t status = enter("cuMemcpyBatchAsync");
-  if (status != cudaSuccess) return static_cast<CUresult>(status);
+  const int status = enter_fake_cuda("cuMemcpyBatchAsync");
+  if (status != 0) return static_cast<CUresult>(status);
   if (runtime().batches == FakeCudaBatches::kRefused) return CUDA_ERROR_NOT_SUPPORTED;
-  SLUICE_CHECK(gpu_of(stream) == current_device, "a batch's stream is one of the current GPU");
+  SLUICE_CHECK(gpu_of_stream(stream) == current_device(),
+               "a batch's stream is one of the current GPU");
   SLUICE_CHECK(count > 0 && attribute_count == 1 && attribute_begins[0] == 0 &&
                    attributes->srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
                "copies read their sources in the stream's order");
@@ -77,7 +79,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
       runtime().batches != FakeCudaBatches::kUnknown)
     *function = reinterpret_cast<void*>(&fake_cuMemcpyBatchAsync);
   if (found != nullptr)
-    *found = *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+    *found =
+        *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
 cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,
@@ -101,7 +104,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size_bytes, cud
   FAKE_CUDA_ENTER;
   SLUICE_CHECK(value == 0, "memory is filled with zeros");
   log_call(FakeCudaCall::Kind::kFill, stream);
-  runtime().device->fill_zero(static_cast<std::byte*>(memory), size_bytes, id_of(stream));
+  runtime().device->fill_zero(static_cast<std::byte*>(memory), size_bytes, id_of_stream(stream));
   return cudaSuccess;
 }
 

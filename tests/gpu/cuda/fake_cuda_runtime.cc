@@ -24,6 +24,21 @@
 namespace sluice::test {
 namespace {
 
+cudaError_t answer(int status) {
+  return static_cast<cudaError_t>(fake_cuda_answer(status));
+}
+cudaError_t standing() {
+  return static_cast<cudaError_t>(standing_failure());
+}
+cudaError_t enter(const char* call) {
+  return static_cast<cudaError_t>(enter_fake_cuda(call));
+}
+
+template <class Handle, class Id>
+Handle handle_of(Id id) {
+  return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(id));
+}
+
 void load(int gpu, const char* name) {
   const char* const mode = std::getenv("CUDA_MODULE_LOADING");
   const bool is_eager = mode != nullptr && mode == std::string_view("EAGER");
@@ -49,12 +64,12 @@ std::set<int> take_fake_cuda_contexts() {
 }
 
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name) {
-  const int gpu = gpu_of(static_cast<cudaStream_t>(stream));
-  SLUICE_CHECK(gpu == current_device, "a kernel's stream is one of the current GPU");
+  const int gpu = gpu_of_stream(stream);
+  SLUICE_CHECK(gpu == current_device(), "a kernel's stream is one of the current GPU");
   if (answer(fake_cuda_fault_of("cudaLaunchKernel")) != 0 || standing() != 0) return;
   if (name != nullptr) load(gpu, name);
-  log_call(FakeCudaCall::Kind::kKernel, static_cast<cudaStream_t>(stream));
-  runtime().device->launch(id_of(static_cast<cudaStream_t>(stream)), delayed(std::move(work)));
+  log_call(FakeCudaCall::Kind::kKernel, stream);
+  runtime().device->launch(id_of_stream(stream), delayed(std::move(work)));
 }
 
 std::set<std::string> take_fake_cuda_late_loads() {
@@ -95,7 +110,7 @@ extern "C" {
 
 // For libraries that are opened at run time: on threads of theirs, whose current GPU is right.
 void sluice_fake_cuda_launch(cudaStream_t stream, void (*work)(void*), void* data) {
-  runtime().device->launch(id_of(stream), [work, data] { work(data); });
+  runtime().device->launch(id_of_stream(stream), [work, data] { work(data); });
 }
 
 // A communicator comes to a GPU, or goes. Returns how many there are.
@@ -106,15 +121,15 @@ int sluice_fake_cuda_communicators(int gpu, int change) {
 
 cudaError_t cudaGetDevice(int* device) {
   const int fault = fake_cuda_fault_of(__func__);
-  *device = current_device;
+  *device = current_device();
   return fault != 0 ? answer(fault) : standing();
 }
 // Since CUDA 12 it makes a context.
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= kFakeCudaGpus) return answer(cudaErrorInvalidDevice);
-  const int before = std::exchange(current_device, device);
+  const int before = std::exchange(current_device(), device);
   const cudaError_t status = enter(__func__);
-  if (status != cudaSuccess) current_device = before;
+  if (status != cudaSuccess) current_device() = before;
   return status;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -135,8 +150,8 @@ cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
   *free_bytes = kFakeCudaMemoryBytes - fake_cuda_allocated_bytes();
   {
     const std::scoped_lock lock(runtime().mutex);
-    *free_bytes -=
-        static_cast<std::size_t>(runtime().communicators[current_device]) * kFakeCommunicatorBytes;
+    *free_bytes -= static_cast<std::size_t>(runtime().communicators[current_device()]) *
+                   kFakeCommunicatorBytes;
   }
   return enter(__func__);
 }
@@ -194,7 +209,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   const StreamId id = runtime().device->create_stream("fake", StreamPriority::kNormal);
   *stream = handle_of<cudaStream_t>(id);
   const std::scoped_lock lock(runtime().mutex);
-  runtime().stream_gpus[id] = current_device;
+  runtime().stream_gpus[id] = current_device();
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -206,15 +221,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (runtime().failed != 0) return status;
   {
     const std::scoped_lock lock(runtime().mutex);
-    runtime().stream_gpus.erase(id_of(stream));
+    runtime().stream_gpus.erase(id_of_stream(stream));
   }
-  runtime().device->destroy_stream(id_of(stream));
+  runtime().device->destroy_stream(id_of_stream(stream));
   return status;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const cudaError_t status = enter(__func__);
   if (status != cudaSuccess && runtime().failed == 0) return status;
-  runtime().device->synchronize(id_of(stream));
+  runtime().device->synchronize(id_of_stream(stream));
   return standing();
 }
 
@@ -224,39 +239,41 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   const EventId id = runtime().device->create_event();
   *event = handle_of<cudaEvent_t>(id);
   const std::scoped_lock lock(runtime().mutex);
-  runtime().event_gpus[id] = current_device;
+  runtime().event_gpus[id] = current_device();
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  runtime().device->destroy_event(id_of(event));
+  runtime().device->destroy_event(id_of_event(event));
   return enter(__func__);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   log_call(FakeCudaCall::Kind::kRecord, stream, event);
   FAKE_CUDA_ENTER;
-  if (gpu_of(event) != gpu_of(stream)) return answer(cudaErrorInvalidResourceHandle);
-  runtime().device->record(id_of(event), id_of(stream));
+  if (gpu_of_event(event) != gpu_of_stream(stream)) return answer(cudaErrorInvalidResourceHandle);
+  runtime().device->record(id_of_event(event), id_of_stream(stream));
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   FAKE_CUDA_ENTER;
-  return runtime().device->is_complete(id_of(event)) ? cudaSuccess : answer(cudaErrorNotReady);
+  return runtime().device->is_complete(id_of_event(event)) ? cudaSuccess
+                                                           : answer(cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   FAKE_CUDA_ENTER;
-  runtime().device->synchronize(id_of(event));
+  runtime().device->synchronize(id_of_event(event));
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* elapsed_ms, cudaEvent_t begin, cudaEvent_t end) {
   FAKE_CUDA_ENTER;
   *elapsed_ms = static_cast<float>(
-      static_cast<double>(runtime().device->elapsed_ns(id_of(begin), id_of(end))) * 1e-6);
+      static_cast<double>(runtime().device->elapsed_ns(id_of_event(begin), id_of_event(end))) *
+      1e-6);
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   log_call(FakeCudaCall::Kind::kWait, stream, event);
   FAKE_CUDA_ENTER;
-  runtime().device->wait(id_of(stream), id_of(event));
+  runtime().device->wait(id_of_stream(stream), id_of_event(event));
   return cudaSuccess;
 }
 
@@ -267,7 +284,7 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call
   if (status != cudaSuccess && (runtime().refuses_callbacks || runtime().failed == 0))
     return status;
   if (runtime().refuses_next_callback.exchange(false)) return answer(cudaErrorMemoryAllocation);
-  runtime().device->launch(id_of(stream), [stream, callback, data] {
+  runtime().device->launch(id_of_stream(stream), [stream, callback, data] {
     const std::scoped_lock one_at_a_time(runtime().callback_mutex);
     callback(stream, static_cast<cudaError_t>(runtime().failed.load()), data);
   });

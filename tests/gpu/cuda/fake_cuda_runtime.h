@@ -25,7 +25,7 @@ void fail_fake_cuda(FakeCudaFailure failure);
 // Makes only the next call of cudaStreamAddCallback fail.
 void refuse_next_fake_cuda_callback();
 
-// What the driver answers to cuMemcpyBatchAsync. A driver before CUDA 12.8 does not have it.
+// The answer of the driver to cuMemcpyBatchAsync. A driver before CUDA 12.8 does not have it.
 enum class FakeCudaBatches : std::uint8_t { kTaken, kRefused, kUnknown };
 void set_fake_cuda_batches(FakeCudaBatches batches);
 

@@ -1,37 +1,48 @@
 #include "tests/gpu/cuda/fake_cuda_state.h"
 
 #include <cstddef>
+#include <cstdint>
 
 #include "tests/gpu/cuda/fake_cuda_faults.h"
 
 namespace sluice::test {
-
-thread_local int current_device = 0;
 
 FakeCudaState& runtime() {
   static FakeCudaState fake;
   return fake;
 }
 
-cudaError_t answer(int status) {
-  return static_cast<cudaError_t>(fake_cuda_answer(status));
+int& current_device() {
+  thread_local int device = 0;
+  return device;
 }
-cudaError_t standing() {
-  return answer(runtime().failed);
+
+int standing_failure() {
+  return fake_cuda_answer(runtime().failed);
 }
-cudaError_t enter(const char* call) {
+
+int enter_fake_cuda(const char* call) {
   const int fault = fake_cuda_fault_of(call);
   const std::scoped_lock lock(runtime().mutex);
-  runtime().contexts.insert(current_device);
-  return fault != 0 ? answer(fault) : standing();
+  runtime().contexts.insert(current_device());
+  return fault != 0 ? fake_cuda_answer(fault) : standing_failure();
 }
-int gpu_of(cudaStream_t stream) {
-  const std::scoped_lock lock(runtime().mutex);
-  return runtime().stream_gpus.at(id_of(stream));
+
+StreamId id_of_stream(const void* stream) {
+  SLUICE_CHECK(stream != nullptr, "nothing uses the default stream");
+  return static_cast<StreamId>(reinterpret_cast<std::uintptr_t>(stream));
 }
-int gpu_of(cudaEvent_t event) {
+EventId id_of_event(const void* event) {
+  return static_cast<EventId>(reinterpret_cast<std::uintptr_t>(event));
+}
+
+int gpu_of_stream(const void* stream) {
   const std::scoped_lock lock(runtime().mutex);
-  return runtime().event_gpus.at(id_of(event));
+  return runtime().stream_gpus.at(id_of_stream(stream));
+}
+int gpu_of_event(const void* event) {
+  const std::scoped_lock lock(runtime().mutex);
+  return runtime().event_gpus.at(id_of_event(event));
 }
 
 bool is_device_memory(const void* memory) {
@@ -43,7 +54,7 @@ bool is_device_memory(const void* memory) {
   return address < entry->first + entry->second;
 }
 
-void log_call(FakeCudaCall::Kind kind, cudaStream_t stream, cudaEvent_t event) {
+void log_call(FakeCudaCall::Kind kind, const void* stream, const void* event) {
   add_fake_cuda_call({.kind = kind,
                       .stream = reinterpret_cast<std::uintptr_t>(stream),
                       .event = reinterpret_cast<std::uintptr_t>(event)});

@@ -2,8 +2,6 @@
 // Thread rule: every function from any thread.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <atomic>
 #include <map>
 #include <memory>
@@ -39,34 +37,29 @@ struct FakeCudaState {
 };
 
 FakeCudaState& runtime();
+// The current GPU of this thread.
+int& current_device();
 
-extern thread_local int current_device;
+// The functions below that return an int return a cudaError_t. A `stream` is a cudaStream_t, an
+// `event` a cudaEvent_t.
 
-cudaError_t answer(int status);
 // The answer of every call after a failure of the device.
-cudaError_t standing();
-// A call makes a context on the thread's current GPU, whatever GPU its arguments belong to.
-cudaError_t enter(const char* call);
+int standing_failure();
+// A call makes a context on the thread's current GPU, whatever GPU its arguments belong to. Returns
+// its failure.
+int enter_fake_cuda(const char* call);
 // Every call of the stand-in begins so. Calls that give something back do it in any case.
-#define FAKE_CUDA_ENTER \
-  if (const cudaError_t failed = enter(__func__); failed != cudaSuccess) return failed
+#define FAKE_CUDA_ENTER                                                        \
+  if (const auto failed = static_cast<cudaError_t>(enter_fake_cuda(__func__)); \
+      failed != cudaSuccess)                                                   \
+  return failed
 
-template <class Handle, class Id>
-Handle handle_of(Id id) {
-  return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(id));
-}
-inline StreamId id_of(cudaStream_t stream) {
-  SLUICE_CHECK(stream != nullptr, "nothing uses the default stream");
-  return static_cast<StreamId>(reinterpret_cast<std::uintptr_t>(stream));
-}
-inline EventId id_of(cudaEvent_t event) {
-  return static_cast<EventId>(reinterpret_cast<std::uintptr_t>(event));
-}
-
-int gpu_of(cudaStream_t stream);
-int gpu_of(cudaEvent_t event);
+StreamId id_of_stream(const void* stream);
+EventId id_of_event(const void* event);
+int gpu_of_stream(const void* stream);
+int gpu_of_event(const void* event);
 
 bool is_device_memory(const void* memory);
-void log_call(FakeCudaCall::Kind kind, cudaStream_t stream, cudaEvent_t event = nullptr);
+void log_call(FakeCudaCall::Kind kind, const void* stream, const void* event = nullptr);
 
 }  // namespace sluice::test

@@ -14,7 +14,8 @@ class DeviceLossesTest : public testing::Test {
  protected:
   // A loss on the device that its stream overwrites with the next one.
   void keep(double value) {
-    device_->launch(stream_.id(), [this, value] { std::memcpy(loss_.data(), &value, sizeof value); });
+    device_->launch(stream_.id(),
+                    [this, value] { std::memcpy(loss_.data(), &value, sizeof value); });
     losses_.keep(reinterpret_cast<const double*>(loss_.data()), stream_.id());
   }
 

@@ -20,8 +20,8 @@ void DeviceLosses::keep(const double* loss, StreamId stream) {
     device_.synchronize(copied_.id());
     collect();
   }
-  device_.copy(places_.data() + count_++ * sizeof(double),
-               reinterpret_cast<const std::byte*>(loss), sizeof(double), stream);
+  device_.copy(places_.data() + count_++ * sizeof(double), reinterpret_cast<const std::byte*>(loss),
+               sizeof(double), stream);
   device_.record(copied_.id(), stream);
 }
 

@@ -27,8 +27,8 @@ class DeviceLosses {
   // Enqueues a copy of `loss`, which lies on the device. Later work on `stream` may overwrite the
   // loss. The places are reused: until take() or drop(), all calls have the same stream.
   void keep(const double* loss, StreamId stream);
-  // Waits for the work on `stream`. Returns the losses since the last take() or drop(), in the order
-  // of the calls of keep().
+  // Waits for the work on `stream`. Returns the losses since the last take() or drop(), in the
+  // order of the calls of keep().
   // Fails with the failure of earlier work on the device.
   std::vector<double> take(StreamId stream);
   // Forgets the losses. The copies under way may still end.
