@@ -355,6 +355,11 @@ std::string why_no_nccl(const std::string& library) {
   }
 }
 
+std::string describe_nccl(const std::string& library) {
+  const NcclLibrary& opened = NcclLibrary::open(library);
+  return opened.version_text() + (opened.limit().empty() ? "" : "; " + opened.limit());
+}
+
 void prepare_nccl_environment() {
   (void)::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   prepare_cuda_environment();

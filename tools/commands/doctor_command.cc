@@ -24,6 +24,7 @@
 #include "engine/store/missing_promise.h"
 #include "gpu/cuda/cuda_environment.h"
 #include "gpu/ranks/mpi_collectives.h"
+#include "gpu/ranks/nccl_collectives.h"
 #include "io/direct_file.h"
 #include "io/io_queue.h"
 #include "tools/cli/exit_codes.h"
@@ -293,6 +294,14 @@ Finding look_at_cuda_variables() {
           .remedy = found.advice};
 }
 
+// For ranks on GPUs.
+Finding look_at_nccl(const std::string& library) {
+  if (const std::string why = why_no_nccl(library); !why.empty())
+    return {.health = Health::kOk, .subject = "NCCL", .text = why + ": one GPU only", .remedy = ""};
+  return {
+      .health = Health::kOk, .subject = "NCCL", .text = describe_nccl(library), .remedy = ""};
+}
+
 Finding look_at_mpi(const std::string& library) {
   Finding finding{.subject = "MPI", .text = "no mpirun: one process only", .remedy = ""};
   const char* path = std::getenv("PATH");
@@ -335,6 +344,7 @@ std::vector<Finding> examine(const DoctorOptions& options) {
        std::array{look_at_memory(), look_at_cores(), look_at_links(options), look_at_huge_pages(),
                   look_at_cuda(), look_at_cuda_variables(), look_at_mpi(options.mpi_library)})
     findings.push_back(std::move(finding));
+  if (why_no_cuda_device().empty()) findings.push_back(look_at_nccl(options.nccl_library));
   return findings;
 }
 
