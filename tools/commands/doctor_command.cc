@@ -183,10 +183,12 @@ Finding look_at_cores() {
   return finding;
 }
 
-// "16.0 GT/s x4"
+// "nvme0n1 (16.0 GT/s x4, switch 0000:02:00.0)"
 std::string text_of(const PciLink& link) {
-  if (link.lanes == 0 || link.gigatransfers == 0) return link.name + " (link not reported)";
-  return fmt::format("{} ({:.1f} GT/s x{})", link.name, link.gigatransfers, link.lanes);
+  const std::string place = link.pci_switch.empty() ? "" : ", switch " + link.pci_switch;
+  if (link.lanes == 0 || link.gigatransfers == 0)
+    return fmt::format("{} (link not reported{})", link.name, place);
+  return fmt::format("{} ({:.1f} GT/s x{}{})", link.name, link.gigatransfers, link.lanes, place);
 }
 
 void add_problem(Finding& finding, const std::string& problem, const std::string& remedy) {
@@ -298,8 +300,7 @@ Finding look_at_cuda_variables() {
 Finding look_at_nccl(const std::string& library) {
   if (const std::string why = why_no_nccl(library); !why.empty())
     return {.health = Health::kOk, .subject = "NCCL", .text = why + ": one GPU only", .remedy = ""};
-  return {
-      .health = Health::kOk, .subject = "NCCL", .text = describe_nccl(library), .remedy = ""};
+  return {.health = Health::kOk, .subject = "NCCL", .text = describe_nccl(library), .remedy = ""};
 }
 
 Finding look_at_mpi(const std::string& library) {
