@@ -145,6 +145,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->totalGlobalMem = kFakeCudaMemoryBytes;
   return cudaSuccess;
 }
+// With capitals, as the runtime writes it.
+cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
+  if (const int fault = fake_cuda_fault_of(__func__); fault != 0) return answer(fault);
+  if (device < 0 || device >= kFakeCudaGpus || length < 13) return answer(cudaErrorInvalidDevice);
+  std::strcpy(text, "0000:3B:00.0");
+  text[11] = static_cast<char>('0' + device);
+  return cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
   *total_bytes = kFakeCudaMemoryBytes;
   *free_bytes = kFakeCudaMemoryBytes - fake_cuda_allocated_bytes();
