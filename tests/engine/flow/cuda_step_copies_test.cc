@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <sluice/cuda_device.h>
 #include <sluice/engine.h>
 #include <sluice/units.h>
@@ -86,8 +88,8 @@ class CallsOfStep {
     for (const FakeCudaCall& call : calls_) sum += call.kind == kind ? call.size_bytes : 0;
     return sum;
   }
-  // Copies of more than 4 KiB that follow one another on a stream and whose ends meet, so that they
-  // could have been one.
+  // Copies that follow one another on a stream and whose ends meet, so that they could have been
+  // one.
   std::vector<std::string> splits() const {
     std::map<std::uint64_t, FakeCudaCall> last;  // by stream
     std::vector<std::string> found;
@@ -102,15 +104,6 @@ class CallsOfStep {
       last[call.stream] = call;
     }
     return found;
-  }
-  // The events that are recorded on streams that copy in this direction.
-  std::size_t records_of(Kind kind) const {
-    std::map<std::uint64_t, bool> copies;
-    for (const FakeCudaCall& call : calls_)
-      if (call.kind == kind) copies[call.stream] = true;
-    return static_cast<std::size_t>(std::ranges::count_if(calls_, [&](const auto& call) {
-      return call.kind == Kind::kRecord && copies.contains(call.stream);
-    }));
   }
   std::string list() const {
     std::string text;
@@ -137,27 +130,79 @@ class CallsOfStep {
   std::vector<FakeCudaCall> calls_;
 };
 
-TEST(CudaStepCopies, Explore) {
-  const std::vector<StepCase> cases{
-      {TierChoice::kHost, TierChoice::kHost},
-      {TierChoice::kNvme, TierChoice::kNvme},
-      {TierChoice::kDevice, TierChoice::kHost},
-      {TierChoice::kDevice, TierChoice::kNvme, TierChoice::kDevice},
-      {TierChoice::kHost, TierChoice::kHost, TierChoice::kDevice},
-      {TierChoice::kHost, TierChoice::kHost, TierChoice::kHost, 3},
-      {TierChoice::kNvme, TierChoice::kNvme, TierChoice::kNvme, 2},
-  };
-  for (const StepCase& one : cases) {
-    const CallsOfStep calls(one);
-    std::cout << "up " << calls.count(Kind::kCopyUp) << " of "
-              << calls.bytes(Kind::kCopyUp) / kBlockBytes << " down "
-              << calls.count(Kind::kCopyDown) << " of "
-              << calls.bytes(Kind::kCopyDown) / kBlockBytes << " callbacks "
-              << calls.count(Kind::kCallback) << " splits " << calls.splits().size() << " records "
-              << calls.records_of(Kind::kCopyUp) << " " << calls.records_of(Kind::kCopyDown)
-              << "\n";
-    for (const auto& split : calls.splits()) std::cout << "  " << split << "\n";
-  }
+constexpr std::uint64_t kBlocks = kUnits * kUnitBlocks;
+constexpr std::uint64_t kModelBytes = kUnits * kUnitBytes;
+
+// No stream waits for the host, and no run of blocks is cut. Tells a row of docs/results/gpu.md.
+void expect_no_host_function_and_no_split(const char* what, const CallsOfStep& calls) {
+  EXPECT_EQ(calls.count(Kind::kCallback), 0u) << what;
+  EXPECT_EQ(calls.splits(), std::vector<std::string>{}) << what << "\n" << calls.list();
+  fmt::print("figure: | {} | {} | {} | {} | {} | {} |\n", what,
+             calls.bytes(Kind::kCopyUp) / kBlockBytes, calls.count(Kind::kCopyUp),
+             calls.bytes(Kind::kCopyDown) / kBlockBytes, calls.count(Kind::kCopyDown),
+             calls.count(Kind::kCallback));
+}
+
+TEST(CudaStepCopies, StateInHostMemoryMovesByUnits) {
+  const CallsOfStep calls({.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost});
+  expect_no_host_function_and_no_split("state in host memory", calls);
+  EXPECT_EQ(calls.bytes(Kind::kCopyUp), calls.count(Kind::kCopyUp) * kUnitBytes);
+  EXPECT_LE(calls.count(Kind::kCopyUp), 2 * kUnits) << "forward and backward";
+  EXPECT_EQ(calls.bytes(Kind::kCopyDown), kModelBytes);
+  EXPECT_EQ(calls.count(Kind::kCopyDown), kUnits) << "gradients, one copy for each unit";
+}
+
+TEST(CudaStepCopies, BlocksFromTheDriveGoUpAsTheyCome) {
+  const CallsOfStep calls({.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme});
+  expect_no_host_function_and_no_split("state on a drive", calls);
+  EXPECT_LE(calls.count(Kind::kCopyUp), 2 * kBlocks);
+  EXPECT_EQ(calls.count(Kind::kCopyDown), kUnits);
+}
+
+// The parameters go down into lanes and up again.
+TEST(CudaStepCopies, StateOfLanesJoins) {
+  const CallsOfStep calls({.parameters = TierChoice::kDevice, .optimizer = TierChoice::kHost});
+  expect_no_host_function_and_no_split("parameters on the GPU, moments in host memory", calls);
+  EXPECT_EQ(calls.bytes(Kind::kCopyUp), kModelBytes);
+  EXPECT_LT(calls.count(Kind::kCopyUp), kBlocks);
+  EXPECT_EQ(calls.bytes(Kind::kCopyDown), 2 * kModelBytes);
+  EXPECT_LT(calls.count(Kind::kCopyDown), kUnits + kBlocks);
+}
+
+TEST(CudaStepCopies, GradientsThatWaitOnTheGpuComeToLanesTogether) {
+  const CallsOfStep calls({.parameters = TierChoice::kHost,
+                           .optimizer = TierChoice::kHost,
+                           .gradients = TierChoice::kDevice});
+  expect_no_host_function_and_no_split("gradients on the GPU, state in host memory", calls);
+  EXPECT_EQ(calls.bytes(Kind::kCopyDown), kModelBytes);
+  EXPECT_LT(calls.count(Kind::kCopyDown), kBlocks);
+}
+
+// The first gradient of a unit is one copy; pieces of later ones come through staging slots.
+TEST(CudaStepCopies, PiecesOfLaterGradientsJoin) {
+  const CallsOfStep calls(
+      {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost, .micro_batches = 3});
+  expect_no_host_function_and_no_split("three micro-batches", calls);
+  EXPECT_EQ(calls.bytes(Kind::kCopyDown), 3 * kModelBytes);
+  EXPECT_LT(calls.count(Kind::kCopyDown), kUnits + 2 * kBlocks);
+}
+
+TEST(CudaStepCopies, GradientsOnTheirWayToADriveJoin) {
+  const CallsOfStep calls({.parameters = TierChoice::kNvme,
+                           .optimizer = TierChoice::kNvme,
+                           .gradients = TierChoice::kNvme,
+                           .micro_batches = 2});
+  expect_no_host_function_and_no_split("gradients on a drive, two micro-batches", calls);
+  EXPECT_EQ(calls.bytes(Kind::kCopyDown), 2 * kModelBytes);
+  EXPECT_LT(calls.count(Kind::kCopyDown), 2 * kBlocks);
+}
+
+// The same where the driver takes no copies together: more calls, and no run of blocks is cut.
+TEST(CudaStepCopies, AnOlderDriverGetsTheSameRuns) {
+  set_fake_cuda_batches(FakeCudaBatches::kUnknown);
+  const CallsOfStep calls({.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme});
+  set_fake_cuda_batches(FakeCudaBatches::kTaken);
+  expect_no_host_function_and_no_split("state on a drive, a driver before CUDA 12.8", calls);
 }
 
 }  // namespace
