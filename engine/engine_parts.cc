@@ -128,6 +128,7 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
                                        tiers.device_memory().size(), loop.scheduled_step()),
                           "the description of the run");
   ranks.use_memory(tiers.device_memory());
+  for (std::string& note : ranks.notes()) notes.push_back(std::move(note));
   if (durable) {
     notes.insert(notes.end(), durable->notes().begin(), durable->notes().end());
     if (!durable->is_new()) store.restore(durable->record().planes);

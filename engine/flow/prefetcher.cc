@@ -33,7 +33,7 @@ Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
       resident_since_ns_(parts.layout.units().size()),
       gather_stream_(parts.device, "gathers", StreamPriority::kHigh),
       copy_stream_(parts.device, "copy up", StreamPriority::kHigh),
-      copy_run_(parts.device, copy_stream_.id()) {
+      copy_runs_(parts.device, copy_stream_.id()) {
   for (std::size_t unit = 0; unit < parts.layout.units().size(); ++unit) {
     ready_events_.emplace_back(parts.device);
     release_events_.emplace_back(parts.device);
@@ -226,6 +226,12 @@ WaitCause Prefetcher::waits_for() const {
 
 // Queues the copies of blocks that have arrived at the front, in schedule order.
 void Prefetcher::process_head() {
+  take_arrived();
+  // The next blocks may come late; the copies of homes in host memory wait for their unit's last.
+  if (unnoticed_slot_bytes_ != 0) copy_runs_.flush();
+}
+
+void Prefetcher::take_arrived() {
   while (!pipeline_.empty()) {
     const Item item = pipeline_.front();
     const bool has_arrived =
@@ -252,7 +258,7 @@ void Prefetcher::process_head() {
 // separate stream, so that copies for later uses continue meanwhile.
 void Prefetcher::complete_unit(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
-  copy_run_.flush();
+  copy_runs_.flush();
   if (!is_gathering_) {
     device_.record(ready_event(unit.id), copy_stream_.id());
     return;
@@ -269,7 +275,7 @@ void Prefetcher::complete_unit(std::uint32_t use) {
 // gradients that computation makes from this gather.
 void Prefetcher::gather_from_home(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
-  copy_run_.flush();
+  copy_runs_.flush();
   std::vector<std::uint32_t> evicted_units;
   std::vector<EventId> events = {residents_.event(unit.id)};
   for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {

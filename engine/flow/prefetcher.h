@@ -30,7 +30,7 @@
 #include "engine/ranks/ranks.h"
 #include "engine/run/step_timeline.h"
 #include "engine/store/unit_versions.h"
-#include "gpu/device/copy_run.h"
+#include "gpu/device/copy_runs.h"
 
 namespace sluice {
 
@@ -156,6 +156,7 @@ class Prefetcher {
   void occupy(std::uint32_t use);
   void vacate(std::uint64_t begin, std::uint64_t end);
   void process_head();
+  void take_arrived();
   void copy_block(const Item& item, const BlockPlace& block);
   void request_notice();
   void copied(std::uint32_t count);
@@ -223,7 +224,7 @@ class Prefetcher {
 
   Stream gather_stream_;
   Stream copy_stream_;  // its notices use everything above
-  CopyRun copy_run_;    // on copy_stream_
+  CopyRuns copy_runs_;  // on copy_stream_
 };
 
 }  // namespace sluice

@@ -336,6 +336,18 @@ void Ranks::use_memory(std::span<std::byte> memory) {
   if (across_ != nullptr) across_->use_memory(memory);
 }
 
+std::vector<std::string> Ranks::notes() const {
+  std::vector<std::string> all;
+  const auto add = [&all](const Collectives& collectives) {
+    for (std::string& note : collectives.notes())
+      if (std::ranges::find(all, note) == all.end()) all.push_back(std::move(note));
+  };
+  for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
+    if (sequence != nullptr) add(sequence->collectives());
+  if (across_ != nullptr) add(*across_);
+  return all;
+}
+
 void Ranks::forget_memory() noexcept {
   for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
     if (sequence != nullptr) sequence->collectives().forget_memory();
