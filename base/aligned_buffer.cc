@@ -28,7 +28,7 @@ void touch(std::byte* data, std::uint64_t size_bytes) {
 // thread that works on the buffer later has the bandwidth of all nodes.
 void touch_all(std::byte* data, std::uint64_t size_bytes) {
   const NumaNodes& nodes = NumaNodes::of_machine();
-  if (nodes.count() == 1 || size_bytes < nodes.count() * kHugePageBytes)
+  if ((nodes.count() == 1 && !nodes.is_part()) || size_bytes < nodes.count() * kHugePageBytes)
     return touch(data, size_bytes);
   const auto touch_stripe = [&](unsigned node) {
     const std::uint64_t stride = nodes.count() * kHugePageBytes;

@@ -9,6 +9,7 @@
 
 #include <sluice/error.h>
 #include "base/float_environment.h"
+#include "base/numa.h"
 
 namespace sluice {
 namespace {
@@ -22,6 +23,7 @@ std::thread start_thread(const std::string& name, std::function<void()> body) {
     return std::thread([shown = name.substr(0, kNameBytesMax), body = std::move(body)] {
       (void)::pthread_setname_np(::pthread_self(), shown.c_str());
       set_float_environment();
+      NumaNodes::bind_new_thread();
       body();
     });
   } catch (const std::system_error& error) {

@@ -22,7 +22,7 @@ class NodeBinder : public tbb::task_scheduler_observer {
  public:
   NodeBinder(tbb::task_arena& arena, unsigned threads)
       : tbb::task_scheduler_observer(arena), threads_(threads) {
-    if (nodes_.count() > 1) observe(true);
+    if (nodes_.count() > 1 || nodes_.is_part()) observe(true);
   }
   ~NodeBinder() override { observe(false); }
 

@@ -60,6 +60,9 @@ struct Engine::Parts {
   void require_idle(const char* call);
   void require_no_state(const char* call) const;
   void require_durable(const char* call) const;
+  // Fails with kUnsupported if several ranks have local units.
+  void require_shared_units(const char* call) const;
+  bool is_local(const std::string& tensor) const;
   StateDescription description() const {
     return describe_state(model, config.precision.parameters, config.optimizer.kind,
                           config.optimizer.state);

@@ -4,7 +4,7 @@
 # of tools/gpu_pack.sh instead.
 #   tools/gpu_check.sh [--deps BUNDLE] [--only PART[,PART...]] OUT
 #   --deps BUNDLE   a folder made by tools/bundle_deps.sh, or a tar file of one
-#   --only PART     these parts; each ends within 9 minutes. `build` compiles for every kind of GPU that nvidia-smi names, or,
+#   --only PART     these parts; each ends within 8 minutes. `build` compiles for every kind of GPU that nvidia-smi names, or,
 #                   without one, for the usual ones. The others are those of tools/gpu/run.sh, in its order: first, sanitizer,
 #                   bench, bench7b, torch, tests, python. They use what `build` left in build/gpu, or make it.
 # Writes OUT/PART.json and OUT/PART.md (what passed, what failed, what was missing) and OUT/PART.log.
@@ -78,13 +78,21 @@ if [[ -n $deps ]]; then
 fi
 
 # The part `build`: its steps with their results, in OUT/build.md and OUT/build.json, written anew after each.
+# All steps together end within part_seconds, which leaves ten seconds to end the last.
 rows=()
+part_seconds=${SLUICE_GPU_PART_SECONDS:-470}
 build_step() {
   local name=$1 limit=$2 begin=$SECONDS result=passed rc
   shift 2
+  local left=$((part_begin + part_seconds - SECONDS))
+  ((limit > left)) && limit=$left
   printf '\n==> %s: %s\n' "$name" "$*" | tee -a "$out/build.log"
-  timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$out/build.log" | tail -n 25
-  rc=${PIPESTATUS[0]}
+  if ((limit < 1)); then
+    rc=124
+  else
+    timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$out/build.log" | tail -n 25
+    rc=${PIPESTATUS[0]}
+  fi
   ((rc == 0)) || result=failed
   ((rc == 124 || rc == 137)) && result=timeout
   rows+=("$name"$'\t'"$result"$'\t'$((SECONDS - begin)))
@@ -102,6 +110,7 @@ build_step() {
 }
 
 run_build() {
+  local part_begin=$SECONDS
   : >"$out/build.log"
   build_step configure 120 cmake "${configure[@]}" || return
   build_step "build the first programs" 400 cmake --build build/gpu --parallel "$(nproc)" --target "${first_programs[@]}" || return

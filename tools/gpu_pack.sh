@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # Builds what checks Sluice on a GPU here, and packs it for a machine that has neither compilers nor this repository:
-#   tools/gpu_pack.sh [--architectures LIST] [--jobs N] ARCHIVE.tar.gz     builds in build/gpu_pack; at most 60 MiB
-#   tools/gpu_pack.sh --built BUILD ARCHIVE.tar.gz|FOLDER                  of a build tree that is there
+#   tools/gpu_pack.sh [--torchao WHEEL|none] [--architectures LIST] [--jobs N] ARCHIVE.tar.gz
+#                                                                     builds in build/gpu_pack; at most 60 MiB
+#   tools/gpu_pack.sh [--torchao WHEEL|none] --built BUILD ARCHIVE.tar.gz|FOLDER
+#                                                                     of a build tree that is there
 #   there: tar -xzf ARCHIVE.tar.gz && sluice_gpu/run.sh OUT
 # LIST: the CUDA architectures of the code; default: sm_80, 89, 90, 100 and 120, and PTX. The archive holds the command, the
 # programs of the GPU's tests, the libraries that they need, the package for PyTorch with its tests, and tools/gpu/run.sh.
-# The C library there must be no older than this machine's. With a FOLDER nothing is stripped and no library copied.
+# An archive also holds torchao's wheel, whose optimizer in host memory is a yardstick: WHEEL, or the one that
+# tools/gpu/torchao.txt names, which pip brings. The C library there must be no older than this machine's. With a FOLDER
+# nothing is stripped, no library copied and nothing brought.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,9 +20,11 @@ programs=(sluice cuda_device_test cuda_math_test cuda_gpt_test optimizer_math_cu
 jobs=$(nproc)
 build=
 target=
+torchao=
 while [[ $# -gt 0 ]]; do
   case $1 in
     --architectures) architectures=${2:-} && shift ;;
+    --torchao) torchao=${2:-} && shift ;;
     --jobs) jobs=${2:-} && shift ;;
     --built) build=$(realpath "${2:-}") && shift ;;
     --help | -h) usage && exit 0 ;;
@@ -68,6 +74,16 @@ done
 library=$build/capi/libsluice.so
 [[ $is_archive == no && ! -e $library ]] ||
   SLUICE_LIBRARY=$library python3 -B -c 'import sys; sys.path.insert(0, "python"); import wheel_backend; wheel_backend.build_wheel(sys.argv[1])' "$folder/wheel"
+
+if [[ -n $torchao && $torchao != none ]]; then
+  cp "$torchao" "$folder/wheel/"
+elif [[ -z $torchao && $is_archive == yes ]]; then
+  python3 -m pip download -q --no-deps --only-binary=:all: --require-hashes --python-version 3.12 --platform manylinux_2_28_x86_64 \
+    --implementation cp --abi abi3 -r tools/gpu/torchao.txt -d "$folder/wheel" || {
+    echo "tools/gpu_pack.sh: torchao's wheel cannot be had; give it with --torchao WHEEL, or go without by --torchao none" >&2
+    exit 1
+  }
+fi
 
 # Opened at run time for ranks that mpirun starts.
 if [[ -e $build/lib/sluice/libsluice_mpi.so ]]; then

@@ -10,10 +10,12 @@
 
 A mutant is one line: `file`, `old` (exactly as it stands there, once; or with `after`, the first time behind
 that line) and `new`. Its `runs` are test programs with their gtest filters, and for "sluice" the names of tests of the
-command, as tests/tools/cli/run_case.py lists them, separated by spaces. For a campaign, "kill.py", they are its arguments;
+command, as tests/tools/cli/run_case.py lists them, separated by spaces. For an example of several ranks, "example_pipeline",
+they are the script of tests/examples that runs it. For a campaign, "kill.py", they are its arguments;
 {output_faults} stands for the library of that target. It is killed when one of them fails, or does not
 end in time. Each is built in a copy of the checkout under --work, which is kept, so that only what the mutant
-touches is compiled. A mutant with a `reason` changes nothing that can be seen, and the reason says why; it is
+touches is compiled. A mutant with `parts` "cuda" is built with CUDA and NCCL, for tests over the stand-ins of both;
+that takes nvcc and no GPU. A mutant with a `reason` changes nothing that can be seen, and the reason says why; it is
 skipped, except with --equivalent. A mutant with `survives` is known to survive, and is reported as such.
 Prints one line per mutant and a summary; exits with 1 when a mutant survives that ought not to, or cannot be applied or built.
 """
@@ -31,7 +33,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests/mutation/mutants.json"
 CAMPAIGNS = "tests/campaigns"
-FLAGS = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG", "-DSLUICE_CUDA=OFF", "-DSLUICE_NCCL=OFF"]
+FLAGS = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG"]
+# By what the tests are over: nothing of CUDA, or the stand-ins for its runtime and for NCCL.
+PARTS = {"plain": ["-DSLUICE_CUDA=OFF", "-DSLUICE_NCCL=OFF"], "cuda": ["-DSLUICE_CUDA=ON", "-DSLUICE_NCCL=ON"]}
 
 
 class Failure(Exception):
@@ -70,13 +74,17 @@ class Workshop:
 
     def __init__(self, folder, jobs, limit_s):
         self.source = folder
-        self.build = folder / "build/mutants"
+        self.build = None
         self.jobs = jobs
         self.limit_s = limit_s
         self._copy_checkout()
+
+    def _configure(self, parts):
+        """Chooses the build that has these parts."""
+        self.build = self.source / ("build/mutants" if parts == "plain" else f"build/mutants_{parts}")
         if not (self.build / "build.ninja").exists():
             launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-            self._run(["cmake", "-G", "Ninja", "-S", self.source, "-B", self.build, *FLAGS, *launcher])
+            self._run(["cmake", "-G", "Ninja", "-S", self.source, "-B", self.build, *FLAGS, *PARTS[parts], *launcher])
 
     def _copy_checkout(self):
         """Copies what differs, so that what is the same need not be compiled again."""
@@ -115,6 +123,8 @@ class Workshop:
             return self._test_command(tests.split())
         if target.endswith(".py"):
             return self._test_campaign(target, tests)
+        if target.startswith("example_"):
+            return self._test_example(target, tests)
         program = next(path for path in self.build.glob(f"tests/**/{target}") if path.is_file() and os.access(path, os.X_OK))
         command = [str(program), f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"]
         try:
@@ -142,6 +152,18 @@ class Workshop:
                 return name
         return None
 
+    def _test_example(self, target, script):
+        mpiexec = shutil.which("mpiexec")
+        program = next((path for path in self.build.glob(f"tests/**/{target}") if path.is_file()), None)
+        if mpiexec is None or program is None:
+            raise Failure(f"{target} needs mpiexec")
+        command = [sys.executable, "-B", str(self.source / "tests/examples" / script), str(program), mpiexec]
+        # As in tests/CMakeLists.txt.
+        environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                       "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+        done = subprocess.run(command, capture_output=True, check=False, text=True, env=environment)
+        return f"{script}: {done.stderr.strip().splitlines()[-1][:200]}" if done.returncode != 0 else None
+
     def _test_campaign(self, script, arguments):
         """The first failure that a campaign names."""
         words = [re.sub(r"{(\w+)}", lambda name: str(self.build / CAMPAIGNS / f"lib{name[1]}.so"), word) for word in arguments.split()]
@@ -156,6 +178,7 @@ class Workshop:
 
     def try_out(self, mutant):
         """Returns the test that kills the mutant, or None."""
+        self._configure(mutant.get("parts", "plain"))
         path = self.source / mutant["file"]
         whole = path.read_text(encoding="utf-8")
         path.write_text(apply(whole, mutant), encoding="utf-8")

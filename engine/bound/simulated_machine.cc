@@ -194,7 +194,7 @@ void SimulatedMachine::advance() {
     std::pop_heap(calendar_.begin(), calendar_.end(), std::greater<>());
     calendar_.pop_back();
   }
-  std::ranges::sort(ended_, {}, &Entry::number);
+  if (ended_.size() > 1) std::ranges::sort(ended_, {}, &Entry::number);
   for (const Entry& entry : ended_) on_end_(entry.job);
 }
 

@@ -1,6 +1,7 @@
 // The pieces of a checkpoint that were read last. Blocks and pieces need not begin at the same
 // elements. So neighbouring ranges may need the same piece, which should be read only once. Pieces
-// in use always stay in memory. Only a few of the other pieces stay.
+// in use always stay in memory. Only a few of the other pieces stay, or as many as threads have
+// used at the same time.
 //
 // Thread rule: any thread. If several threads want the same piece, one of them reads it and the
 // others wait.

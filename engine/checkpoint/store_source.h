@@ -29,13 +29,16 @@ namespace sluice {
 
 class StoreSource final : public StateSource {
  public:
-  // Opens the newest commit that all ranks have.
+  // Opens the newest commit that all ranks have. `job` is the random text of a job whose processes
+  // may all have the store as a source at the same time, once one of them has opened it. If `job`
+  // is empty, this process keeps all others out.
   // Fails with:
   // - kInput: the store does not exist, another job is using it, or files of a rank are missing.
   // - kDamaged: the record of the store is damaged.
   // - kUnsupported: the record had no room for the list of units.
   StoreSource(const std::string& name, const std::vector<std::string>& directories,
-              CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
+              CheckpointPrecision precision = CheckpointPrecision::kAsSaved,
+              const std::string& job = "");
   ~StoreSource() override;
 
   const DescribedRun& run() const { return run_; }

@@ -103,6 +103,11 @@ ModelSpec validated(ModelSpec spec) {
   for (const UnitSpec& unit : spec.units) {
     if (unit.is_opaque && !unit.is_frozen)
       fail(fmt::format("unit \"{}\" is opaque, but not frozen; bits cannot be trained", unit.name));
+    if (unit.is_local && !unit.is_announced)
+      fail(
+          fmt::format("unit \"{}\" is local, but not announced, and the orders are those of all "
+                      "ranks; set UnitSpec::is_announced",
+                      unit.name));
   }
   for (const UnitSpec& unit : spec.units) {
     if (unit.is_pinned && unit.is_announced)

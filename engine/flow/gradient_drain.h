@@ -60,8 +60,9 @@ class GradientDrain {
   // Takes the gradient slot that has been free for longest, if there is a free slot. The uses take
   // slots in the order of the schedule, and slots become free in the order of release. So a use's
   // slot does not depend on timing and is the same on every rank. Reductions in memory registered
-  // with NCCL require this. The slot's bytes are zero after zeroed_event().
-  std::optional<std::uint32_t> try_take_slot();
+  // with NCCL require this, so units of this rank alone have slots of their own. The slot's bytes
+  // are zero after zeroed_event().
+  std::optional<std::uint32_t> try_take_slot(UnitId unit);
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
   // Lends the unit's own place in the set for the unit's first gradient of the step, if possible.
@@ -103,6 +104,8 @@ class GradientDrain {
   // The norm of the gradients that have come, as far as this rank owns them. Requires:
   // is_measured().
   NormAccumulator norm_so_far() const;
+  // norm_so_far() of the local units alone. Requires: is_measured() or is_complete().
+  NormAccumulator local_norm() const;
   // The place of a gradient that is not finite, for a message. Any thread, while idle().
   std::string describe_non_finite() const;
 
@@ -148,6 +151,14 @@ class GradientDrain {
   void measure_units();
   void add_waiting(UnitId unit);
   bool reduces_each(UnitId unit) const;
+  // Whether the ranks add up the unit's gradient.
+  bool is_reduced(UnitId unit) const {
+    return ranks_.are_several() && !layout_.unit(unit).is_local;
+  }
+  std::vector<std::uint32_t>& free_slots_of(UnitId unit) {
+    const bool is_own = placement_.local_gradient_slots != 0 && layout_.unit(unit).is_local;
+    return is_own ? free_local_slots_ : free_slots_;
+  }
   void reduce(Job& job, bool is_last);
   bool awaits_reduction(const Job& job) const;
   void start_last_reduction(Job& job);
@@ -173,7 +184,8 @@ class GradientDrain {
   std::uint64_t step_ = 0;
   bool reduces_each_ = true;
   std::vector<std::uint32_t> free_slots_;  // a few; in the order in which they became free
-  std::vector<Event> zeroed_events_;       // by slot
+  std::vector<std::uint32_t> free_local_slots_;
+  std::vector<Event> zeroed_events_;  // by slot
   Event set_zeroed_event_;
   std::uint64_t copied_bytes_ = 0;
   std::deque<Job> jobs_;  // in order of release; only the front one moves

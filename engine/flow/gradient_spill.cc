@@ -7,6 +7,7 @@
 #include <sluice/error.h>
 #include "base/trace/trace.h"
 #include "engine/flow/counted_norm.h"
+#include "gpu/device/copy_runs.h"
 
 namespace sluice {
 
@@ -44,8 +45,28 @@ void GradientSpill::start(const GradientMove& move, StreamId stream) {
   pump();
 }
 
+// One report for the copies into all slots that are free now.
 void GradientSpill::pump() {
   while (next_block_ < layout_.unit(move_.range.unit).block_count && start_block()) {
+  }
+  if (coming_.empty()) return;
+  CopyRuns runs(device_, stream_);
+  for (const std::uint32_t slot : coming_) {
+    const BlockPlace& block = layout_.block(slots_[slot].block);
+    runs.add(tiers_.gradient_staging(slot),
+             move_.data + block.offset_elements * layout_.format().gradient_bytes(),
+             size_bytes(block.id));
+  }
+  runs.flush();
+  device_.notify(stream_, [this, slots = std::exchange(coming_, {})]() mutable {
+    scheduler_.post([this, slots = std::move(slots)] { copied(slots); });
+  });
+}
+
+void GradientSpill::copied(const std::vector<std::uint32_t>& slots) {
+  for (const std::uint32_t slot : slots) {
+    arrived(slot);
+    if (--blocks_in_slot_ == 0) callbacks_.on_left();
   }
 }
 
@@ -78,22 +99,13 @@ bool GradientSpill::start_block() {
   const BlockId block = layout_.blocks_of(move_.range.unit)[next_block_++].id;
   const std::uint32_t slot = take_slot(block);
   slots_[slot].pending = 1;  // held until everything has been requested
-  if (move_.data != nullptr) copy_in(slot);
+  if (move_.data != nullptr) {
+    ++slots_[slot].pending;
+    coming_.push_back(slot);
+  }
   if (adds) fetch_sum(slot);
   arrived(slot);
   return true;
-}
-
-void GradientSpill::copy_in(std::uint32_t slot) {
-  const BlockPlace& block = layout_.block(slots_[slot].block);
-  ++slots_[slot].pending;
-  device_.copy(tiers_.gradient_staging(slot),
-               move_.data + block.offset_elements * layout_.format().gradient_bytes(),
-               size_bytes(block.id), stream_);
-  call_back([this, slot] {
-    arrived(slot);
-    if (--blocks_in_slot_ == 0) callbacks_.on_left();
-  });
 }
 
 // Brings the sum so far into a slot of its own.
@@ -107,13 +119,6 @@ void GradientSpill::fetch_sum(std::uint32_t slot) {
   slots_[sum].transfer.step = move_.step;
   store_.fetch(slots_[sum].transfer, block, Plane::kGradient, tiers_.gradient_staging(sum),
                store_.version(block, Plane::kGradient));
-}
-
-// Calls once the stream has reached this point.
-void GradientSpill::call_back(std::function<void()> function) {
-  device_.notify(stream_, [this, function = std::move(function)]() mutable {
-    scheduler_.post(std::move(function));
-  });
 }
 
 void GradientSpill::arrived(std::uint32_t slot) {

@@ -60,9 +60,8 @@ class GradientSpill final : public GradientHome {
   std::uint32_t free_slot() const;
   std::uint32_t take_slot(BlockId block);
   void free(std::uint32_t slot);
-  void copy_in(std::uint32_t slot);
+  void copied(const std::vector<std::uint32_t>& slots);
   void fetch_sum(std::uint32_t slot);
-  void call_back(std::function<void()> function);
   void arrived(std::uint32_t slot);
   void add(std::uint32_t slot);
   void added(std::uint32_t slot);
@@ -84,9 +83,10 @@ class GradientSpill final : public GradientHome {
 
   GradientMove move_;
   StreamId stream_{};
-  std::uint32_t next_block_ = 0;      // of the unit
-  std::uint32_t blocks_in_slot_ = 0;  // not copied yet
-  std::uint32_t blocks_left_ = 0;     // not home yet
+  std::uint32_t next_block_ = 0;       // of the unit
+  std::uint32_t blocks_in_slot_ = 0;   // not copied yet
+  std::uint32_t blocks_left_ = 0;      // not home yet
+  std::vector<std::uint32_t> coming_;  // slots that pump() has found a gradient's block for
   std::vector<Slot> slots_;
   std::vector<Sum> sums_;  // by unit
 };

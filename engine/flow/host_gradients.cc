@@ -41,14 +41,26 @@ void HostGradients::copied_whole() {
   callbacks_.on_home();
 }
 
+// One report for the copies into all slots that are free now.
 void HostGradients::pump() {
+  CopyRuns runs(device_, stream_);
+  std::vector<std::uint32_t> slots;
   for (std::uint32_t slot = 0; slot < staging_.size(); ++slot) {
-    if (next_element_ >= move_.range.count) return;
-    if (staging_[slot].is_free) start_piece(slot);
+    if (next_element_ >= move_.range.count) break;
+    if (!staging_[slot].is_free) continue;
+    start_piece(slot, runs);
+    slots.push_back(slot);
   }
+  if (slots.empty()) return;
+  runs.flush();
+  device_.notify(stream_, [this, slots = std::move(slots)]() mutable {
+    scheduler_.post([this, slots = std::move(slots)] {
+      for (const std::uint32_t slot : slots) copied(slot);
+    });
+  });
 }
 
-void HostGradients::start_piece(std::uint32_t slot) {
+void HostGradients::start_piece(std::uint32_t slot, CopyRuns& runs) {
   const GradientRange piece{
       .unit = move_.range.unit,
       .begin = move_.range.begin + next_element_,
@@ -57,9 +69,8 @@ void HostGradients::start_piece(std::uint32_t slot) {
   const std::uint64_t element_bytes = layout_.format().gradient_bytes();
   staging_[slot] = {.piece = piece, .is_free = false};
   scheduler_.pools().lend(MemoryPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
-  device_.copy(tiers_.gradient_staging(slot), move_.data + piece.begin * element_bytes,
-               piece.count * element_bytes, stream_);
-  device_.notify(stream_, [this, slot] { scheduler_.post([this, slot] { copied(slot); }); });
+  runs.add(tiers_.gradient_staging(slot), move_.data + piece.begin * element_bytes,
+           piece.count * element_bytes);
 }
 
 void HostGradients::copied(std::uint32_t slot) {

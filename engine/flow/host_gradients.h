@@ -12,6 +12,7 @@
 #include "engine/flow/flow_parts.h"
 #include "engine/flow/gradient_home.h"
 #include "engine/run/worker.h"
+#include "gpu/device/copy_runs.h"
 
 namespace sluice {
 
@@ -33,7 +34,7 @@ class HostGradients final : public GradientHome {
 
   void copied_whole();
   void pump();
-  void start_piece(std::uint32_t slot);
+  void start_piece(std::uint32_t slot, CopyRuns& runs);
   void copied(std::uint32_t slot);
   void add(std::uint32_t slot);
   void added(std::uint32_t slot);

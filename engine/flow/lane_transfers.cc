@@ -15,8 +15,8 @@ LaneTransfers::LaneTransfers(const FlowParts& parts, ParameterSlots& slots, cons
       scheduler_(parts.scheduler),
       commits_(commits),
       on_change_(std::move(on_change)),
-      down_stream_(parts.device, "optimizer down", StreamPriority::kHigh),
-      up_stream_(parts.device, "optimizer up", StreamPriority::kHigh) {}
+      down_(parts.device, "optimizer down"),
+      up_(parts.device, "optimizer up") {}
 
 void LaneTransfers::attach(OptimizerLane& lane) {
   lane.record_transfer.done = [this, &lane] {
@@ -34,10 +34,12 @@ bool LaneTransfers::load(OptimizerLane& lane) {
   }
   if (lane.slot == OptimizerLane::kNoSlot || slots_.holds(lane.slot, lane.version)) return true;
   if (placement_.parameter_tier[index_of(lane.block)] == Tier::kDevice) {
-    copy(lane.parameters, tiers_.device_parameters(layout_.block(lane.block)),
-         layout_.parameter_bytes(lane.block), down_stream_.id());
-    slots_.set_version(lane.slot, lane.version);  // once the copy is done
-    add_pending_copy(lane, down_stream_.id());
+    add(down_,
+        {.target = lane.parameters,
+         .source = tiers_.device_parameters(layout_.block(lane.block)),
+         .size_bytes = layout_.parameter_bytes(lane.block)},
+        {.lane = &lane});
+    slots_.set_version(lane.slot, lane.version);    // once the copy is done
   } else if (!slots_.is_transferring(lane.slot)) {  // otherwise the prefetcher is reading it
     slots_.fetch(lane.slot, lane.version, lane.step);
   }
@@ -47,17 +49,18 @@ bool LaneTransfers::load(OptimizerLane& lane) {
 void LaneTransfers::load_gradients(OptimizerLane& lane) {
   const BlockPlace& block = layout_.block(lane.block);
   lane.gradients_are = OptimizerLane::Gradients::kComing;
-  ++lane.pending;
   if (placement_.gradient_spills(block.unit)) {
+    ++lane.pending;
     lane.gradient_transfer.step = lane.step;
     return store_.fetch(lane.gradient_transfer, lane.block, Plane::kGradient,
                         tiers_.lane_gradient(lane.index),
                         store_.version(lane.block, Plane::kGradient));
   }
-  copy(tiers_.lane_gradient(lane.index), tiers_.device_gradient(block),
-       block.element_count * layout_.format().gradient_bytes(), down_stream_.id());
-  device_.notify(down_stream_.id(),
-                 [this, &lane] { scheduler_.post([this, &lane] { gradients_loaded(lane); }); });
+  add(down_,
+      {.target = tiers_.lane_gradient(lane.index),
+       .source = tiers_.device_gradient(block),
+       .size_bytes = block.element_count * layout_.format().gradient_bytes()},
+      {.lane = &lane, .is_gradient = true});
 }
 
 void LaneTransfers::gradients_loaded(OptimizerLane& lane) {
@@ -66,20 +69,33 @@ void LaneTransfers::gradients_loaded(OptimizerLane& lane) {
   on_change_();
 }
 
-void LaneTransfers::copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
-                         StreamId stream) {
-  device_.copy(target, source, size_bytes, stream);
-  copied_bytes_ += size_bytes;
+void LaneTransfers::add(Way& way, CopyPiece piece, LaneCopy copy) {
+  way.runs.add(piece.target, piece.source, piece.size_bytes);
+  copied_bytes_ += piece.size_bytes;
+  way.copies.push_back(copy);
+  ++copy.lane->pending;
 }
 
-void LaneTransfers::add_pending_copy(OptimizerLane& lane, StreamId stream) {
-  ++lane.pending;
-  device_.notify(stream, [this, &lane] {
-    scheduler_.post([this, &lane] {
-      --lane.pending;
-      on_change_();
-    });
+void LaneTransfers::flush() {
+  flush(down_);
+  flush(up_);
+}
+
+// One report for all copies of a flush.
+void LaneTransfers::flush(Way& way) {
+  if (way.copies.empty()) return;
+  way.runs.flush();
+  device_.notify(way.stream.id(), [this, copies = std::exchange(way.copies, {})]() mutable {
+    scheduler_.post([this, copies = std::move(copies)] { ended(copies); });
   });
+}
+
+void LaneTransfers::ended(const std::vector<LaneCopy>& copies) {
+  for (const LaneCopy& copy : copies) {
+    --copy.lane->pending;
+    if (copy.is_gradient) copy.lane->gradients_are = OptimizerLane::Gradients::kHere;
+  }
+  on_change_();
 }
 
 bool LaneTransfers::is_read(const OptimizerLane& lane) const {
@@ -90,9 +106,11 @@ bool LaneTransfers::is_read(const OptimizerLane& lane) const {
 }
 
 void LaneTransfers::copy_to_device(OptimizerLane& lane) {
-  copy(tiers_.device_parameters(layout_.block(lane.block)), lane.parameters,
-       layout_.parameter_bytes(lane.block), up_stream_.id());
-  add_pending_copy(lane, up_stream_.id());
+  add(up_,
+      {.target = tiers_.device_parameters(layout_.block(lane.block)),
+       .source = lane.parameters,
+       .size_bytes = layout_.parameter_bytes(lane.block)},
+      {.lane = &lane});
 }
 
 bool LaneTransfers::may_write(const OptimizerLane& lane) const {

@@ -5,12 +5,15 @@
 #pragma once
 
 #include <functional>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "engine/flow/commits.h"
 #include "engine/flow/flow_parts.h"
 #include "engine/flow/optimizer_lane.h"
 #include "engine/flow/parameter_slots.h"
+#include "gpu/device/copy_runs.h"
 
 namespace sluice {
 
@@ -23,6 +26,10 @@ class LaneTransfers {
 
   // Prepares a lane. The lane must outlive the object, and stays where it is.
   void attach(OptimizerLane& lane);
+
+  // The copies of load(), load_gradients() and copy_to_device() begin at the next flush(), so that
+  // those of adjacent blocks become one. Other work on up_stream() comes behind a flush().
+  void flush();
 
   // Starts to bring the block's record and parameters into the lane. Returns whether the slot has
   // the parameters already.
@@ -50,11 +57,27 @@ class LaneTransfers {
   // The bytes copied from and to the device since the last call.
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   // The stream of the copies to the device.
-  StreamId up_stream() const { return up_stream_.id(); }
+  StreamId up_stream() const { return up_.stream.id(); }
 
  private:
-  void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes, StreamId stream);
-  void add_pending_copy(OptimizerLane& lane, StreamId stream);
+  // A copy between a lane and the device.
+  struct LaneCopy {
+    OptimizerLane* lane = nullptr;
+    bool is_gradient = false;
+  };
+  // One direction.
+  struct Way {
+    Way(Device& device, std::string_view name)
+        : stream(device, name, StreamPriority::kHigh), runs(device, stream.id()) {}
+
+    Stream stream;
+    CopyRuns runs;
+    std::vector<LaneCopy> copies;  // in `runs`
+  };
+
+  void add(Way& way, CopyPiece piece, LaneCopy copy);
+  void flush(Way& way);
+  void ended(const std::vector<LaneCopy>& copies);
   void gradients_loaded(OptimizerLane& lane);
 
   const Layout& layout_;
@@ -68,8 +91,8 @@ class LaneTransfers {
   std::function<void()> on_change_;
   std::uint64_t copied_bytes_ = 0;
 
-  Stream down_stream_;  // last: their callbacks use everything above
-  Stream up_stream_;
+  Way down_;  // last: their callbacks use everything above
+  Way up_;
 };
 
 }  // namespace sluice

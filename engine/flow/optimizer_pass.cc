@@ -196,13 +196,15 @@ bool OptimizerPass::is_partial() const {
 
 void OptimizerPass::pump() {
   for (Lane& lane : lanes_) advance(lane);
-  if (is_over()) return;
-  if (order_.may_begin()) order_.begin_announced();
-  start_on_device();
-  start_late();
-  start_lanes(UpdatePlace::kLane);
-  start_lanes(UpdatePlace::kInPlace);
-  post_updates();
+  if (!is_over()) {
+    if (order_.may_begin()) order_.begin_announced();
+    start_on_device();
+    start_late();
+    start_lanes(UpdatePlace::kLane);
+    start_lanes(UpdatePlace::kInPlace);
+    post_updates();
+  }
+  transfers_.flush();
 }
 
 // The device runs enqueued updates in order, so the next step may count on them.

@@ -149,8 +149,10 @@ void OptimizerPass::write(Lane& lane) {
 bool OptimizerPass::count_updated(const BlockPlace& block, StreamId stream) {
   waiting_.consumed(block.id);
   if (!order_.count_updated(block)) return false;
-  if (placement_.is_homed_on_device(layout_.unit(block.unit)))
+  if (placement_.is_homed_on_device(layout_.unit(block.unit))) {
+    transfers_.flush();
     residents_.updated(block.unit, stream);
+  }
   return true;
 }
 

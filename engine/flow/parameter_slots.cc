@@ -1,6 +1,7 @@
 #include "engine/flow/parameter_slots.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include <sluice/error.h>
@@ -19,8 +20,8 @@ ParameterSlots::ParameterSlots(const Placement& placement, const Tiers& tiers, B
       kept_max_(placement.kept_slots),
       slots_(placement.parameter_slots.count),
       slot_of_block_(block_count, kNoSlot) {
-  for (std::uint32_t slot = static_cast<std::uint32_t>(slots_.size()); slot-- > 0;) {
-    free_.push_back(slot);
+  for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    free_.push_back(slot);  // in ascending order, which is a heap
     slots_[slot].transfer.done = [this, slot] { transferred(slot); };
   }
 }
@@ -35,6 +36,7 @@ std::optional<std::uint32_t> ParameterSlots::take(BlockId block, SlotUser user) 
   const std::size_t reserved =
       user == SlotUser::kPass ? 0 : pass_reserve_ - std::min(pass_reserve_, pass_users_);
   if (free_.size() <= reserved) return std::nullopt;
+  std::ranges::pop_heap(free_, std::greater());
   const std::uint32_t slot = free_.back();
   free_.pop_back();
   scheduler_.pools().lend(MemoryPool::kParameterSlots, slot_bytes_);
@@ -91,6 +93,7 @@ void ParameterSlots::free_if_unused(std::uint32_t index) {
   slot.is_bound = false;
   slot_of_block_[index_of(slot.block)] = kNoSlot;
   free_.push_back(index);
+  std::ranges::push_heap(free_, std::greater());
   scheduler_.pools().take_back(MemoryPool::kParameterSlots, slot_bytes_);
   on_change_();
 }

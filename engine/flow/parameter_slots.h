@@ -94,7 +94,7 @@ class ParameterSlots {
   std::uint32_t pass_reserve_;  // slots that the pass's lanes are entitled to
   std::uint32_t kept_max_;
   std::vector<Slot> slots_;
-  std::vector<std::uint32_t> free_;
+  std::vector<std::uint32_t> free_;  // a heap with the least in front, so that copies adjoin
   std::vector<std::uint32_t> slot_of_block_;
   std::uint32_t kept_ = 0;
   std::uint32_t pass_users_ = 0;

@@ -25,19 +25,19 @@ Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
       residents_(residents),
       device_(parts.device),
       scheduler_(parts.scheduler),
-      ranks_(parts.ranks),
       versions_(parts.versions),
       target_(target),
+      is_gathering_(parts.ranks.shard_parameters() && target.gathers != nullptr),
       hooks_(std::move(hooks)),
       gathered_event_(parts.device),
       resident_since_ns_(parts.layout.units().size()),
       gather_stream_(parts.device, "gathers", StreamPriority::kHigh),
       copy_stream_(parts.device, "copy up", StreamPriority::kHigh),
-      copy_run_(parts.device, copy_stream_.id()) {
+      copy_runs_(parts.device, copy_stream_.id()) {
   for (std::size_t unit = 0; unit < parts.layout.units().size(); ++unit) {
     ready_events_.emplace_back(parts.device);
     release_events_.emplace_back(parts.device);
-    if (parts.ranks.shard_parameters()) shard_events_.emplace_back(parts.device);
+    if (is_gathering_) shard_events_.emplace_back(parts.device);
   }
 }
 
@@ -95,7 +95,7 @@ void Prefetcher::follow_longer() {
 // Makes later copies wait for gathers of units that no use has waited for: those were fetched ahead
 // of a change, and have no lease whose end would open their place.
 void Prefetcher::await_gathers() {
-  if (!ranks_.shard_parameters()) return;
+  if (!is_gathering_) return;
   device_.record(gathered_event_.id(), gather_stream_.id());
   device_.wait(copy_stream_.id(), gathered_event_.id());
 }
@@ -226,6 +226,12 @@ WaitCause Prefetcher::waits_for() const {
 
 // Queues the copies of blocks that have arrived at the front, in schedule order.
 void Prefetcher::process_head() {
+  take_arrived();
+  // The next blocks may come late; the copies of homes in host memory wait for their unit's last.
+  if (unnoticed_slot_bytes_ != 0) copy_runs_.flush();
+}
+
+void Prefetcher::take_arrived() {
   while (!pipeline_.empty()) {
     const Item item = pipeline_.front();
     const bool has_arrived =
@@ -252,8 +258,8 @@ void Prefetcher::process_head() {
 // separate stream, so that copies for later uses continue meanwhile.
 void Prefetcher::complete_unit(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
-  copy_run_.flush();
-  if (!ranks_.shard_parameters()) {
+  copy_runs_.flush();
+  if (!is_gathering_) {
     device_.record(ready_event(unit.id), copy_stream_.id());
     return;
   }
@@ -269,7 +275,7 @@ void Prefetcher::complete_unit(std::uint32_t use) {
 // gradients that computation makes from this gather.
 void Prefetcher::gather_from_home(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
-  copy_run_.flush();
+  copy_runs_.flush();
   std::vector<std::uint32_t> evicted_units;
   std::vector<EventId> events = {residents_.event(unit.id)};
   for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {

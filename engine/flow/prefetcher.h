@@ -30,7 +30,7 @@
 #include "engine/ranks/ranks.h"
 #include "engine/run/step_timeline.h"
 #include "engine/store/unit_versions.h"
-#include "gpu/device/copy_run.h"
+#include "gpu/device/copy_runs.h"
 
 namespace sluice {
 
@@ -42,7 +42,7 @@ class Prefetcher {
   };
 
   // The target of the fetches: the window on the device and, with shared parameters, the sequence
-  // of gathers.
+  // of gathers. Without a sequence, every unit is whole on its rank.
   struct Target {
     std::byte* window = nullptr;
     RankSequence* gathers = nullptr;
@@ -156,6 +156,7 @@ class Prefetcher {
   void occupy(std::uint32_t use);
   void vacate(std::uint64_t begin, std::uint64_t end);
   void process_head();
+  void take_arrived();
   void copy_block(const Item& item, const BlockPlace& block);
   void request_notice();
   void copied(std::uint32_t count);
@@ -179,9 +180,9 @@ class Prefetcher {
   const ResidentUnits& residents_;
   Device& device_;
   Scheduler& scheduler_;
-  Ranks& ranks_;
   const UnitVersions& versions_;
   const Target target_;
+  const bool is_gathering_;  // what it fetches are shards
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
@@ -223,7 +224,7 @@ class Prefetcher {
 
   Stream gather_stream_;
   Stream copy_stream_;  // its notices use everything above
-  CopyRun copy_run_;    // on copy_stream_
+  CopyRuns copy_runs_;  // on copy_stream_
 };
 
 }  // namespace sluice

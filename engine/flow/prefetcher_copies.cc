@@ -19,7 +19,7 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
   const WindowUse& place = plan_->uses[item.use];
   const bool is_gated = item.is_first && !place.evicted_uses.empty();
   if (is_gated) {
-    copy_run_.flush();
+    copy_runs_.flush();
     for (const std::uint32_t evicted : place.evicted_uses)
       device_.wait(copy_stream_.id(), release_event((*schedule_)[evicted].unit));
     // Gates open in the order of the copies after them.
@@ -35,7 +35,7 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
   const std::uint64_t offset = block.offset_elements * layout_.format().parameter_bytes();
   const std::byte* source =
       item.slot == kNoSlot ? tiers_.host_parameters(block.id) : slots_.data(item.slot);
-  copy_run_.add(target_.window + place.offset_bytes + offset, source,
+  copy_runs_.add(target_.window + place.offset_bytes + offset, source,
                 layout_.parameter_bytes(block.id));
   copies_.push_back(
       {.block = item.block,
@@ -54,7 +54,7 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
 
 void Prefetcher::request_notice() {
   if (unnoticed_copies_ == 0) return;
-  copy_run_.flush();
+  copy_runs_.flush();
   unnoticed_slot_bytes_ = 0;
   device_.notify(copy_stream_.id(), [this, count = std::exchange(unnoticed_copies_, 0u)] {
     scheduler_.post([this, count] { copied(count); });

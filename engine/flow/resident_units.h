@@ -51,7 +51,8 @@ class ResidentUnits {
   // Whether the unit is gathered after each update. Otherwise the unit is whole on this rank, or
   // gathered for each use.
   bool is_gathered(UnitId unit) const {
-    return ranks_.shard_optimizer() && !layout_.unit(unit).is_sharded;
+    const UnitPlace& place = layout_.unit(unit);
+    return ranks_.shard_optimizer() && !place.is_sharded && !place.is_local;
   }
   void gather_in_order();
   void gather(UnitId unit);

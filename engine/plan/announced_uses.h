@@ -25,8 +25,10 @@ namespace sluice {
 
 class AnnouncedUses {
  public:
-  // All arguments must outlive the object. `model` is validated().
-  AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement);
+  // All arguments must outlive the object. `model` is validated(). The units are those of `kind`.
+  // With one rank, all are of kind kShared.
+  AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement,
+                AnnouncedKind kind = AnnouncedKind::kShared);
 
   // Forgets the uses of the previous step.
   void begin();
@@ -54,6 +56,7 @@ class AnnouncedUses {
   const Layout& layout_;
   const Placement& placement_;
   const std::uint32_t concurrent_leases_;
+  const std::uint32_t first_place_;
   std::vector<Place> places_;
   std::vector<std::uint32_t> next_uses_;  // by unit; while add() has its use still to come
   Schedule schedule_;

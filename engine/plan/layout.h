@@ -131,6 +131,7 @@ struct UnitPlace {
   bool is_frozen = false;     // no gradient, no record
   bool is_announced = false;  // UnitSpec::is_announced
   bool is_pinned = false;     // UnitSpec::is_pinned
+  bool is_local = false;      // UnitSpec::is_local: whole on its rank, which alone has it
   bool is_sharded = false;    // ranks share its parameters; a gather completes it for its uses
 };
 

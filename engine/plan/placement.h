@@ -31,6 +31,9 @@ struct SlotPool {
   bool operator==(const SlotPool&) const = default;
 };
 
+// Whether all ranks announce a unit together, or a rank does so alone (UnitSpec::is_local).
+enum class AnnouncedKind : std::uint8_t { kShared, kLocal };
+
 struct Placement {
   bool fills_device = false;  // as in PassNeeds
 
@@ -59,7 +62,11 @@ struct Placement {
   std::uint64_t resident_parameter_bytes = 0;  // homed there: whole units, or shards of them
   std::uint64_t window_bytes = 0;              // units that come and go
   SlotPool announced_window;                   // announced units, which come and go as well
+  // Whether the second half of these places is for local units. Ranks fetch their local units at
+  // different times, and fetch the others together.
+  bool splits_announced_window = false;
   SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
+  std::uint32_t local_gradient_slots = 0;   // the last of them, for local units
   std::uint64_t device_gradient_bytes = 0;  // gradients that wait there
   std::uint64_t device_record_bytes = 0;    // of units that are updated there
   // The device's tallies of units whose gradients wait on the device (tally_bytes_of()). Host
@@ -119,6 +126,13 @@ struct Placement {
                          [](Tier tier) { return tier == Tier::kNvme; });
     };
     return is_on_storage(parameter_tier) && is_on_storage(record_tier);
+  }
+  // The places of announced units of one kind in the announced window.
+  std::uint32_t announced_places() const {
+    return announced_window.count / (splits_announced_window ? 2 : 1);
+  }
+  std::uint32_t first_announced_place(AnnouncedKind kind) const {
+    return splits_announced_window && kind == AnnouncedKind::kLocal ? announced_places() : 0;
   }
   // Whether the unit's parameters that this rank owns are at home on the device.
   bool is_homed_on_device(const UnitPlace& unit) const {

@@ -11,6 +11,7 @@
 #include <sluice/units.h>
 #include "base/topology.h"
 #include "cpu_optim/rank_sum.h"
+#include "gpu/cuda/cuda_locality.h"
 #include "gpu/ranks/launcher_environment.h"
 #include "gpu/ranks/mpi_collectives.h"
 #include "gpu/ranks/nccl_collectives.h"
@@ -183,6 +184,8 @@ std::unique_ptr<Collectives> RankWorld::join(HostDevice& device) {
 std::unique_ptr<Collectives> RankWorld::join(CudaDevice& device) {
   parts_->require_first_join(RankDevice::kGpu);
   if (!are_several()) return nullptr;
+  // Before the engine makes its pools and starts its threads.
+  (void)stay_near_gpu(device.ordinal(), host_ranks());
   const Config::Sharding& sharding = parts_->options.sharding;
   return make_nccl_collectives(
       device,

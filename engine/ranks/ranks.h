@@ -145,6 +145,8 @@ class Ranks {
 
   // Device memory for gathered units and for gradients in reduction (Collectives::use_memory).
   void use_memory(std::span<std::byte> memory);
+  // Each of Collectives::notes() once.
+  std::vector<std::string> notes() const;
   void forget_memory() noexcept;
 
   // Sets the function that is called with the first failure.

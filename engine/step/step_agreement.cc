@@ -199,10 +199,10 @@ bool mark_vote(Device& device, EventId event, StreamId stream) noexcept {
 // All members derive the same decisions from the result.
 NormAccumulator StepLoop::agree(NormAccumulator norm, const StepOptions& options, NormCall call) {
   if (ranks_.are_several()) {
-    StepVote own = vote_of(options, step_, acquired_, reductions_.hash());
+    StepVote own = vote_of(options, step_, acquired_together_, reductions_.hash());
     own.at_norm = static_cast<std::uint64_t>(call);
-    NormAccumulator::Words words{};
-    if (ranks_.rank() < ranks_.owner_count()) words = norm.words();
+    const bool is_owner = ranks_.rank() < ranks_.owner_count();  // else a copy of an owner's
+    NormAccumulator::Words words = (is_owner ? norm : drain_.local_norm()).words();
     std::uint64_t none = 0;
     vote(ranks_, layout_, own, words, none, "the gradient norm");
     if (commits_ && call == NormCall::kFinish)
@@ -239,9 +239,10 @@ std::vector<UnitId> StepLoop::announce(std::span<const UnitId> units, Pass pass)
                        cursor_.is_inference() ? "an inference" : "a training step"));
   announced_->check_announcement(units);
   std::vector<UnitId> agreed(units.begin(), units.end());
-  if (ranks_.are_several()) {
+  const bool are_own = !units.empty() && announced_->is_own(units.front());
+  if (ranks_.are_several() && !are_own) {
     StepVote own = vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_,
-                           acquired_, reductions_.hash());
+                           acquired_together_, reductions_.hash());
     own.is_announcing = 1;
     own.pass = static_cast<std::uint64_t>(pass);
     while (vote_events_.size() < 2 * (votes_ + 1)) vote_events_.emplace_back(device_);
@@ -266,7 +267,8 @@ std::vector<UnitId> StepLoop::announce(std::span<const UnitId> units, Pass pass)
 // How far a rank has fetched ahead depends on its timing. Where each fetch is a gather, all fetch
 // as far as the one that is the farthest.
 WindowProgress StepLoop::halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass) {
-  const std::uint32_t acquired = &fetches == &prefetcher_ ? cursor_.next() : announced_->come();
+  const std::uint32_t acquired =
+      &fetches == &prefetcher_ ? cursor_.next() : announced_->shared_come();
   WindowProgress progress;
   scheduler_.run([&] {
     fetches.stop();
@@ -275,7 +277,7 @@ WindowProgress StepLoop::halt_fetches(Prefetcher& fetches, std::optional<UnitId>
   if (ranks_.are_several()) {
     // The options of a step say nothing about an inference.
     StepVote own = vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_,
-                           acquired_, reductions_.hash());
+                           acquired_together_, reductions_.hash());
     if (unit) own.unit = index_of(*unit);
     own.pass = static_cast<std::uint64_t>(pass);
     NormAccumulator::Words none{};
@@ -296,8 +298,8 @@ void StepLoop::end_inference_together() noexcept {
   if (!ranks_.shard_parameters() || !cursor_.is_inference()) return;
   try {
     if (!cursor_.is_over()) (void)halt_fetches(prefetcher_, {}, Pass::kInference);
-    if (announced_ && !announced_->is_over())
-      (void)halt_fetches(announced_->fetches(), {}, Pass::kInference);
+    if (announced_ && !announced_->are_shared_over())
+      (void)halt_fetches(announced_->shared_fetches(), {}, Pass::kInference);
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
   }
 }

@@ -112,7 +112,7 @@ void StepLoop::describe(StepReport& report) {
     report.rank_traffic = ranks_.take_traffic();
     report.rank_traffic.gathered_bytes += residents_.take_gathered_bytes();
     prefetcher_.take_moved(report);
-    if (announced_) announced_->fetches().take_moved(report);
+    if (announced_) announced_->take_moved(report);
     report.copies.gradient_bytes = drain_.take_copied_bytes();
     report.copies.update_bytes = pass_.take_copied_bytes();
     report.late_update_bytes = pass_.take_late_bytes();

@@ -224,7 +224,8 @@ class StepLoop {
   // The step under way:
   StepTerms terms_;
   std::uint32_t leases_held_ = 0;
-  std::uint32_t acquired_ = 0;  // uses, of the schedule and announced ones
+  std::uint32_t acquired_ = 0;           // uses, of the schedule and announced ones
+  std::uint32_t acquired_together_ = 0;  // those that are not of this rank alone
   ReductionOrder reductions_;
   std::vector<UseState> uses_;      // in the order in which they are acquired
   std::uint32_t votes_ = 0;         // about announcements

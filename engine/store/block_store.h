@@ -136,6 +136,10 @@ class BlockStore {
   // Fails with kIo, kDamaged or kTimeout. The message names unit, block, file, range and errno.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
+  // The same for both planes of a block at the same time. A plane without an address is left out.
+  // If a transfer fails, the other one has ended, too.
+  void read_now(BlockId block, std::byte* parameters, std::byte* record);
+  void write_now(BlockId block, std::byte* parameters, std::byte* record);
 
   // Whether a transfer has been in flight for longer than storage.timeout. The scheduler has then
   // failed with a list of the transfers. Such a transfer may never end. So callers should wait for
@@ -168,8 +172,8 @@ class BlockStore {
   void accept_write(const Transfer& transfer);
   std::optional<Error> fault_of(const Transfer& transfer) const;
   bool repeat_read(Transfer& transfer, const Error& fault);
-  void transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data);
-  void move_blocking(std::unique_ptr<Blocking>& blocking);
+  void transfer_now(BlockId block, IoKind kind, std::byte* parameters, std::byte* record);
+  void end_blocking(std::unique_ptr<Blocking> blocking);
   const Extent& extent_of(const Transfer& transfer) const {
     return planes_.extent(transfer.block, transfer.plane, transfer.copy);
   }

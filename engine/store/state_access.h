@@ -3,7 +3,8 @@
 // once, in the memory of the optimizer's lanes. So the class needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
-// Invariant: between two calls nothing is in flight.
+// Invariant: between two calls only reads of blocks that the next calls of read() will want are in
+// flight. After invalidate() nothing is.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <sluice/device.h>
 #include <sluice/state.h>
 #include <sluice/state_source.h>
+#include "engine/store/block_places.h"
 #include "engine/store/block_store.h"
 #include "engine/store/block_values.h"
 #include "engine/store/tiers.h"
@@ -52,6 +54,8 @@ class StateAccess {
   void check_read(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::uint64_t size_bytes) const;
   // The call copies elements [first_element, ...) of `kind` to `target`.
+  // If calls follow one another through a tensor, or from tensor to tensor, the blocks that come
+  // next are read while the application works on these.
   // Requires: check_read().
   void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
             std::span<std::byte> target);
@@ -65,8 +69,9 @@ class StateAccess {
   // The number of blocks that visit_blocks() has in memory at once.
   std::uint32_t place_count() const { return static_cast<std::uint32_t>(loaded_.size()); }
 
-  // Forgets the blocks in the lanes, because the state has changed.
-  void invalidate() { loaded_.assign(loaded_.size(), std::nullopt); }
+  // Forgets the blocks in the lanes, because the state will change or has changed. On return,
+  // nothing uses the lanes.
+  void invalidate();
 
  private:
   // Where the last read() ended. The next read may continue there.
@@ -77,7 +82,23 @@ class StateAccess {
 
     bool operator==(const Position&) const = default;
   };
+  // How the last calls of read() followed one another.
+  enum class Order : std::uint8_t { kNone, kInTensor, kFromTensorToTensor };
 
+  // The blocks of a read(), as a range of ids, and those that the next calls will want: from `end`
+  // to `ahead_end`.
+  struct WantedBlocks {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+    std::uint32_t ahead_end = 0;
+  };
+  void follow(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+              std::uint64_t count);
+  WantedBlocks wanted_blocks(const TensorPlace& tensor, std::uint64_t begin,
+                             std::uint64_t end) const;
+  // Calls `copy` for each wanted block, and begins to load those that come next.
+  void read_with_threads(const WantedBlocks& wanted,
+                         const std::function<void(const BlockPlace& block)>& copy);
   std::uint64_t element_bytes(StateKind kind) const;
   BlockView view_of(const BlockPlace& block, std::uint32_t place) const;
   std::uint32_t place_of(const BlockPlace& block) const {
@@ -90,6 +111,8 @@ class StateAccess {
   void open(const BlockPlace& block);
   void store(const BlockView& view);
   void bring_to_device(const BlockView& view);
+  void clear(const BlockPlace& block);
+  bool is_overwritten(const BlockPlace& before, const BlockPlace& next) const;
   void count_homes(const BlockPlace& block);
   void copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes);
 
@@ -103,7 +126,9 @@ class StateAccess {
   std::mutex device_mutex_;                     // for the stream
   std::vector<std::optional<BlockId>> loaded_;  // by place: the block in it
   std::optional<Position> read_end_;
-  PoolMarks filled_;  // homes that have their values
+  Order order_ = Order::kNone;
+  PoolMarks filled_;                    // homes that have their values
+  std::optional<BlockPlaces> reading_;  // last: its threads use everything above
 };
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 #include <sluice/cuda_device.h>
 #include <sluice/error.h>
 #include "gpu/cuda/cuda_copies.h"
+#include "gpu/cuda/cuda_locality.h"
 #include "gpu/cuda/device_math_choice.h"
 #include "gpu/cuda/kernel_list.h"
 
@@ -17,6 +18,10 @@ std::string why_no_cuda_device(int) {
 
 std::string describe_cuda_device(int ordinal) {
   throw Error(ErrorCode::kUnsupported, why_no_cuda_device(ordinal));
+}
+
+bool stay_near_gpu(int, unsigned, const std::string&) {
+  return false;
 }
 
 std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "gpu/cuda/cuda_batch.h"
 #include "gpu/cuda/cuda_current_device.h"
 #include "gpu/cuda/cuda_error.h"
 #include "gpu/cuda/cuda_memory.h"
@@ -89,6 +90,7 @@ class RuntimeCudaDevice final : public CudaDevice {
 
   void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
             StreamId stream) override;
+  void copy_all(std::span<const CopyPiece> pieces, StreamId stream) override;
   void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) override;
   void call_host(StreamId stream, std::function<void()> function) override;
   void notify(StreamId stream, std::function<void()> function) override;
@@ -118,6 +120,7 @@ class RuntimeCudaDevice final : public CudaDevice {
   const bool takes_all_;  // all free memory
   std::string name_;
   CudaMemory memory_;
+  CudaBatch batch_;
   mutable FailureLatch failure_;
   CudaStreams streams_;
 
@@ -146,6 +149,7 @@ RuntimeCudaDevice::RuntimeCudaDevice(const CudaDeviceOptions& options)
       name_(fmt::format("cuda:{} {}", ordinal_, properties_of(ordinal_).name)),
       memory_(ordinal_, name_, takes_all_ ? available_bytes(ordinal_) : options.memory_bytes,
               options.memory_source),
+      batch_(memory_),
       streams_(ordinal_, name_, failure_),
       last_resort_("cuda failed", {}, never_fails_),
       notifier_(ordinal_, failure_) {}
@@ -283,6 +287,12 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
                               : to_device  ? cudaMemcpyDeviceToDevice
                                            : cudaMemcpyDeviceToHost;
   SLUICE_CUDA_ENQUEUE(cudaMemcpyAsync(target, source, size_bytes, kind, stream.stream));
+}
+
+void RuntimeCudaDevice::copy_all(std::span<const CopyPiece> pieces, StreamId id) {
+  if (!batch_.takes(pieces)) return Device::copy_all(pieces, id);
+  void* const stream = stream_of(id).stream;
+  if (!failure_.is_set()) SLUICE_CUDA_ENQUEUE(cudaError_t(batch_.copy(pieces, stream)));
 }
 
 void RuntimeCudaDevice::fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId id) {

@@ -8,6 +8,10 @@ std::string why_no_nccl(const std::string&) {
   return "this build has no NCCL (SLUICE_NCCL, SLUICE_CUDA)";
 }
 
+std::string describe_nccl(const std::string& library) {
+  throw Error(ErrorCode::kUnsupported, why_no_nccl(library));
+}
+
 void prepare_nccl_environment() {}
 
 NcclId make_nccl_id(const std::string& library) {

@@ -182,6 +182,7 @@ class NcclCollectives final : public Collectives {
     outside_of_operations("registering memory", [&] { communicator_->register_memory(memory); });
   }
   void forget_memory() noexcept override { communicator_->deregister_memory(); }
+  std::vector<std::string> notes() const override { return communicator_->notes(); }
 
   void on_failure(std::function<void(const Error&)> handler) override {
     common_->failure->on_failure(std::move(handler));
@@ -352,6 +353,11 @@ std::string why_no_nccl(const std::string& library) {
   } catch (const Error& error) {
     return error.what();
   }
+}
+
+std::string describe_nccl(const std::string& library) {
+  const NcclLibrary& opened = NcclLibrary::open(library);
+  return opened.version_text() + (opened.limit().empty() ? "" : "; " + opened.limit());
 }
 
 void prepare_nccl_environment() {

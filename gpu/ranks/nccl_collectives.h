@@ -32,6 +32,9 @@ struct NcclOptions {
 
 // The reason why NCCL cannot be used. The result is empty if NCCL can be used.
 std::string why_no_nccl(const std::string& library = "");
+// The version of NCCL, such as "2.28.9", and a sentence behind it about what the version cannot do.
+// Fails with kUnsupported.
+std::string describe_nccl(const std::string& library = "");
 // Sets the environment variables that NCCL and the CUDA runtime read at their first call. With
 // these variables, NCCL makes connections together with the communicator, not at the first
 // operation. The function also calls prepare_cuda_environment(). The function does not change

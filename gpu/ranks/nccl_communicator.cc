@@ -1,57 +1,20 @@
 #include "gpu/ranks/nccl_communicator.h"
 
-#include <dlfcn.h>
-#include <nccl.h>
-
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <thread>
-#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
 #include "gpu/cuda/cuda_current_device.h"
+#include "gpu/ranks/nccl_functions.inc"
 
 namespace sluice {
 
-// The functions under their own types. The second half is null in versions that lack them.
-struct NcclLibrary::Functions {
-  decltype(&ncclGetVersion) get_version;
-  decltype(&ncclGetUniqueId) get_unique_id;
-  decltype(&ncclGetErrorString) get_error_string;
-  decltype(&ncclGetLastError) get_last_error;
-  decltype(&ncclCommInitRankConfig) init;
-  decltype(&ncclCommSplit) split;
-  decltype(&ncclCommFinalize) finalize;
-  decltype(&ncclCommDestroy) destroy;
-  decltype(&ncclCommAbort) abort;
-  decltype(&ncclCommGetAsyncError) get_async_error;
-  decltype(&ncclGroupStart) group_start;
-  decltype(&ncclGroupEnd) group_end;
-  decltype(&ncclSend) send;
-  decltype(&ncclRecv) receive;
-  decltype(&ncclAllGather) all_gather;
-  decltype(&ncclReduceScatter) reduce_scatter;
-  decltype(&ncclAllReduce) all_reduce;
-  decltype(&ncclBroadcast) broadcast;
-
-  decltype(&ncclCommRegister) register_buffer;
-  decltype(&ncclCommDeregister) deregister_buffer;
-  decltype(&ncclMemAlloc) allocate;
-  decltype(&ncclMemFree) free;
-  decltype(&ncclCommWindowRegister) register_window;
-  decltype(&ncclCommWindowDeregister) deregister_window;
-};
-
 namespace {
 
-// ncclCommSplit and the configurable communicator.
-constexpr int kVersionMin = NCCL_VERSION(2, 18, 1);
-constexpr int kVersionOfRegistration = NCCL_VERSION(2, 19, 1);
-constexpr int kVersionOfCopyEngines = NCCL_VERSION(2, 28, 3);
 // Thread blocks of one operation: the sequences of all ranks have to fit a GPU at once, otherwise
 // ranks that issue them in different orders would wait for each other.
 constexpr int kBlocksMax = 16;
@@ -77,10 +40,6 @@ ncclDataType_t data_type(DType type) {
   return ncclFloat32;
 }
 
-std::string text_of_version(int version) {
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
 ncclConfig_t config_of(const NcclLibrary& library, const NcclCommunicator::Options& options) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -102,99 +61,6 @@ ncclResult_t in_group(const NcclLibrary::Functions& f, const All& all, const Ope
 }
 
 }  // namespace
-
-NcclLibrary::NcclLibrary(const std::string& path) : functions_(std::make_unique<Functions>()) {
-  const std::string name = path.empty() ? "libnccl.so.2" : path;
-  void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr)
-    fail(
-        ErrorCode::kUnsupported,
-        fmt::format("NCCL cannot be opened: {}; put its folder into LD_LIBRARY_PATH", ::dlerror()));
-  std::vector<std::string> missing;
-  const auto find = [&](auto& function, const char* symbol, bool is_needed) {
-    void* const address = ::dlsym(handle, symbol);
-    if (address == nullptr && is_needed) missing.emplace_back(symbol);
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
-  };
-  const auto need = [&](auto& function, const char* symbol) { find(function, symbol, true); };
-  const auto want = [&](auto& function, const char* symbol) { find(function, symbol, false); };
-  Functions& f = *functions_;
-  need(f.get_version, "ncclGetVersion");
-  need(f.get_unique_id, "ncclGetUniqueId");
-  need(f.get_error_string, "ncclGetErrorString");
-  need(f.get_last_error, "ncclGetLastError");
-  need(f.init, "ncclCommInitRankConfig");
-  need(f.split, "ncclCommSplit");
-  need(f.finalize, "ncclCommFinalize");
-  need(f.destroy, "ncclCommDestroy");
-  need(f.abort, "ncclCommAbort");
-  need(f.get_async_error, "ncclCommGetAsyncError");
-  need(f.group_start, "ncclGroupStart");
-  need(f.group_end, "ncclGroupEnd");
-  need(f.send, "ncclSend");
-  need(f.receive, "ncclRecv");
-  need(f.all_gather, "ncclAllGather");
-  need(f.reduce_scatter, "ncclReduceScatter");
-  need(f.all_reduce, "ncclAllReduce");
-  need(f.broadcast, "ncclBroadcast");
-  want(f.register_buffer, "ncclCommRegister");
-  want(f.deregister_buffer, "ncclCommDeregister");
-  want(f.allocate, "ncclMemAlloc");
-  want(f.free, "ncclMemFree");
-  want(f.register_window, "ncclCommWindowRegister");
-  want(f.deregister_window, "ncclCommWindowDeregister");
-  if (f.get_version != nullptr) (void)f.get_version(&version_);
-  if (version_ < kVersionMin || !missing.empty())
-    fail(ErrorCode::kUnsupported,
-         fmt::format("{} is NCCL {}{}{}; install release {} or later", name,
-                     text_of_version(version_), missing.empty() ? "" : " without ",
-                     fmt::join(missing, ", "), text_of_version(kVersionMin)));
-}
-NcclLibrary::~NcclLibrary() = default;
-
-const NcclLibrary& NcclLibrary::open(const std::string& path) {
-  static std::mutex mutex;
-  static std::map<std::string, std::unique_ptr<NcclLibrary>> libraries;
-  const std::scoped_lock lock(mutex);
-  std::unique_ptr<NcclLibrary>& library = libraries[path];
-  if (library == nullptr) library.reset(new NcclLibrary(path));
-  return *library;
-}
-
-std::string NcclLibrary::version_text() const {
-  return text_of_version(version_);
-}
-
-bool NcclLibrary::has_registration() const {
-  return version_ >= kVersionOfRegistration && functions_->register_buffer != nullptr &&
-         functions_->deregister_buffer != nullptr;
-}
-
-bool NcclLibrary::has_windows() const {
-  return version_ >= kVersionOfCopyEngines && functions_->register_window != nullptr &&
-         functions_->deregister_window != nullptr && functions_->allocate != nullptr &&
-         functions_->free != nullptr;
-}
-
-NcclId NcclLibrary::make_id() const {
-  ncclUniqueId id;
-  static_assert(sizeof id == sizeof(NcclId));
-  if (const ncclResult_t result = functions_->get_unique_id(&id); result != ncclSuccess)
-    fail(ErrorCode::kRanks, fmt::format("ncclGetUniqueId: {}; NCCL_DEBUG=INFO says more",
-                                        functions_->get_error_string(result)));
-  NcclId bytes;
-  std::memcpy(bytes.data(), &id, sizeof id);
-  return bytes;
-}
-
-CudaMemorySource NcclLibrary::memory_source() const {
-  SLUICE_CHECK(has_windows(), "there is memory for windows");
-  return {.allocate =
-              [f = functions_.get()](void** memory, std::size_t size_bytes) {
-                return f->allocate(memory, size_bytes) == ncclSuccess;
-              },
-          .free = [f = functions_.get()](void* memory) { return f->free(memory) == ncclSuccess; }};
-}
 
 NcclCommunicator::NcclCommunicator(const NcclLibrary& library, const Options& options,
                                    CudaDevice& device)
@@ -282,11 +148,16 @@ void NcclCommunicator::give_up(const std::string& message) {
 
 std::string NcclCommunicator::describe(int result) {
   const std::scoped_lock lock(mutex_);
-  const char* const last = nccl_.get_last_error(native(communicator_));
+  const char* const told = nccl_.get_last_error(native(communicator_));
+  const std::string last = told == nullptr ? "" : told;
+  // NCCL reads the variable once in a process, so it cannot be set now.
+  const bool is_multicast = last.find("NVLS") != std::string::npos;
   return fmt::format(
-      "NCCL {} reports: {}{}{}; NCCL_DEBUG=INFO in the environment makes it say more",
-      library_.version_text(), nccl_.get_error_string(static_cast<ncclResult_t>(result)),
-      last == nullptr || *last == '\0' ? "" : ": ", last == nullptr ? "" : last);
+      "NCCL {} reports: {}{}{}; {}", library_.version_text(),
+      nccl_.get_error_string(static_cast<ncclResult_t>(result)), last.empty() ? "" : ": ", last,
+      is_multicast ? "NCCL_NVLS_ENABLE=0 in the environment of every rank makes it do "
+                     "without multicast, which no exact sum needs"
+                   : "NCCL_DEBUG=INFO in the environment makes it say more");
 }
 
 void NcclCommunicator::all_gather(std::byte* target, const std::byte* source,
@@ -348,34 +219,50 @@ void NcclCommunicator::all_reduce_words(std::byte* data, std::uint64_t sum_count
 
 void NcclCommunicator::register_memory(std::span<std::byte> memory) {
   if (memory.empty() || !library_.has_registration()) return;
-  void* handle = nullptr;
-  if (library_.has_windows()) {
-    ncclWindow_t window = nullptr;
-    call("ncclCommWindowRegister", [&](ncclComm_t c) {
-      return nccl_.register_window(c, memory.data(), memory.size(), &window,
-                                   NCCL_WIN_COLL_SYMMETRIC);
-    });
-    handle = window;
-  } else {
+  void* const window = library_.has_windows() ? register_window(memory) : nullptr;
+  void* handle = window;
+  if (window == nullptr)
     call("ncclCommRegister", [&](ncclComm_t c) {
       return nccl_.register_buffer(c, memory.data(), memory.size(), &handle);
     });
-  }
   const std::scoped_lock lock(mutex_);
-  if (handle != nullptr) registrations_.push_back(handle);  // null: NCCL has no use for it
+  lacks_windows_ = lacks_windows_ || (window == nullptr && library_.has_windows());
+  if (handle != nullptr)  // null: NCCL has no use for it
+    registrations_.push_back({.handle = handle, .is_window = window != nullptr});
+}
+
+// Null where the machine cannot have windows, for all ranks alike.
+void* NcclCommunicator::register_window(std::span<std::byte> memory) {
+  ncclWindow_t window = nullptr;
+  call("ncclCommWindowRegister", [&](ncclComm_t c) {
+    return nccl_.register_window(c, memory.data(), memory.size(), &window, NCCL_WIN_COLL_SYMMETRIC);
+  });
+  return window;
 }
 
 void NcclCommunicator::deregister_memory() noexcept {
   const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
   const std::scoped_lock lock(mutex_);
-  for (void* const handle : std::exchange(registrations_, {})) {
+  for (const Registration& one : std::exchange(registrations_, {})) {
     if (communicator_ == nullptr) continue;  // it went with the communicator
-    if (library_.has_windows()) {
-      (void)nccl_.deregister_window(native(communicator_), static_cast<ncclWindow_t>(handle));
+    if (one.is_window) {
+      (void)nccl_.deregister_window(native(communicator_), static_cast<ncclWindow_t>(one.handle));
     } else {
-      (void)nccl_.deregister_buffer(native(communicator_), handle);
+      (void)nccl_.deregister_buffer(native(communicator_), one.handle);
     }
   }
+}
+
+std::vector<std::string> NcclCommunicator::notes() {
+  std::vector<std::string> all;
+  if (std::string limit = library_.limit(); !limit.empty()) all.push_back(std::move(limit));
+  const std::scoped_lock lock(mutex_);
+  if (lacks_windows_)
+    all.push_back(fmt::format(
+        "NCCL {} makes no windows on this machine, which takes multicast or memory that the GPUs "
+        "share: the memory is registered without them, and multiprocessors do the gathers",
+        library_.version_text()));
+  return all;
 }
 
 std::string NcclCommunicator::failure() {

@@ -1,16 +1,14 @@
-// The NCCL library, opened at run time, and one NCCL communicator. NCCL's calls do not block.
-// NcclCommunicator waits for NCCL's background work with a deadline, so that a missing rank is
-// noticed.
+// One NCCL communicator. NCCL's calls do not block. NcclCommunicator waits for NCCL's background
+// work with a deadline, so that a missing rank is noticed.
 //
-// Thread rule: one thread at a time enqueues on a communicator. Any thread may call failure() and
-// abort(), also at the same time as other calls. Any thread may use NcclLibrary.
+// Thread rule: one thread at a time enqueues on a communicator. Any thread may call failure(),
+// abort() and notes(), also at the same time as other calls.
 // Invariants: after abort() every call throws, and NCCL's work on the device ends. A call that
 // fails does not abort the communicator: earlier work would end, and look like a result, before the
 // failure is known. The caller makes the failure known, then calls abort(). If the caller does not
 // call abort(), the destructor does.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -18,46 +16,13 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <sluice/cuda_device.h>
 #include <sluice/dtype.h>
+#include "gpu/ranks/nccl_library.h"
 
 namespace sluice {
-
-// The id that the ranks of one run share. Rank 0 makes the id and sends it to the other ranks.
-using NcclId = std::array<std::byte, 128>;
-
-// The functions of the NCCL library, which is never closed.
-class NcclLibrary {
- public:
-  // If `path` is empty, the library is libnccl.so.2, as the loader finds it.
-  // Fails with kUnsupported, naming the library and the functions that the library lacks.
-  static const NcclLibrary& open(const std::string& path = "");
-  ~NcclLibrary();
-
-  int version() const { return version_; }  // 22809 for 2.28.9
-  std::string version_text() const;
-  // has_registration() says that buffers can be registered (NCCL 2.19). The call has_windows() says
-  // that buffers can be registered in windows, into which copy engines gather (NCCL 2.28).
-  bool has_registration() const;
-  bool has_windows() const;
-  // Fails with kRanks.
-  NcclId make_id() const;
-  // Device memory from which windows can be made.
-  // Requires: has_windows().
-  CudaMemorySource memory_source() const;
-
-  struct Functions;  // nccl_communicator.cc
-  const Functions& functions() const { return *functions_; }
-
- private:
-  explicit NcclLibrary(const std::string& path);
-
-  std::unique_ptr<Functions> functions_;
-  int version_ = 0;
-};
 
 // One message of an exchange, to or from `peer`.
 struct NcclMessage {
@@ -108,9 +73,13 @@ class NcclCommunicator {
                         void* stream);
 
   // Every rank calls register_memory() in the same way. Operations on this memory then need no
-  // copies inside NCCL. Does nothing if NCCL's version has no registration.
+  // copies inside NCCL. Does nothing if NCCL's version has no registration. Where this machine
+  // cannot have windows, the memory is registered without them.
   void register_memory(std::span<std::byte> memory);
   void deregister_memory() noexcept;
+  // Tells what NCCL or the machine cannot do, and what is done instead. The first note is known
+  // from the start, others after register_memory().
+  std::vector<std::string> notes();
 
   // The failure of NCCL's background work. The result is empty if nothing has failed, and after
   // abort().
@@ -118,11 +87,17 @@ class NcclCommunicator {
   void abort() noexcept;
 
  private:
+  struct Registration {
+    void* handle = nullptr;
+    bool is_window = false;
+  };
+
   NcclCommunicator(const NcclLibrary& library, const Options& options, CudaDevice& device);
 
   template <class Body>
   void call(const char* name, const Body& body);
   void settle(int result, const char* name);
+  void* register_window(std::span<std::byte> memory);
   [[noreturn]] void give_up(const std::string& message);
   std::string describe(int result);
 
@@ -136,8 +111,9 @@ class NcclCommunicator {
 
   std::mutex mutex_;
   // Guarded by mutex_.
-  void* communicator_ = nullptr;      // an ncclComm_t; null after abort()
-  std::vector<void*> registrations_;  // handles or windows
+  void* communicator_ = nullptr;  // an ncclComm_t; null after abort()
+  std::vector<Registration> registrations_;
+  bool lacks_windows_ = false;  // NCCL has them, but not here
 };
 
 }  // namespace sluice

@@ -127,4 +127,10 @@ void TwoLevelCollectives::forget_memory() noexcept {
   across_->forget_memory();
 }
 
+std::vector<std::string> TwoLevelCollectives::notes() const {
+  std::vector<std::string> all = node_->notes();
+  for (std::string& note : across_->notes()) all.push_back(std::move(note));
+  return all;
+}
+
 }  // namespace sluice

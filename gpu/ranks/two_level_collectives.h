@@ -62,6 +62,7 @@ class TwoLevelCollectives final : public Collectives {
   }
   void use_memory(std::span<std::byte> memory) override;
   void forget_memory() noexcept override;
+  std::vector<std::string> notes() const override;
   void on_failure(std::function<void(const Error&)> handler) override {
     whole_.on_failure(std::move(handler));
   }

@@ -1,10 +1,19 @@
 #include "base/numa.h"
 
+#include <sched.h>
+
+#include <cstdlib>
 #include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
+#include "base/aligned_buffer.h"
+#include "base/named_thread.h"
 
 namespace sluice {
 namespace {
@@ -46,6 +55,62 @@ TEST(NumaNodes, ANodeGetsItsPartOfTheUnits) {
 
 TEST(NumaNodes, ADescriptionThatMeansNothingIsRefused) {
   EXPECT_THROW(NumaNodes("two nodes, please"), Error);
+}
+
+// Two sockets of two nodes each: a GPU of the second socket has two nodes near it, and of a list
+// that cuts a node in two, the half counts.
+TEST(NumaNodes, ThoseNearAGpuAreAPart) {
+  const NumaNodes nodes("package:2 node:2 core:2 pu:1");
+  ASSERT_EQ(nodes.count(), 4u);
+  EXPECT_FALSE(nodes.is_part());
+  EXPECT_EQ(nodes.processors(), "0-7");
+  const std::unique_ptr<NumaNodes> second = nodes.near("4-7");
+  ASSERT_NE(second, nullptr);
+  EXPECT_TRUE(second->is_part());
+  EXPECT_EQ(second->count(), 2u);
+  EXPECT_EQ(second->processors(), "4-7");
+  EXPECT_EQ(shares(*second, 8), (std::map<unsigned, int>{{0, 4}, {1, 4}}));
+  const std::unique_ptr<NumaNodes> uneven = nodes.near("1-3,900");
+  ASSERT_NE(uneven, nullptr);
+  EXPECT_EQ(uneven->processors(), "1-3");
+  EXPECT_EQ(shares(*uneven, 6), (std::map<unsigned, int>{{0, 2}, {1, 4}}));
+}
+
+TEST(NumaNodes, WithoutProcessorsNearThereIsNoPart) {
+  const NumaNodes nodes("package:2 node:1 core:2 pu:1");
+  for (const char* list : {"", "900-901", "no list"}) EXPECT_EQ(nodes.near(list), nullptr) << list;
+  const std::unique_ptr<NumaNodes> first = nodes.near("0-1");
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(first->near("2-3"), nullptr) << "a part has no more than its own";
+}
+
+// The processors that the calling thread may use.
+std::vector<int> allowed() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  (void)::sched_getaffinity(0, sizeof set, &set);
+  std::vector<int> list;
+  for (int i = 0; i < CPU_SETSIZE; ++i)
+    if (CPU_ISSET(i, &set)) list.push_back(i);
+  return list;
+}
+
+// In a process of its own, since the choice is for good. Returns 0 if threads and buffers follow
+// it.
+int stay_near_the_last_processor() {
+  const std::vector<int> before = allowed();
+  if (NumaNodes::stay_near("99990-99999") || NumaNodes::of_machine().is_part()) return 1;
+  if (!NumaNodes::stay_near(std::to_string(before.back()))) return 2;
+  std::vector<int> in_thread;
+  start_thread("near", [&] { in_thread = allowed(); }).join();
+  if (in_thread != std::vector<int>{before.back()}) return 3;
+  if (allowed() != before) return 4;  // the caller's thread stays where it is
+  const AlignedBuffer buffer(8_MiB, "a test");
+  return buffer.data()[5_MiB] == std::byte{0} && allowed() == before ? 0 : 5;
+}
+
+TEST(NumaNodesDeathTest, AProcessThatStaysNearItsGpuStartsThreadsThere) {
+  EXPECT_EXIT(std::_Exit(stay_near_the_last_processor()), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

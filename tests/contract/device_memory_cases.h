@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include <sluice/error.h>
 #include "tests/contract/device_contract_fixture.h"
@@ -133,6 +134,53 @@ TEST_P(DeviceContract, FillZeroLeavesTheNeighbours) {
   for (std::uint64_t i = 0; i < size_bytes; ++i) {
     ASSERT_EQ(host.data()[i], i < 13 || i >= 13 + 8191 ? std::byte{0x77} : std::byte{0}) << i;
   }
+}
+
+// Pieces that lie apart, that adjoin, that are empty, and whose two ends are on the host.
+TEST_P(DeviceContract, SeveralCopiesAtOnceAreAsOneAfterAnother) {
+  constexpr std::uint64_t kPieceBytes = 3000;
+  constexpr std::uint64_t kPieces = 40;
+  const Stream stream(device(), "test");
+  const DeviceBuffer middle(device(), kPieces * kPieceBytes, "test");
+  HostArray source(device(), kPieces * kPieceBytes);
+  HostArray target(device(), kPieces * kPieceBytes);
+  source.fill_pattern(1);
+  for (const std::uint64_t count :
+       {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{7}, kPieces}) {
+    std::memset(target.data(), 0, target.size_bytes());
+    std::vector<CopyPiece> up;
+    std::vector<CopyPiece> down;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const std::uint64_t from = i * kPieceBytes;
+      const std::uint64_t to = (kPieces - 1 - i) * kPieceBytes;  // backwards, so nothing adjoins
+      up.push_back({middle.data() + to, source.data() + from, i == 3 ? 0 : kPieceBytes});
+      const bool is_from_host = i % 5 == 4;
+      down.push_back({target.data() + from,
+                      is_from_host ? source.data() + from : middle.data() + to,
+                      i == 3 ? 0 : kPieceBytes});
+    }
+    device().copy_all(up, stream.id());
+    device().copy_all(down, stream.id());
+    device().synchronize(stream.id());
+    for (std::uint64_t i = 0; i < kPieces; ++i) {
+      const std::byte* const actual = target.data() + i * kPieceBytes;
+      const bool is_copied = i < count && i != 3;
+      for (std::uint64_t at = 0; at < kPieceBytes; ++at)
+        ASSERT_EQ(actual[at], is_copied ? source.data()[i * kPieceBytes + at] : std::byte{0})
+            << "piece " << i << " of " << count << ", byte " << at;
+    }
+  }
+}
+
+TEST_P(DeviceContract, ANullAmongSeveralCopiesIsRefused) {
+  const Stream stream(device(), "test");
+  const DeviceBuffer buffer(device(), 4_KiB, "test");
+  HostArray host(device(), 4_KiB);
+  const std::vector<CopyPiece> pieces{{buffer.data(), host.data(), 1_KiB},
+                                      {nullptr, host.data() + 1_KiB, 1_KiB}};
+  EXPECT_THROW(device().copy_all(pieces, stream.id()), Error);
+  EXPECT_THROW(device().copy_all(pieces, StreamId{99}), Error);
+  device().synchronize(stream.id());
 }
 
 }  // namespace sluice

@@ -11,7 +11,7 @@
 #include "engine/bound/bound.h"
 #include "engine/bound/planned_step.h"
 #include "engine/store/storage_queue.h"
-#include "gpu/device/copy_run.h"
+#include "gpu/device/copy_runs.h"
 #include "tools/bench/io_bench.h"
 #include "tools/gpt/model/counter_random.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -51,12 +51,12 @@ class Way {
       : device_(device),
         stream_(device, name, StreamPriority::kHigh),
         copied_(device),
-        run_(device, stream_.id()) {}
+        runs_(device, stream_.id()) {}
 
   void copy_unit(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
     for (std::uint64_t begin = 0; begin < size_bytes; begin += kBlockBytes)
-      run_.add(target + begin, source + begin, std::min(kBlockBytes, size_bytes - begin));
-    run_.flush();
+      runs_.add(target + begin, source + begin, std::min(kBlockBytes, size_bytes - begin));
+    runs_.flush();
     device_.notify(stream_.id(), [] {});
     device_.record(copied_.id(), stream_.id());
   }
@@ -69,7 +69,7 @@ class Way {
   Device& device_;
   Stream stream_;
   Event copied_;
-  CopyRun run_;
+  CopyRuns runs_;
 };
 
 double device_copies_s(Device& device, const PlainCopy& ends, const CopyBenchOptions& options) {

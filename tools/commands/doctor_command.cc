@@ -24,6 +24,7 @@
 #include "engine/store/missing_promise.h"
 #include "gpu/cuda/cuda_environment.h"
 #include "gpu/ranks/mpi_collectives.h"
+#include "gpu/ranks/nccl_collectives.h"
 #include "io/direct_file.h"
 #include "io/io_queue.h"
 #include "tools/cli/exit_codes.h"
@@ -182,10 +183,12 @@ Finding look_at_cores() {
   return finding;
 }
 
-// "16.0 GT/s x4"
+// "nvme0n1 (16.0 GT/s x4, switch 0000:02:00.0)"
 std::string text_of(const PciLink& link) {
-  if (link.lanes == 0 || link.gigatransfers == 0) return link.name + " (link not reported)";
-  return fmt::format("{} ({:.1f} GT/s x{})", link.name, link.gigatransfers, link.lanes);
+  const std::string place = link.pci_switch.empty() ? "" : ", switch " + link.pci_switch;
+  if (link.lanes == 0 || link.gigatransfers == 0)
+    return fmt::format("{} (link not reported{})", link.name, place);
+  return fmt::format("{} ({:.1f} GT/s x{}{})", link.name, link.gigatransfers, link.lanes, place);
 }
 
 void add_problem(Finding& finding, const std::string& problem, const std::string& remedy) {
@@ -293,6 +296,13 @@ Finding look_at_cuda_variables() {
           .remedy = found.advice};
 }
 
+// For ranks on GPUs.
+Finding look_at_nccl(const std::string& library) {
+  if (const std::string why = why_no_nccl(library); !why.empty())
+    return {.health = Health::kOk, .subject = "NCCL", .text = why + ": one GPU only", .remedy = ""};
+  return {.health = Health::kOk, .subject = "NCCL", .text = describe_nccl(library), .remedy = ""};
+}
+
 Finding look_at_mpi(const std::string& library) {
   Finding finding{.subject = "MPI", .text = "no mpirun: one process only", .remedy = ""};
   const char* path = std::getenv("PATH");
@@ -335,6 +345,7 @@ std::vector<Finding> examine(const DoctorOptions& options) {
        std::array{look_at_memory(), look_at_cores(), look_at_links(options), look_at_huge_pages(),
                   look_at_cuda(), look_at_cuda_variables(), look_at_mpi(options.mpi_library)})
     findings.push_back(std::move(finding));
+  if (why_no_cuda_device().empty()) findings.push_back(look_at_nccl(options.nccl_library));
   return findings;
 }
 

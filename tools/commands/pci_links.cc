@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <filesystem>
 #include <string_view>
@@ -42,6 +43,27 @@ unsigned lane_count(const fs::path& file) {
   return lanes <= 32 ? lanes : 0;
 }
 
+// "0000:3b:00.0"
+bool is_address(const std::string& name) {
+  constexpr std::string_view kForm = "xxxx:xx:xx.x";
+  return name.size() == kForm.size() && std::ranges::equal(name, kForm, [](char given, char form) {
+           return form == 'x' ? std::isxdigit(static_cast<unsigned char>(given)) != 0
+                              : given == form;
+         });
+}
+
+// In the kernel's tree, a device lies below the bridges that lead to it: a port of the processor,
+// and with a switch, the port up from the switch and the one down to the device.
+std::string switch_above(const fs::path& device) {
+  std::error_code error;
+  const fs::path place = fs::canonical(device, error);
+  if (error) return "";
+  std::vector<std::string> bridges;
+  for (const fs::path& part : place.parent_path())
+    if (is_address(part.string())) bridges.push_back(part.string());
+  return bridges.size() < 3 ? "" : bridges[bridges.size() - 2];
+}
+
 PciLink read_link(const fs::path& device, std::string name, bool is_gpu) {
   PciLink link;
   link.name = std::move(name);
@@ -56,6 +78,7 @@ PciLink read_link(const fs::path& device, std::string name, bool is_gpu) {
       leading_number<double>(first_line(device / "max_link_speed")).value_or(0);
   link.lanes = lane_count(device / "current_link_width");
   link.lanes_max = lane_count(device / "max_link_width");
+  link.pci_switch = switch_above(device);
   return link;
 }
 

@@ -20,6 +20,10 @@ struct PciLink {
   double gigatransfers_max = 0;  // of the device
   unsigned lanes = 0;            // now; 0 = not reported
   unsigned lanes_max = 0;        // of the device
+  // The address of the PCIe switch that the device hangs on, which is that of the port that leads
+  // up from the switch. Empty: none, or not reported. Bytes between two devices of one switch need
+  // not pass the processor.
+  std::string pci_switch = {};
 };
 
 // Returns NVIDIA's GPUs, and the PCI devices of the drives behind `folders`. Each device is listed

@@ -239,7 +239,8 @@ void add_state(CLI::App& app, StateOptions& options) {
   CLI::App* from =
       add_subcommand(state, "import", "Make a new store from a portable checkpoint", options);
   from->add_option("DIR", options.folder,
-                   "A checkpoint, the folder of checkpoints it is in, or a model's weights")
+                   "A checkpoint, the folder of checkpoints it is in, a model's weights, or "
+                   "store:NAME, another store")
       ->required()
       ->type_name("");
   from->add_option("--ranks", options.ranks, "Ranks that will train with the store")

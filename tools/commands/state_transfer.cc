@@ -104,7 +104,7 @@ int import_state(const StateOptions& options) {
   StateJson json(options, storage, folder);
   OpenCheckpoint opened = open_state_origin(
       folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved,
-      config.model);
+      config);
   if (opened.application.empty())
     opened.application = {application_for(config, options.ranks, opened.source->position().step)};
   std::optional<Progress> progress(std::in_place, "making the store");

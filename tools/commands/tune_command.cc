@@ -51,7 +51,9 @@ void check_gpu_rates(const std::string& file, const TrainConfig& config) {
                 fmt::format("tune: --gpu-rates \"{}\" has the rates of a GPU, but this config "
                             "computes on the host; set run.device to \"cuda\", or leave it out",
                             file));
-  (void)plan_rates({.gpu_file = file}, state_format(config.engine));
+  PlanRateOptions rates;
+  rates.gpu_file = file;
+  (void)plan_rates(rates, state_format(config.engine));
 }
 
 ConfigDocument document_of(const TuneOptions& options) {

@@ -223,7 +223,9 @@ void ImportPass::judge_auto(Entry entry) {
   if (!entries_[row.key].value.is_null()) return;
   if (row.option.empty())
     return row.key_class == DeepspeedClass::kMap
-               ? understood(row.key, row.fallback.is_null()
+               ? understood(row.key, row.key == "scheduler.params.warmup_max_lr"
+                                         ? "the optimizer's learning rate"
+                                     : row.fallback.is_null()
                                          ? "as if it were missing"
                                          : "DeepSpeed's default, " + row.fallback.dump())
                : not_needed(row.key, row.why);

@@ -233,20 +233,34 @@ has_torch() {
   return 1
 }
 
+# The package came along: its optimizer in host memory is the other yardstick.
+add_torchao() {
+  local wheels=("$here"/wheel/torchao-*.whl)
+  if [[ ! -e ${wheels[0]} ]]; then
+    note torchao missing 0 "no wheel came along: only what this machine's PyTorch has is measured"
+    return
+  fi
+  step "unpack ${wheels[0]##*/}" 60 "$python" -m zipfile -e "${wheels[0]}" "$work/torchao" &&
+    export PYTHONPATH=$work/torchao${PYTHONPATH:+:$PYTHONPATH}
+}
+
 run_torch() {
   has_torch || return
+  add_torchao
   step "PyTorch's own step" 450 "$python" "$here/torch_step.py" --seconds 400 --json "$out/torch_step.json"
 }
 
-# two_ranks NAME [SECTION.KEY=VALUE...]: two ranks that meet without MPI. NCCL takes two ranks on one GPU when each seems to
-# be a host of its own.
+# two_ranks shared|hosts [SECTION.KEY=VALUE...]: two ranks that meet without MPI. NCCL takes two ranks on one GPU where it is
+# told to (2.30 and later), or when each seems to be a host of its own, which leaves only sockets between them.
 two_ranks() {
-  local rank settings=() pids=() rc=0
+  local way=$1 rank settings=() pids=() rc=0
+  shift
   local setting
   for setting in "$@"; do settings+=(--set "$setting"); done
   for rank in 0 1; do
     env RANK="$rank" WORLD_SIZE=2 LOCAL_RANK="$rank" LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29731 \
-      NCCL_HOSTID="rank $rank" NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_MAX_NCHANNELS=2 \
+      $(if [[ $way == shared ]]; then echo NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0; else echo "NCCL_HOSTID=rank_$rank"; fi) \
+      NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_MAX_NCHANNELS=2 \
       "$here/bin/sluice" train "$here/small.json" --set "data.file=$here/text.txt" --set "storage.paths=[\"$work\"]" \
       --set run.device=cuda --set memory.device=512MiB "${settings[@]}" &
     pids+=($!)
@@ -255,20 +269,33 @@ two_ranks() {
   return "$rc"
 }
 
+# NCCL_MULTI_RANK_GPU_ENABLE is of 2.30.
+takes_ranks_together() {
+  [[ $nccl =~ ^([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 1000 + BASH_REMATCH[2] >= 2030))
+}
+
 run_tests() {
   gtest cuda_trainer_test 120
   export -f two_ranks
   export here work
-  if step "two ranks" 60 bash -c 'two_ranks "$@"' - placement.optimizer=device; then
-    local hash
+  local hash=
+  if step "two ranks as two hosts" 60 bash -c 'two_ranks "$@"' - hosts placement.optimizer=device; then
     hash=$(hash_of "$work/step")
-    step "two ranks, NVMe" 60 bash -c 'two_ranks "$@"' - placement.optimizer=nvme placement.parameters=nvme &&
+    step "two ranks, NVMe" 60 bash -c 'two_ranks "$@"' - hosts placement.optimizer=nvme placement.parameters=nvme &&
       same "two ranks: the same bits" "$hash" "$(hash_of "$work/step")"
+  fi
+  local shared=()
+  if takes_ranks_together; then
+    shared=(NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0)
+    step "two ranks by NCCL's setting" 60 bash -c 'two_ranks "$@"' - shared placement.optimizer=device &&
+      same "two ranks by NCCL's setting: the same bits" "$hash" "$(hash_of "$work/step")"
+  else
+    note "two ranks by NCCL's setting" missing 0 "NCCL ${nccl:-of an unknown version} has no NCCL_MULTI_RANK_GPU_ENABLE, as 2.30 has: the ranks met as two hosts, over sockets"
   fi
   if [[ ! -x $here/bin/nccl_collectives_test ]]; then
     note nccl_collectives_test missing 0 "built without MPI or NCCL's header"
   elif command -v mpirun >/dev/null; then
-    step nccl_collectives_test 100 mpirun --allow-run-as-root --oversubscribe -n 2 "$here/bin/nccl_collectives_test"
+    step nccl_collectives_test 100 env "${shared[@]}" mpirun --allow-run-as-root --oversubscribe -n 2 "$here/bin/nccl_collectives_test"
   else
     note nccl_collectives_test missing 0 "mpirun is not on the PATH"
   fi
@@ -291,13 +318,16 @@ run_python() {
   fi
   # The library finds its own libraries in the folder lib beside the package.
   mkdir "$work/site" && ln -s "$here/lib" "$work/site/lib" &&
-    step "install the wheel" 120 "$python" -m pip install -q --no-index --no-deps --no-cache-dir --target "$work/site" "$here"/wheel/*.whl || return
+    step "install the wheel" 120 "$python" -m pip install -q --no-index --no-deps --no-cache-dir --target "$work/site" "$here"/wheel/sluice*.whl || return
   export PYTHONPATH=$work/site
   step "python/tests" 400 bash -c 'cd "$1" && exec "$2" -B -m pytest -q -p no:cacheprovider --ignore frameworks .' - "$here/python_tests" "$python"
 }
 
 # Whether Sluice computes on a GPU here: its own word, since nvidia-smi may be absent, or see what cannot be used.
-found=$(timeout 60 "$here/bin/sluice" doctor 2>&1 | grep ' CUDA: ' || true)
+said=$(timeout 60 "$here/bin/sluice" doctor 2>&1 || true)
+found=$(grep ' CUDA: ' <<<"$said" || true)
+nccl=$(grep -o ' NCCL: [0-9.]*' <<<"$said" || true)
+nccl=${nccl#* NCCL: }
 version=$("$here/bin/sluice" --version 2>/dev/null | head -n 1)
 [[ ! -e $here/commit ]] || version="$version, $(cat "$here/commit")"
 gpu="no GPU"

@@ -99,7 +99,8 @@ class SLUICE_EXPORT Engine {
   // - kInput: the durable store is in use, incomplete, or of another model.
   // - kDamaged: no commit of the durable store can be read.
   // - kUnsupported: this machine cannot do what the config asks for.
-  // - kRanks: the ranks disagree about model or config, or a rank is gone.
+  // - kRanks: the ranks disagree about model or config, their local units have different shapes or
+  //   the same names, or a rank is gone.
   // After a failure, nothing is left behind.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          Collectives* ranks = nullptr);
@@ -180,6 +181,7 @@ class SLUICE_EXPORT Engine {
   // Fails with:
   // - kInvalidArgument: a step is active.
   // - kInput, kNoSpace or kIo, on all ranks: a file cannot be written. The message names the file.
+  // - kUnsupported: several ranks have local units (UnitSpec::is_local).
   // After a failure, the engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
   // Begins to write the same checkpoint as save(). The call returns when the files have their space
@@ -252,7 +254,7 @@ class SLUICE_EXPORT Engine {
 
   // The call copies elements [first_element, ...) of a tensor's state to `target`, as whole
   // elements. Elements of kParameter have the compute dtype; all others are fp32. A moment that the
-  // optimizer does not keep is zero.
+  // optimizer does not keep is zero. A rank reads its local units alone.
   // Fails with:
   // - kInvalidArgument: a step is active, the tensor does not exist, the range goes beyond its end,
   //   or the unit is frozen and has no moments.

@@ -45,6 +45,12 @@ struct UnitSpec {
   // until the step ends. Small units that lie around others are examples, such as a position table
   // of the whole model. A pinned unit is not announced.
   bool is_pinned = false;
+  // With several ranks, every rank has a unit of its own in this place of the model, such as some
+  // of the experts (expert parallelism). In one place, the units have the same shapes on all ranks,
+  // but other names and other values. A local unit is not gathered, its gradient is not added over
+  // the ranks, and it counts once in the norm. A local unit is announced, and its rank does so
+  // alone.
+  bool is_local = false;
 };
 
 struct SLUICE_EXPORT ModelSpec {
@@ -77,7 +83,8 @@ struct SLUICE_EXPORT ModelSpec {
 // - kInvalidArgument: an order names an unknown or an announced unit.
 // - kInvalidArgument: a trained unit is not announced, and backward_order leaves it out.
 // - kInvalidArgument: the model has no trained units, or announced units only.
-// - kInvalidArgument: an opaque unit is not frozen, or a pinned unit is announced.
+// - kInvalidArgument: an opaque unit is not frozen, a pinned unit is announced, or a local unit is
+//   not announced.
 // - kInvalidArgument: boundaries are empty, differ in number from forward_order, or come with a
 //   backward_order that is not the reverse of forward_order.
 SLUICE_EXPORT ModelSpec validated(ModelSpec spec);

@@ -134,9 +134,12 @@ class SLUICE_EXPORT Step {
   // compute with a unit releases the lease at once, and contributes a gradient of zeros. In
   // Pass::kBackward, all ranks use announced units at the same places between the other units. The
   // call finish() checks this.
+  // A call with local units (UnitSpec::is_local) is of this rank alone: no other rank makes it, and
+  // their uses come in an order of their own, at any place between the other uses.
   // Fails with:
   // - kInvalidArgument: a unit does not exist, is not an announced unit, or is given twice, or
   //   `pass` is kInference.
+  // - kInvalidArgument: with several ranks, some units are local and others are not.
   // - kRanks: ranks announce at different points.
   // - kIo and others: a transfer has failed.
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);

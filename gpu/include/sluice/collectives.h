@@ -21,6 +21,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <sluice/device.h>
 #include <sluice/dtype.h>
@@ -132,6 +133,9 @@ class SLUICE_EXPORT Collectives {
   // before the memory is freed.
   virtual void use_memory(std::span<std::byte> /*memory*/) {}
   virtual void forget_memory() noexcept {}
+  // Tells the user what the machine's libraries cannot do, and what is done instead. Most of it is
+  // known after use_memory().
+  virtual std::vector<std::string> notes() const { return {}; }
 
   // Calls `handler` once, on a thread of the device, with the first failure of this rank. An empty
   // function removes the former handler. When on_failure() returns, the former handler is not

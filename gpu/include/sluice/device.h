@@ -31,6 +31,13 @@ enum class EventId : std::uint32_t {};
 // hint. Priorities do not affect copies, or a device that runs all streams at the same time.
 enum class StreamPriority : std::uint8_t { kNormal, kHigh };
 
+// One of the copies of Device::copy_all().
+struct CopyPiece {
+  std::byte* target = nullptr;
+  const std::byte* source = nullptr;
+  std::uint64_t size_bytes = 0;
+};
+
 class SLUICE_EXPORT Device {
  public:
   Device() = default;
@@ -87,6 +94,12 @@ class SLUICE_EXPORT Device {
   // The memory may be reused after the completion of an event that was recorded after the copy.
   virtual void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
                     StreamId stream) = 0;
+  // Does all of `pieces` as copy() does each of them, in any order, and with as few calls of the
+  // device as it takes. No piece may read or write what another one writes.
+  virtual void copy_all(std::span<const CopyPiece> pieces, StreamId stream) {
+    for (const CopyPiece& piece : pieces)
+      copy(piece.target, piece.source, piece.size_bytes, stream);
+  }
   virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
   // A thread of the device runs `function` after earlier work on `stream`. Later work on `stream`
   // waits for `function`. Functions of different streams may run one after another, so no function

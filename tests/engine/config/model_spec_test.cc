@@ -77,6 +77,11 @@ TEST(ModelSpec, RefusesWhatCannotTrain) {
   EXPECT_EQ(complaint_about(model),
             "model: every unit is announced; at least one has to stand in forward_order");
   model = two_units();
+  model.units[1].is_local = true;
+  EXPECT_EQ(complaint_about(model),
+            "model: unit \"b\" is local, but not announced, and the orders are those of all ranks; "
+            "set UnitSpec::is_announced");
+  model = two_units();
   model.concurrent_leases = 0;
   EXPECT_EQ(complaint_about(model),
             "model: concurrent_leases is 0; computation needs at least one lease");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -25,6 +26,9 @@ struct FakeCudaCall {
   std::uint64_t stream = 0;
   std::uint64_t event = 0;       // of a record or a wait
   std::uint64_t size_bytes = 0;  // of a copy
+  const std::byte* target = nullptr;
+  const std::byte* source = nullptr;
+  bool is_continued = false;  // the copy belongs to the call before, which has several
 };
 
 // If `is_wanted`, begins a log. Otherwise, continues without a log.

@@ -19,73 +19,24 @@
 #include <sluice/units.h>
 #include "tests/gpu/cuda/fake_cuda_faults.h"
 #include "tests/gpu/cuda/fake_cuda_log.h"
+#include "tests/gpu/cuda/fake_cuda_state.h"
 
 namespace sluice::test {
 namespace {
 
-struct Runtime {
-  std::unique_ptr<HostDevice> device = make_host_device({.memory_bytes = kFakeCudaMemoryBytes});
-  std::mutex callback_mutex;
-  std::atomic<int> failed{0};
-  std::atomic<bool> refuses_callbacks{false};
-  std::atomic<bool> refuses_next_callback{false};
-  std::mutex mutex;
-  // Guarded by mutex.
-  std::map<std::byte*, std::uint64_t> registered;
-  std::map<const std::byte*, std::uint64_t> allocated;
-  std::map<StreamId, int> stream_gpus;
-  std::map<EventId, int> event_gpus;
-  std::set<int> contexts;                        // GPUs that the process has one on
-  std::map<int, int> communicators;              // by GPU
-  std::set<std::pair<int, std::string>> loaded;  // kernels, by GPU
-  std::set<std::string> loaded_late;
-};
-
-Runtime& runtime() {
-  static Runtime fake;
-  return fake;
-}
-
-thread_local int current_device = 0;
-
 cudaError_t answer(int status) {
   return static_cast<cudaError_t>(fake_cuda_answer(status));
 }
-// The answer of every call after a failure of the device.
 cudaError_t standing() {
-  return answer(runtime().failed);
+  return static_cast<cudaError_t>(standing_failure());
 }
-// A call makes a context on the thread's current GPU, whatever GPU its arguments belong to.
 cudaError_t enter(const char* call) {
-  const int fault = fake_cuda_fault_of(call);
-  const std::scoped_lock lock(runtime().mutex);
-  runtime().contexts.insert(current_device);
-  return fault != 0 ? answer(fault) : standing();
+  return static_cast<cudaError_t>(enter_fake_cuda(call));
 }
-// Every call of the stand-in begins so. Calls that give something back do it in any case.
-#define FAKE_CUDA_ENTER \
-  if (const cudaError_t failed = enter(__func__); failed != cudaSuccess) return failed
 
 template <class Handle, class Id>
 Handle handle_of(Id id) {
   return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(id));
-}
-StreamId id_of(cudaStream_t stream) {
-  if (stream == nullptr) stream = static_cast<cudaStream_t>(fake_cuda_default_stream().load());
-  SLUICE_CHECK(stream != nullptr, "nothing uses the default stream");
-  return static_cast<StreamId>(reinterpret_cast<std::uintptr_t>(stream));
-}
-EventId id_of(cudaEvent_t event) {
-  return static_cast<EventId>(reinterpret_cast<std::uintptr_t>(event));
-}
-
-int gpu_of(cudaStream_t stream) {
-  const std::scoped_lock lock(runtime().mutex);
-  return runtime().stream_gpus.at(id_of(stream));
-}
-int gpu_of(cudaEvent_t event) {
-  const std::scoped_lock lock(runtime().mutex);
-  return runtime().event_gpus.at(id_of(event));
 }
 
 void load(int gpu, const char* name) {
@@ -94,21 +45,6 @@ void load(int gpu, const char* name) {
   const std::scoped_lock lock(runtime().mutex);
   const bool is_new = runtime().loaded.emplace(gpu, name).second;
   if (is_new && !is_eager && runtime().communicators[gpu] != 0) runtime().loaded_late.insert(name);
-}
-
-void log_call(FakeCudaCall::Kind kind, cudaStream_t stream, cudaEvent_t event = nullptr) {
-  add_fake_cuda_call({.kind = kind,
-                      .stream = reinterpret_cast<std::uintptr_t>(stream),
-                      .event = reinterpret_cast<std::uintptr_t>(event)});
-}
-
-bool is_device_memory(const void* memory) {
-  const std::scoped_lock lock(runtime().mutex);
-  const auto* const address = static_cast<const std::byte*>(memory);
-  auto entry = runtime().allocated.upper_bound(address);
-  if (entry == runtime().allocated.begin()) return false;
-  --entry;
-  return address < entry->first + entry->second;
 }
 
 }  // namespace
@@ -128,12 +64,12 @@ std::set<int> take_fake_cuda_contexts() {
 }
 
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name) {
-  const int gpu = gpu_of(static_cast<cudaStream_t>(stream));
-  SLUICE_CHECK(gpu == current_device, "a kernel's stream is one of the current GPU");
+  const int gpu = gpu_of_stream(stream);
+  SLUICE_CHECK(gpu == current_device(), "a kernel's stream is one of the current GPU");
   if (answer(fake_cuda_fault_of("cudaLaunchKernel")) != 0 || standing() != 0) return;
   if (name != nullptr) load(gpu, name);
-  log_call(FakeCudaCall::Kind::kKernel, static_cast<cudaStream_t>(stream));
-  runtime().device->launch(id_of(static_cast<cudaStream_t>(stream)), delayed(std::move(work)));
+  log_call(FakeCudaCall::Kind::kKernel, stream);
+  runtime().device->launch(id_of_stream(stream), delayed(std::move(work)));
 }
 
 std::set<std::string> take_fake_cuda_late_loads() {
@@ -174,7 +110,7 @@ extern "C" {
 
 // For libraries that are opened at run time: on threads of theirs, whose current GPU is right.
 void sluice_fake_cuda_launch(cudaStream_t stream, void (*work)(void*), void* data) {
-  runtime().device->launch(id_of(stream), [work, data] { work(data); });
+  runtime().device->launch(id_of_stream(stream), [work, data] { work(data); });
 }
 
 // A communicator comes to a GPU, or goes. Returns how many there are.
@@ -185,39 +121,20 @@ int sluice_fake_cuda_communicators(int gpu, int change) {
 
 cudaError_t cudaGetDevice(int* device) {
   const int fault = fake_cuda_fault_of(__func__);
-  *device = current_device;
+  *device = current_device();
   return fault != 0 ? answer(fault) : standing();
 }
 // Since CUDA 12 it makes a context.
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= kFakeCudaGpus) return answer(cudaErrorInvalidDevice);
-  const int before = std::exchange(current_device, device);
+  const int before = std::exchange(current_device(), device);
   const cudaError_t status = enter(__func__);
-  if (status != cudaSuccess) current_device = before;
+  if (status != cudaSuccess) current_device() = before;
   return status;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = kFakeCudaGpus;
   return answer(fake_cuda_fault_of(__func__));
-}
-int fake_cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
-  const std::scoped_lock lock(runtime().mutex);
-  *flags = 0;
-  *active = static_cast<int>(runtime().contexts.count(device));
-  return 0;
-}
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
-                                             unsigned long long,
-                                             cudaDriverEntryPointQueryResult* found) {
-  const bool is_known = symbol == std::string_view("cuDevicePrimaryCtxGetState");
-  *function = is_known ? reinterpret_cast<void*>(&fake_cuDevicePrimaryCtxGetState) : nullptr;
-  if (found != nullptr)
-    *found = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-  return cudaSuccess;
-}
-cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,
-                                    cudaDriverEntryPointQueryResult* found) {
-  return cudaGetDriverEntryPointByVersion(symbol, function, 12000, flags, found);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
@@ -228,13 +145,21 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->totalGlobalMem = kFakeCudaMemoryBytes;
   return cudaSuccess;
 }
+// With capitals, as the runtime writes it.
+cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
+  if (const int fault = fake_cuda_fault_of(__func__); fault != 0) return answer(fault);
+  if (device < 0 || device >= kFakeCudaGpus || length < 13) return answer(cudaErrorInvalidDevice);
+  std::strcpy(text, "0000:3B:00.0");
+  text[11] = static_cast<char>('0' + device);
+  return cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
   *total_bytes = kFakeCudaMemoryBytes;
   *free_bytes = kFakeCudaMemoryBytes - fake_cuda_allocated_bytes();
   {
     const std::scoped_lock lock(runtime().mutex);
-    *free_bytes -=
-        static_cast<std::size_t>(runtime().communicators[current_device]) * kFakeCommunicatorBytes;
+    *free_bytes -= static_cast<std::size_t>(runtime().communicators[current_device()]) *
+                   kFakeCommunicatorBytes;
   }
   return enter(__func__);
 }
@@ -292,7 +217,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   const StreamId id = runtime().device->create_stream("fake", StreamPriority::kNormal);
   *stream = handle_of<cudaStream_t>(id);
   const std::scoped_lock lock(runtime().mutex);
-  runtime().stream_gpus[id] = current_device;
+  runtime().stream_gpus[id] = current_device();
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -304,15 +229,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (runtime().failed != 0) return status;
   {
     const std::scoped_lock lock(runtime().mutex);
-    runtime().stream_gpus.erase(id_of(stream));
+    runtime().stream_gpus.erase(id_of_stream(stream));
   }
-  runtime().device->destroy_stream(id_of(stream));
+  runtime().device->destroy_stream(id_of_stream(stream));
   return status;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const cudaError_t status = enter(__func__);
   if (status != cudaSuccess && runtime().failed == 0) return status;
-  runtime().device->synchronize(id_of(stream));
+  runtime().device->synchronize(id_of_stream(stream));
   return standing();
 }
 
@@ -322,67 +247,44 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   const EventId id = runtime().device->create_event();
   *event = handle_of<cudaEvent_t>(id);
   const std::scoped_lock lock(runtime().mutex);
-  runtime().event_gpus[id] = current_device;
+  runtime().event_gpus[id] = current_device();
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  runtime().device->destroy_event(id_of(event));
+  runtime().device->destroy_event(id_of_event(event));
   return enter(__func__);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   log_call(FakeCudaCall::Kind::kRecord, stream, event);
   FAKE_CUDA_ENTER;
-  if (gpu_of(event) != gpu_of(stream)) return answer(cudaErrorInvalidResourceHandle);
-  runtime().device->record(id_of(event), id_of(stream));
+  if (gpu_of_event(event) != gpu_of_stream(stream)) return answer(cudaErrorInvalidResourceHandle);
+  runtime().device->record(id_of_event(event), id_of_stream(stream));
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   FAKE_CUDA_ENTER;
-  return runtime().device->is_complete(id_of(event)) ? cudaSuccess : answer(cudaErrorNotReady);
+  return runtime().device->is_complete(id_of_event(event)) ? cudaSuccess
+                                                           : answer(cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   FAKE_CUDA_ENTER;
-  runtime().device->synchronize(id_of(event));
+  runtime().device->synchronize(id_of_event(event));
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* elapsed_ms, cudaEvent_t begin, cudaEvent_t end) {
   FAKE_CUDA_ENTER;
   *elapsed_ms = static_cast<float>(
-      static_cast<double>(runtime().device->elapsed_ns(id_of(begin), id_of(end))) * 1e-6);
+      static_cast<double>(runtime().device->elapsed_ns(id_of_event(begin), id_of_event(end))) *
+      1e-6);
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   log_call(FakeCudaCall::Kind::kWait, stream, event);
   FAKE_CUDA_ENTER;
-  runtime().device->wait(id_of(stream), id_of(event));
+  runtime().device->wait(id_of_stream(stream), id_of_event(event));
   return cudaSuccess;
 }
 
-// Between host and host the call is synchronous: it would wait for the stream.
-cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_bytes,
-                            cudaMemcpyKind kind, cudaStream_t stream) {
-  FAKE_CUDA_ENTER;
-  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-  SLUICE_CHECK(to_device == is_device_memory(target) && from_device == is_device_memory(source),
-               "the kind of a copy says where its ends lie");
-  SLUICE_CHECK(to_device || from_device, "copies between host and host are not the runtime's");
-  add_fake_cuda_call({.kind = !from_device ? FakeCudaCall::Kind::kCopyUp
-                              : to_device  ? FakeCudaCall::Kind::kCopyInside
-                                           : FakeCudaCall::Kind::kCopyDown,
-                      .stream = reinterpret_cast<std::uintptr_t>(stream),
-                      .size_bytes = size_bytes});
-  runtime().device->copy(static_cast<std::byte*>(target), static_cast<const std::byte*>(source),
-                         size_bytes, id_of(stream));
-  return cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size_bytes, cudaStream_t stream) {
-  FAKE_CUDA_ENTER;
-  SLUICE_CHECK(value == 0, "memory is filled with zeros");
-  log_call(FakeCudaCall::Kind::kFill, stream);
-  runtime().device->fill_zero(static_cast<std::byte*>(memory), size_bytes, id_of(stream));
-  return cudaSuccess;
-}
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
                                   unsigned) {
   log_call(FakeCudaCall::Kind::kCallback, stream);
@@ -390,7 +292,7 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call
   if (status != cudaSuccess && (runtime().refuses_callbacks || runtime().failed == 0))
     return status;
   if (runtime().refuses_next_callback.exchange(false)) return answer(cudaErrorMemoryAllocation);
-  runtime().device->launch(id_of(stream), [stream, callback, data] {
+  runtime().device->launch(id_of_stream(stream), [stream, callback, data] {
     const std::scoped_lock one_at_a_time(runtime().callback_mutex);
     callback(stream, static_cast<cudaError_t>(runtime().failed.load()), data);
   });

@@ -25,6 +25,10 @@ void fail_fake_cuda(FakeCudaFailure failure);
 // Makes only the next call of cudaStreamAddCallback fail.
 void refuse_next_fake_cuda_callback();
 
+// The answer of the driver to cuMemcpyBatchAsync. A driver before CUDA 12.8 does not have it.
+enum class FakeCudaBatches : std::uint8_t { kTaken, kRefused, kUnknown };
+void set_fake_cuda_batches(FakeCudaBatches batches);
+
 // The bytes that cudaMalloc has allocated, and the bytes of registered host pages.
 std::uint64_t fake_cuda_allocated_bytes();
 std::uint64_t fake_cuda_registered_bytes();

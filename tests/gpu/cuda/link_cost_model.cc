@@ -17,7 +17,7 @@ class Replay {
       : costs_(costs), callback_ns_(callback_ns), queue_free_ns_(costs.hardware_queues) {}
 
   void add(const FakeCudaCall& call) {
-    host_ns_ += costs_.call_ns;
+    if (!call.is_continued) host_ns_ += costs_.call_ns;
     const auto [stream, is_new] =
         streams_.try_emplace(call.stream, Stream{.queue = streams_.size() % queue_free_ns_.size()});
     double& end_ns = stream->second.end_ns;

@@ -4,7 +4,8 @@
 // only when the caller polls; messages between two ranks meet in their order; an abort ends waiting
 // work; NCCL's own reductions add in an order of their own (backwards). Buffers in symmetric
 // windows lie at equal offsets on all ranks, or the operation fails, as under
-// NCCL_CHECK_MODE=DEBUG_GLOBAL. FAKE_NCCL_VERSION sets the version.
+// NCCL_CHECK_MODE=DEBUG_GLOBAL. FAKE_NCCL_VERSION sets the version. FAKE_NCCL_MULTICAST=absent: the
+// machine has no windows, only null ones; =broken: joining fails unless NCCL_NVLS_ENABLE=0.
 #include "tests/gpu/ranks/fake_nccl.h"
 
 #include <nccl.h>
@@ -66,14 +67,8 @@ thread_local ncclComm_t group_comm = nullptr;
 thread_local cudaStream_t group_stream = nullptr;
 
 void launch(cudaStream_t stream, std::function<void()> work) {
-  sluice_fake_cuda_launch(
-      stream,
-      [](void* data) {
-        const std::unique_ptr<std::function<void()>> owned(
-            static_cast<std::function<void()>*>(data));
-        (*owned)();
-      },
-      new std::function<void()>(std::move(work)));
+  const auto run = [](void* data) { run_fake_nccl_work(data); };
+  sluice_fake_cuda_launch(stream, run, new std::function<void()>(std::move(work)));
 }
 
 int current_gpu() {
@@ -179,6 +174,8 @@ const char* ncclGetErrorString(ncclResult_t result) {
   return result == ncclRemoteError ? "remote process exited" : "an error of the fake";
 }
 const char* ncclGetLastError(ncclComm_t comm) {
+  if (fake_nccl_cannot_bind())
+    return "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401";
   if (comm == nullptr || comm->world == nullptr) return "";
   const std::scoped_lock lock(comm->world->mutex);
   return comm->world->violation.empty() ? "the last words of the fake"
@@ -222,6 +219,8 @@ ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t* par
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   *result = ncclSystemError;
   if (fake_nccl_call_fails(__func__)) return ncclSuccess;
+  *result = ncclUnhandledCudaError;
+  if (fake_nccl_cannot_bind()) return ncclSuccess;
   *result = ncclInProgress;
   if (comm->world == nullptr && !finish_split(*comm)) return ncclSuccess;
   {
@@ -382,6 +381,8 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t s
                                     ncclWindow_t* window, int flags) {
   FAKE_NCCL_ENTER;
   if (flags != NCCL_WIN_COLL_SYMMETRIC) return ncclInvalidArgument;
+  *window = nullptr;
+  if (fake_nccl_multicast_is("absent")) return ncclSuccess;
   count_fake_nccl(&fake_nccl_counts::windows);
   *window = new ncclWindow_vidmem{static_cast<const char*>(memory), size_bytes};
   comm->windows.push_back(*window);

@@ -6,6 +6,7 @@
 
 #include <barrier>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,6 +35,29 @@ inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// A variable of the environment, while the object lives. An empty value leaves it alone.
+class EnvironmentValue {
+ public:
+  EnvironmentValue(const char* name, const char* value) : name_(name) {
+    if (*value != 0) ::setenv(name, value, 1);
+  }
+  EnvironmentValue(const EnvironmentValue&) = delete;
+  EnvironmentValue& operator=(const EnvironmentValue&) = delete;
+  ~EnvironmentValue() { ::unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+class Version : EnvironmentValue {
+ public:
+  explicit Version(const char* text) : EnvironmentValue("FAKE_NCCL_VERSION", text) {}
+};
+// The same file by another name: a library that is open keeps the version that it had.
+inline std::string fake_of(const std::string& dots) {
+  const std::string path = FAKE_NCCL;
+  return path.substr(0, path.rfind('/')) + dots + path.substr(path.rfind('/'));
 }
 
 // Any thread.

@@ -1,6 +1,7 @@
 #include "tests/gpu/ranks/fake_nccl_world.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string_view>
 
@@ -25,6 +26,20 @@ void count_messages(const std::vector<FakeNcclMessage>& messages) {
 }
 
 }  // namespace
+
+bool fake_nccl_multicast_is(std::string_view state) {
+  const char* const told = std::getenv("FAKE_NCCL_MULTICAST");
+  return told != nullptr && told == state;
+}
+bool fake_nccl_cannot_bind() {
+  const char* const nvls = std::getenv("NCCL_NVLS_ENABLE");
+  return fake_nccl_multicast_is("broken") && (nvls == nullptr || nvls != std::string_view("0"));
+}
+
+void run_fake_nccl_work(void* data) {
+  const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(data));
+  (*owned)();
+}
 
 void count_fake_nccl(int fake_nccl_counts::*member, int by) {
   const std::scoped_lock lock(counts_mutex);

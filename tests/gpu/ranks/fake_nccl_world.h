@@ -14,6 +14,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,13 @@ struct FakeNcclMessage {
 // compared.
 using FakeNcclOffset = std::int64_t;
 inline constexpr FakeNcclOffset kOutsideOfWindows = -1;
+
+// Whether FAKE_NCCL_MULTICAST says so (fake_nccl.cc).
+bool fake_nccl_multicast_is(std::string_view state);
+// Whether joining fails for want of multicast.
+bool fake_nccl_cannot_bind();
+// Calls `data`, a std::function<void()>, and deletes it.
+void run_fake_nccl_work(void* data);
 
 // One rank's contribution to an operation: the data, and the offsets that have to be equal.
 struct FakeNcclPart {

@@ -180,17 +180,6 @@ TEST(NcclFailure, OfACallIsTheDevicesBeforeItEndsAnythingElse) {
   EXPECT_EQ(heard, 1);
 }
 
-class Version {
- public:
-  explicit Version(const char* text) { ::setenv("FAKE_NCCL_VERSION", text, 1); }
-  ~Version() { ::unsetenv("FAKE_NCCL_VERSION"); }
-};
-// The same file by another name: a library that is open keeps the version that it had.
-std::string fake_of(const std::string& dots) {
-  const std::string path = FAKE_NCCL;
-  return path.substr(0, path.rfind('/')) + dots + path.substr(path.rfind('/'));
-}
-
 TEST(NcclLibraryTest, RegistersMemoryAsTheVersionCan) {
   struct Case {
     const char* version;

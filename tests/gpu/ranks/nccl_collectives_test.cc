@@ -82,7 +82,8 @@ TEST(NcclMemory, RegisteredMemoryGivesTheSameBytes) {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  sluice::set("NCCL_HOSTID", std::string("rank ") + (rank == nullptr ? "0" : rank));
+  if (std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") == nullptr)
+    sluice::set("NCCL_HOSTID", std::string("rank ") + (rank == nullptr ? "0" : rank));
   for (const auto& [name, value] : {std::pair{"NCCL_SOCKET_IFNAME", "lo"},
                                     {"NCCL_IB_DISABLE", "1"},
                                     {"NCCL_MNNVL_ENABLE", "0"},

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include <fmt/format.h>
+
 #include "tests/gpu/cuda/fake_cuda_log.h"
 #include "tests/gpu/ranks/fake_nccl_ranks.h"
 #include "tests/support/expect_error.h"
@@ -101,6 +103,9 @@ TEST(NcclReductions, MessagesStayLongAmongManyRanks) {
     const fake_nccl_counts counts = take_counts();
     EXPECT_GE(counts.messages, static_cast<int>(2 * (c.ranks - 1)));
     EXPECT_GE(counts.message_bytes_least, 256_KiB) << c.ranks << " ranks";
+    // A row of docs/results/gpu.md.
+    fmt::print("figure: | {} | {} | {} | {:.0f} KiB |\n", c.ranks, c.share, counts.messages,
+               static_cast<double>(counts.message_bytes_least) / 1024);
   }
   leave_fake_nccl_alone(FAKE_NCCL, false);
 }

@@ -65,12 +65,13 @@ class GpuCheckCase(CliCase):
                 self.assertEqual(code, 2)
                 self.assertIn("--only takes parts out of", text)
 
-    def gpu_check(self, part, gpus):
-        """Runs a copy of gpu_check.sh whose tools are stand-ins; `gpus`: the capabilities that nvidia-smi names, or None."""
+    def gpu_check(self, part, gpus, cmake=""):
+        """Runs a copy of gpu_check.sh whose tools are stand-ins. `gpus` has the capabilities that nvidia-smi names, or is None;
+        `cmake` is what cmake does."""
         for folder in ("tools", "python", "docs", "tests/tools/cli"):
             shutil.copytree(os.path.join(SOURCE, folder), self.path(folder), ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("cmake", "ninja", "nvcc"):
-            self.write_program(f"bin/{name}", f'echo "{name} $*"')
+            self.write_program(f"bin/{name}", f'echo "{name} $*"' + (f"\n{cmake}\nexit 0" if name == "cmake" else ""))
         self.write_program("build/gpu/tools/sluice", "echo 'ok    CUDA: no usable GPU: none'")
         if gpus is not None:
             self.write_program("bin/nvidia-smi", f"printf '{gpus}'")
@@ -83,6 +84,14 @@ class GpuCheckCase(CliCase):
         self.assertIn("-DSLUICE_CUDA_ARCHITECTURES=80-real;90-real ", text.replace("\n", " "))
         self.assertLess(text.index("cuda_gpt_test"), text.index("cuda_trainer_test"))
         self.assertEqual(self.results_of_build(), ["passed"] * 3)
+
+    def test_the_part_build_ends_by_itself(self):
+        os.environ["SLUICE_GPU_PART_SECONDS"] = "3"
+        self.addCleanup(os.environ.pop, "SLUICE_GPU_PART_SECONDS")
+        code, text = self.gpu_check("build", "9.0\\n", cmake='[[ $1 != --build ]] || exec sleep 60')
+        self.assertEqual(code, 1, text)
+        # On a machine with more to do, the step before may have taken all the time.
+        self.assertIn(self.results_of_build(), (["passed", "timeout"], ["timeout"]))
 
     def results_of_build(self):
         with open(self.path("out/build.json"), encoding="utf-8") as file:
@@ -165,17 +174,49 @@ class GpuCheckCase(CliCase):
             self.assertEqual(self.results(part)[name][0], "missing", part)
 
     def test_two_ranks_meet_without_mpi(self):
-        says = "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT host $NCCL_HOSTID; echo 'state sha256 'abcd"
-        run = self.packed(GPU.replace("*) echo 'peak resident memory 1 MiB; state sha256 'HASH", f"*) {says}"))
+        text, steps = self.run_two_ranks("2.28.9; NCCL has everything")
+        for rank in (0, 1):
+            self.assertIn(f"rank {rank} of 2 at 127.0.0.1:29731 host rank_{rank} shared multicast", text)
+        self.assertEqual(steps["two ranks: the same bits"], ("passed", "state sha256 abcd"))
+        self.assertEqual(steps["exactness: one"], ("passed", "ran"))
+        self.assertEqual(steps["two ranks by NCCL's setting"][0], "missing")
+        self.assertIn("NCCL 2.28.9 has no NCCL_MULTI_RANK_GPU_ENABLE", steps["two ranks by NCCL's setting"][1])
+
+    def test_two_ranks_share_a_gpu_by_the_setting_of_nccl_where_it_has_one(self):
+        text, steps = self.run_two_ranks("2.30.7")
+        for rank in (0, 1):
+            self.assertIn(f"rank {rank} of 2 at 127.0.0.1:29731 host shared 1 multicast 0", text)
+        self.assertEqual(steps["two ranks by NCCL's setting"][0], "passed")
+        self.assertEqual(steps["two ranks by NCCL's setting: the same bits"], ("passed", "state sha256 abcd"))
+
+    def run_two_ranks(self, nccl):
+        """Returns the text of the part `tests` and its steps, where doctor names this NCCL."""
+        says = ("echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT host $NCCL_HOSTID shared $NCCL_MULTI_RANK_GPU_ENABLE "
+                "multicast $NCCL_NVLS_ENABLE; echo 'state sha256 'abcd")
+        machine = GPU.replace("*) echo 'peak resident memory 1 MiB; state sha256 'HASH", f"*) {says}")
+        run = self.packed(machine.replace("computes there' ;;", f"computes there'; echo 'ok    NCCL: {nccl}' ;;"))
         with open(self.path("pack/exactness.py"), "w", encoding="utf-8") as file:
             file.write("print('one' if '--list' in __import__('sys').argv[1:] else 'ran')\n")
         code, text = self.script(run, "--only", "tests", "out")
         self.assertEqual(code, 0, text)
-        for rank in (0, 1):
-            self.assertIn(f"rank {rank} of 2 at 127.0.0.1:29731 host rank {rank}", text)
-        steps = self.results("tests")
-        self.assertEqual(steps["two ranks: the same bits"], ("passed", "state sha256 abcd"))
-        self.assertEqual(steps["exactness: one"], ("passed", "ran"))
+        return text, self.results("tests")
+
+    def test_torchao_that_came_along_is_measured(self):
+        os.makedirs(self.path("nothing"))
+        self.write_program("nothing/python3", 'case "$*" in *zipfile*) echo unpacked ;; *torch_step*) echo "path $PYTHONPATH" ;; esac')
+        run = self.packed(GPU.replace("HASH", "abcd"))
+        path = f"{self.path('nothing')}:{os.environ['PATH']}"
+        code, text = self.script(run, "--only", "torch", "out", PATH=path)
+        self.assertEqual(code, 0, text)
+        self.assertEqual(self.results("torch")["torchao"][0], "missing")
+        os.makedirs(self.path("pack/wheel"))
+        with open(self.path("pack/wheel/torchao-0.18.0-cp310-abi3-linux.whl"), "wb"):
+            pass
+        code, text = self.script(run, "--only", "torch", "out", PATH=path)
+        self.assertEqual(code, 0, text)
+        steps = self.results("torch")
+        self.assertEqual(steps["unpack torchao-0.18.0-cp310-abi3-linux.whl"], ("passed", "unpacked"))
+        self.assertIn("/torchao", steps["PyTorch's own step"][1])
 
     def test_the_archive_runs_in_a_bare_root(self):
         """Without compilers, libraries of Sluice's, Python and the repository: bash, coreutils and grep with their libraries."""
@@ -191,12 +232,16 @@ class GpuCheckCase(CliCase):
         shutil.copy(BINARY, self.path("built/tools/sluice"))
         for place in [f"tools/{name}" for name in PROGRAMS] + ["capi/libsluice.so"]:
             shutil.copy("/bin/true", self.path("built", place))
-        code, text = self.script(os.path.join(SOURCE, "tools/gpu_pack.sh"), "--built", self.path("built"), self.path("pack.tar.gz"))
+        with open(self.path("torchao-1-py3-none-any.whl"), "wb"):
+            pass
+        code, text = self.script(os.path.join(SOURCE, "tools/gpu_pack.sh"), "--torchao", self.path("torchao-1-py3-none-any.whl"), "--built",
+                                 self.path("built"), self.path("pack.tar.gz"))
         self.assertEqual(code, 0, text)
         root = self.bare_root()
         with tarfile.open(self.path("pack.tar.gz")) as archive:
             archive.extractall(root)
-        self.assertTrue(os.listdir(os.path.join(root, "sluice_gpu/wheel"))[0].endswith(".whl"))
+        wheels = sorted(os.listdir(os.path.join(root, "sluice_gpu/wheel")))
+        self.assertEqual([wheel.split("-")[0] for wheel in wheels], ["sluice_offload", "torchao"])
         done = subprocess.run([*namespace, "chroot", root, "/bin/env", "-i", "PATH=/bin", "/sluice_gpu/run.sh", "/out"], capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertEqual(done.stderr, "")

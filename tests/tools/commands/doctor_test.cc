@@ -135,6 +135,7 @@ class DoctorLinks : public DoctorDrives {
     std::string speed_max = "16.0 GT/s PCIe";
     int lanes = 4;
     int lanes_max = 4;
+    std::string below = "";  // the bridges above it, each with a slash
   };
 
   // Processors 0 to 3 are on node 0, and some that no machine has on node 1.
@@ -149,7 +150,7 @@ class DoctorLinks : public DoctorDrives {
     std::ofstream(file) << line << "\n";
   }
   void add(const std::string& address, const Device& device) const {
-    const std::string folder = "/devices/pci0000:00/" + address;
+    const std::string folder = "/devices/pci0000:00/" + device.below + address;
     write(folder + "/class", device.kind);
     write(folder + "/vendor", device.vendor);
     write(folder + "/numa_node", std::to_string(device.node));
@@ -158,8 +159,9 @@ class DoctorLinks : public DoctorDrives {
     write(folder + "/current_link_width", std::to_string(device.lanes));
     write(folder + "/max_link_width", std::to_string(device.lanes_max));
     std::filesystem::create_directories(sysfs() + "/bus/pci/devices");
-    std::filesystem::create_directory_symlink("../../../devices/pci0000:00/" + address,
-                                              sysfs() + "/bus/pci/devices/" + address);
+    std::filesystem::create_directory_symlink(
+        "../../../devices/pci0000:00/" + device.below + address,
+        sysfs() + "/bus/pci/devices/" + address);
   }
   void add_gpu(int node, int lanes, const std::string& speed = "2.5 GT/s PCIe") const {
     add("0000:3b:00.0", {.kind = "0x030200",
@@ -172,9 +174,9 @@ class DoctorLinks : public DoctorDrives {
   }
   void add_nvme(const Device& device) const {
     add("0000:01:00.0", device);
-    std::filesystem::create_directories(
-        sysfs() + "/devices/pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1/queue");
-    be_on("pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1");
+    const std::string drive = "pci0000:00/" + device.below + "0000:01:00.0/nvme/nvme0/nvme0n1";
+    std::filesystem::create_directories(sysfs() + "/devices/" + drive + "/queue");
+    be_on(drive);
   }
   Finding look() const { return DoctorDrives::look("links"); }
 };
@@ -188,6 +190,24 @@ TEST_F(DoctorLinks, EveryGpuAndDriveHasItsNodeAndLink) {
   EXPECT_EQ(found.text, "node 0: GPU 0000:3b:00.0 (2.5 GT/s x16), nvme0n1 (16.0 GT/s x4)");
   EXPECT_EQ(found.health, Health::kOk) << "an idle GPU is slow on purpose";
   EXPECT_EQ(found.remedy, "");
+}
+
+// A port of the processor alone is no switch; of switches behind each other the last one counts.
+TEST_F(DoctorLinks, DevicesOfASwitchNameIt) {
+  add("0000:3b:00.0", {.kind = "0x030200",
+                       .vendor = "0x10de",
+                       .speed = "2.5 GT/s PCIe",
+                       .speed_max = "32.0 GT/s PCIe",
+                       .lanes = 16,
+                       .lanes_max = 16,
+                       .below = "0000:00:01.0/0000:10:00.0/0000:11:04.0/"});
+  add("0000:af:00.0",
+      {.kind = "0x030200", .vendor = "0x10de", .lanes = 0, .below = "0000:00:03.0/"});
+  add_nvme({.below = "0000:00:01.0/0000:10:00.0/0000:11:08.0/0000:12:00.0/0000:13:00.0/"});
+  EXPECT_EQ(look().text,
+            "node 0: GPU 0000:3b:00.0 (2.5 GT/s x16, switch 0000:10:00.0), "
+            "GPU 0000:af:00.0 (link not reported), "
+            "nvme0n1 (16.0 GT/s x4, switch 0000:12:00.0)");
 }
 
 TEST_F(DoctorLinks, LanesAndSpeedThatAreMissing) {

@@ -171,10 +171,11 @@ TEST_P(DeviceGptTest, EvaluationHasTheLossOfTraining) {
   gpt.start_evaluation(tokens_, targets_);
   for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
     gpt.forward(use, units[index_of(spec_.forward_order[use])].const_tensors(), stream.id());
-  double loss = 1.0;  // the pass adds its loss to this value
-  gpt.add_loss(loss, stream.id());
-  device.synchronize(stream.id());
-  EXPECT_NEAR(loss - 1.0, on_cpu(DType::kFp32).loss, 1e-4);
+  gpt.keep_loss(stream.id());
+  const std::vector<double> losses = gpt.take_losses(stream.id());
+  ASSERT_EQ(losses.size(), 1u);
+  EXPECT_NEAR(losses.front(), on_cpu(DType::kFp32).loss, 1e-4);
+  EXPECT_TRUE(gpt.take_losses(stream.id()).empty()) << "taken once";
 }
 
 TEST_P(DeviceGptTest, BatchesThatAreEvaluatedTogetherHaveTheirOwnLosses) {
@@ -186,28 +187,27 @@ TEST_P(DeviceGptTest, BatchesThatAreEvaluatedTogetherHaveTheirOwnLosses) {
   const Stream stream(device, "test");
   const std::vector<DeviceUnit> units =
       units_on_device(device, stream.id(), spec_, parameters(DType::kFp32), DType::kFp32);
-  const auto forward = [&](std::uint32_t use, std::uint32_t batch, double& loss) {
+  const auto forward = [&](std::uint32_t use, std::uint32_t batch) {
     gpt.forward(use, units[index_of(spec_.forward_order[use])].const_tensors(), stream.id(), batch);
-    if (use + 1 == gpt.use_count()) gpt.add_loss(loss, stream.id());
+    if (use + 1 == gpt.use_count()) gpt.keep_loss(stream.id());
   };
   std::vector<std::vector<std::uint32_t>> tokens, targets;
-  std::vector<double> alone(batches), together(batches);
+  std::vector<double> alone;
   for (std::uint32_t batch = 0; batch < batches; ++batch) {
     const std::string name = std::to_string(batch);
     tokens.push_back(random_tokens(name.c_str(), tokens_.size(), GetParam().config.vocabulary));
     targets.push_back(
         random_tokens((name + "'").c_str(), tokens_.size(), GetParam().config.vocabulary));
     gpt.start_evaluation(tokens[batch], targets[batch]);
-    for (std::uint32_t use = 0; use < gpt.use_count(); ++use) forward(use, 0, alone[batch]);
-    device.synchronize(stream.id());
+    for (std::uint32_t use = 0; use < gpt.use_count(); ++use) forward(use, 0);
+    alone.push_back(gpt.take_losses(stream.id()).at(0));
   }
   for (std::uint32_t batch = 0; batch < batches; ++batch)
     gpt.start_evaluation(tokens[batch], targets[batch], batch);
   for (std::uint32_t use = 0; use < gpt.use_count(); ++use) {
-    for (std::uint32_t batch = 0; batch < batches; ++batch) forward(use, batch, together[batch]);
+    for (std::uint32_t batch = 0; batch < batches; ++batch) forward(use, batch);
   }
-  device.synchronize(stream.id());
-  EXPECT_EQ(together, alone);
+  EXPECT_EQ(gpt.take_losses(stream.id()), alone);
   EXPECT_NE(alone.front(), alone.back());
   const TensorMemory values = parameters(DType::kFp32);
   const PassResult after =

@@ -106,7 +106,7 @@ inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOp
   gpt.start_training(tokens, targets, stream.id());
   for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
     gpt.forward(use, units[index_of(spec.forward_order[use])].const_tensors(), stream.id());
-  gpt.add_loss(result.loss, stream.id());
+  gpt.keep_loss(stream.id());
   for (std::uint32_t use = 0; use < gpt.use_count(); ++use) {
     const std::uint32_t index = index_of(spec.backward_order[use]);
     const UnitSpec& unit = spec.units[index];
@@ -130,7 +130,7 @@ inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOp
       }
     }
   }
-  device.synchronize(stream.id());
+  result.loss = gpt.take_losses(stream.id()).at(0);
   return result;
 }
 

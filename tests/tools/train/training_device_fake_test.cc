@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "tests/tools/train/small_gpt.h"
+#include "tools/commands/doctor_command.h"
 
 namespace sluice {
 namespace {
@@ -75,6 +78,22 @@ TEST(TrainingDeviceWithAGpu, TheHostThatWasAskedForIsNoSurprise) {
     EXPECT_EQ(device.unused_gpu(), "");
     EXPECT_EQ(device.description(), "the host");
   }
+}
+
+// The versions are those of tests/gpu/ranks/nccl_limits_test.cc.
+TEST(DoctorWithAGpu, NamesTheVersionOfNcclAndItsLimit) {
+  const auto found = [](const std::string& library) {
+    const std::vector<Finding> findings = examine({.paths = {}, .nccl_library = library});
+    const auto finding = std::ranges::find(findings, "NCCL", &Finding::subject);
+    return finding == findings.end() ? std::string("none") : finding->text;
+  };
+  ::setenv("FAKE_NCCL_VERSION", "22707", 1);
+  EXPECT_EQ(found(FAKE_NCCL).find("2.27.7; NCCL 2.27.7 has no windows for copy engines"), 0u)
+      << found(FAKE_NCCL);
+  ::unsetenv("FAKE_NCCL_VERSION");
+  const std::string missing = found("/nowhere/libnccl.so.2");
+  EXPECT_NE(missing.find("/nowhere/libnccl.so.2"), std::string::npos) << missing;
+  EXPECT_NE(missing.find(": one GPU only"), std::string::npos) << missing;
 }
 
 }  // namespace

@@ -30,12 +30,11 @@ DeviceGpt::DeviceGpt(const GptConfig& config, BatchShape shape, Device& device, 
       head_group_(head_group_of(config, shape, ops.type(), attention_scratch_bytes)),
       memory_(device, carve(sizes(), nullptr, arrays_), "activations"),
       inputs_(config, shape, device),
-      loss_on_host_(sizeof(double), "the loss on its way from the device") {
+      losses_(device) {
   (void)carve(sizes(), memory_.data(), arrays_);
   of_evaluation_ = places_of_evaluation();
   batches_.resize(of_evaluation_.size());
   inputs_.put_at(arrays_.inputs);
-  device_.register_host_memory(loss_on_host_.span());
 }
 
 std::uint64_t DeviceGpt::activation_bytes_of(const GptConfig& config, BatchShape shape, DType type,
@@ -98,10 +97,6 @@ std::uint64_t DeviceGpt::carve(const Sizes& sizes, std::byte* base, Arrays& arra
   arrays.inputs = reinterpret_cast<std::uint32_t*>(
       take(DeviceInputs::count(config, sizes.shape), sizeof(std::uint32_t)));
   return used_bytes;
-}
-
-DeviceGpt::~DeviceGpt() {
-  device_.unregister_host_memory(loss_on_host_.span());
 }
 
 // In the same memory as Activations::of_evaluation.
@@ -267,12 +262,10 @@ void DeviceGpt::logits_forward(const std::byte* table) {
                      stream_);
 }
 
-void DeviceGpt::add_loss(double& sum, StreamId stream) {
+void DeviceGpt::keep_loss(StreamId stream) {
   SLUICE_CHECK(batches_[batch_].forward_uses_done == use_count(),
                "the loss is known after the last forward use");
-  std::byte* const landing = loss_on_host_.data();
-  device_.copy(landing, reinterpret_cast<const std::byte*>(arrays_.loss), sizeof(double), stream);
-  device_.call_host(stream, [&sum, landing] { sum += *reinterpret_cast<const double*>(landing); });
+  losses_.keep(arrays_.loss, stream);
 }
 
 }  // namespace sluice::gpt

@@ -19,9 +19,9 @@
 #include <sluice/device.h>
 #include <sluice/model_spec.h>
 #include <sluice/units.h>
-#include "base/aligned_buffer.h"
 #include "tools/gpt/model/activations.h"
 #include "tools/gpt/model/device_inputs.h"
+#include "tools/gpt/model/device_losses.h"
 #include "tools/gpt/model/device_ops.h"
 #include "tools/gpt/model/gpt_config.h"
 #include "tools/gpt/model/unit_tensors.h"
@@ -43,7 +43,6 @@ class DeviceGpt {
             std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
   DeviceGpt(const DeviceGpt&) = delete;
   DeviceGpt& operator=(const DeviceGpt&) = delete;
-  ~DeviceGpt();
 
   std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
   // Returns the activation_bytes() that a model with parameters of `type` would have. The model
@@ -86,9 +85,14 @@ class DeviceGpt {
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 StreamId stream);
 
-  // Adds the loss of the pass to `sum` as soon as the earlier work on `stream` is done. Must be
-  // called right after a batch's last forward use. `sum` must live until the loss is added.
-  void add_loss(double& sum, StreamId stream);
+  // Enqueues the copy of the pass's loss to the host. To be called right after a batch's last
+  // forward use.
+  void keep_loss(StreamId stream);
+  // Returns the losses that were kept since the last call of this function or of drop_losses(), in
+  // their order. Waits for `stream`, which must be the stream of keep_loss().
+  std::vector<double> take_losses(StreamId stream) { return losses_.take(stream); }
+  // Forgets the losses of a pass that has been given up.
+  void drop_losses() { losses_.drop(); }
 
  private:
   enum class Mode : std::uint8_t { kTraining, kEvaluation };
@@ -185,7 +189,7 @@ class DeviceGpt {
   Arrays arrays_;
   DeviceBuffer memory_;
   DeviceInputs inputs_;
-  AlignedBuffer loss_on_host_;  // page-locked
+  DeviceLosses losses_;
   // [R, W] each, as Activations::of_evaluation.
   std::vector<std::byte*> of_evaluation_;
 

@@ -39,6 +39,7 @@ GpuTrainer::GpuTrainer(const TrainConfig& config, const Dataset& dataset, Engine
 TrainedStep GpuTrainer::train_step(std::uint64_t step_number) {
   TrainedStep trained;
   const StreamGuard guard(device_, stream_);
+  gpt_.drop_losses();
   Step step = engine_.begin_step({.learning_rate = learning_rate_at(config_, step_number),
                                   .micro_batches = config_.micro_batches});
   gpt_.set_loss_scale(static_cast<float>(step.loss_scale()));
@@ -50,7 +51,7 @@ TrainedStep GpuTrainer::train_step(std::uint64_t step_number) {
       const Lease lease = step.acquire(model_.forward_order[use], Pass::kForward, stream_);
       gpt_.forward(use, parameters_of(lease, model_), stream_.id());
     }
-    gpt_.add_loss(trained.loss, stream_.id());
+    gpt_.keep_loss(stream_.id());
     for (std::uint32_t use = 0; use < model_.backward_order.size(); ++use) {
       const Lease lease = step.acquire(model_.backward_order[use], Pass::kBackward, stream_);
       gpt_.backward(use, parameters_of(lease, model_), gradients_of(lease, model_), stream_.id());
@@ -58,7 +59,7 @@ TrainedStep GpuTrainer::train_step(std::uint64_t step_number) {
   }
   trained.report = step.finish(finish_options_);
   for (std::string& note : gpt_.take_notes()) trained.report.notes.push_back(std::move(note));
-  device_.synchronize(stream_.id());
+  for (const double loss : gpt_.take_losses(stream_.id())) trained.loss += loss;
   trained.loss /= config_.micro_batches;
   return trained;
 }
@@ -66,14 +67,23 @@ TrainedStep GpuTrainer::train_step(std::uint64_t step_number) {
 std::optional<double> GpuTrainer::evaluate_until(const StopRequest& stop,
                                                  std::span<const TokenBatch> batches) {
   const auto forward = [&](const Lease& lease, std::uint32_t use, std::span<const TokenBatch> group,
-                           double& loss) {
+                           double&) {
     for (std::uint32_t i = 0; i < group.size() && !stop.is_asked(); ++i) {
       if (use == 0) gpt_.start_evaluation(group[i].tokens, group[i].targets, i);
       gpt_.forward(use, parameters_of(lease, model_), stream_.id(), i);
-      if (use + 1 == gpt_.use_count()) gpt_.add_loss(loss, stream_.id());
+      if (use + 1 == gpt_.use_count()) gpt_.keep_loss(stream_.id());
     }
   };
-  return mean_loss({engine_, device_, stream_, model_.forward_order, gpt_.evaluation_batches()},
+  const auto settle = [&](double& loss) {
+    for (const double kept : gpt_.take_losses(stream_.id())) loss += kept;
+  };
+  gpt_.drop_losses();
+  return mean_loss({.engine = engine_,
+                    .device = device_,
+                    .stream = stream_,
+                    .forward_order = model_.forward_order,
+                    .batches_at_once = gpt_.evaluation_batches(),
+                    .settle = settle},
                    stop, batches, forward);
 }
 

@@ -37,6 +37,7 @@ std::optional<double> Trainer::mean_loss(const Evaluation& evaluation, const Sto
     batches = batches.subspan(group.size());
   }
   device.synchronize(stream.id());
+  if (evaluation.settle) evaluation.settle(loss);
   if (stop.is_agreed()) return std::nullopt;  // computation may have left something out
   return loss / batch_count;
 }

@@ -81,10 +81,14 @@ class Trainer {
     const Stream& stream;
     const std::vector<UnitId>& forward_order;
     std::uint32_t batches_at_once;
+    // Adds the losses that ForwardGroup has not added, once all work on `stream` has been enqueued.
+    // May be empty.
+    std::function<void(double& loss)> settle = {};
   };
   // The function enqueues use `use` of the forward order for every batch of `group`. Behind the
   // last use, the function enqueues the addition of each batch's loss to `loss`, in the order of
-  // the batches. The function may leave the rest out once StopRequest::is_asked() is true.
+  // the batches. The addition may be left to Evaluation::settle. The function may leave the rest
+  // out once StopRequest::is_asked() is true.
   using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
                                           std::span<const TokenBatch> group, double& loss)>;
   static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,

@@ -1,0 +1,36 @@
+// Several copies in one call of the driver (cuMemcpyBatchAsync, since CUDA 12.8). The function is
+// looked up at run time, because older drivers do not have it.
+//
+// Thread rule: any thread may call every function.
+#pragma once
+
+#include <atomic>
+#include <span>
+
+#include <sluice/device.h>
+#include "gpu/cuda/cuda_memory.h"
+
+namespace sluice {
+
+class CudaBatch {
+ public:
+  // `memory` is that of the current GPU, and must outlive the object.
+  explicit CudaBatch(const CudaMemory& memory);
+
+  // Whether copy() takes `pieces`: there are several, each has an end in the GPU's memory, and the
+  // driver has the function.
+  bool takes(std::span<const CopyPiece> pieces) const;
+  // Enqueues the copies on `stream`, a cudaStream_t of the current GPU. Returns a cudaError_t. If
+  // the driver refuses to take several copies, they are enqueued one by one from then on.
+  // Requires: takes(pieces).
+  int copy(std::span<const CopyPiece> pieces, void* stream);
+
+ private:
+  int copy_each(std::span<const CopyPiece> pieces, void* stream) const;
+
+  const CudaMemory& memory_;
+  void* function_ = nullptr;  // constant after construction
+  std::atomic<bool> is_refused_{false};
+};
+
+}  // namespace sluice

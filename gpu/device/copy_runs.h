@@ -1,0 +1,52 @@
+// The copies on one stream. Adjacent copies become one run, and the runs go to the device together.
+// Each call of a GPU's runtime takes some microseconds of the caller's thread, and each copy takes
+// a microsecond or more of the link, while a block of 2 MiB takes only 40 us.
+//
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <sluice/device.h>
+
+namespace sluice {
+
+class CopyRuns {
+ public:
+  // `device` must outlive the runs.
+  CopyRuns(Device& device, StreamId stream) : device_(device), stream_(stream) {}
+
+  // Adds a copy. The copy is enqueued by flush(), or earlier. Every other call that enqueues work
+  // on the stream first calls flush(). A copy joins the previous one if its source begins where the
+  // other's source ends, and its target begins where the other's target ends.
+  // Requires: where two ends meet, both belong to one piece of registered memory. No copy reads or
+  // writes what another one since the last flush() writes.
+  void add(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
+    if (size_bytes == 0) return;
+    if (count_ != 0) {
+      CopyPiece& last = runs_[count_ - 1];
+      if (target == last.target + last.size_bytes && source == last.source + last.size_bytes) {
+        last.size_bytes += size_bytes;
+        return;
+      }
+    }
+    if (count_ == runs_.size()) flush();
+    runs_[count_++] = {.target = target, .source = source, .size_bytes = size_bytes};
+  }
+
+  void flush() {
+    if (count_ != 0) device_.copy_all(std::span(runs_).first(count_), stream_);
+    count_ = 0;
+  }
+
+ private:
+  Device& device_;
+  StreamId stream_;
+  std::array<CopyPiece, 32> runs_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace sluice

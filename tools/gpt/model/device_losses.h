@@ -1,0 +1,47 @@
+// The losses of micro-batches on their way from the device. Each loss has a place of its own in
+// page-locked memory, so that the stream that computes needs no host function behind the copy.
+//
+// Thread rule: one thread at a time. Copies are enqueued on the caller's stream.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <sluice/device.h>
+#include "base/aligned_buffer.h"
+
+namespace sluice::gpt {
+
+class DeviceLosses {
+ public:
+  // The places for losses. When all of them are in use, keep() waits for the copies.
+  static constexpr std::uint32_t kPlaces = 512;
+
+  // `device` must outlive the object.
+  // Fails with: kOutOfMemory.
+  explicit DeviceLosses(Device& device);
+  DeviceLosses(const DeviceLosses&) = delete;
+  DeviceLosses& operator=(const DeviceLosses&) = delete;
+  ~DeviceLosses();
+
+  // Enqueues a copy of `loss`, which lies on the device. Later work on `stream` may overwrite the
+  // loss. The places are reused: until take() or drop(), all calls have the same stream.
+  void keep(const double* loss, StreamId stream);
+  // Waits for the work on `stream`. Returns the losses since the last take() or drop(), in the
+  // order of the calls of keep().
+  // Fails with the failure of earlier work on the device.
+  std::vector<double> take(StreamId stream);
+  // Forgets the losses. The copies under way may still end.
+  void drop();
+
+ private:
+  void collect();
+
+  Device& device_;
+  AlignedBuffer places_;  // page-locked
+  Event copied_;          // the copies so far
+  std::uint32_t count_ = 0;
+  std::vector<double> collected_;
+};
+
+}  // namespace sluice::gpt
