@@ -52,7 +52,8 @@ class AdoptingDevice final : public DeviceForwarder<CudaDevice> {
   Stream adopt_stream(void* native) override { return inner().adopt_stream(native); }
   void fail(const Error& failure) noexcept override { inner().fail(failure); }
   StreamId create_stream(std::string_view, StreamPriority) override {
-    Pair made{.own = std::make_unique<OwnStream>()};
+    Pair made;
+    made.own = std::make_unique<OwnStream>();
     made.adopted = inner().adopt_stream(made.own->get());
     const std::scoped_lock lock(mutex_);
     const StreamId id = made.adopted.id();
