@@ -216,7 +216,16 @@ void SimulatedMachine::add_to(SimulatedState& state) const {
   std::vector<Entry> coming = calendar_;
   std::ranges::sort(coming, std::less<>(),
                     [](const Entry& entry) { return std::pair(entry.time_ticks, entry.number); });
-  for (const Entry& entry : coming) add(entry.job, entry.time_ticks - now_ticks_);
+  // Ends of one instant are in the order in which they were entered.
+  std::vector<std::pair<std::uint64_t, std::size_t>> order;
+  for (std::size_t i = 0; i < lines_.size(); ++i)
+    if (lines_[i].is_busy) order.emplace_back(lines_[i].number, i);
+  for (const Entry& entry : coming) {
+    add(entry.job, entry.time_ticks - now_ticks_);
+    order.emplace_back(entry.number, lines_.size() + order.size());
+  }
+  std::ranges::sort(order);
+  for (const auto& [number, which] : order) state.add(which);
 }
 
 StepCost SimulatedMachine::account() const {

@@ -45,8 +45,9 @@ void import_warmup(ImportPass& pass, const std::string& type) {
   if (type == "WarmupDecayLR")
     pass.map(kSchedulerParams + "warmup_min_lr", "optimizer.minimum_learning_rate", start);
   if (const auto peak = pass.number(kSchedulerParams + "warmup_max_lr")) {
+    // A program's learning rate has to be the same, as in transformers.
     const std::optional<double> given = pass.values().learning_rate;
-    if (given && *given != *peak)
+    if (given && !pass.values().names.empty() && *given != *peak)
       pass.refuse_conflict(kSchedulerParams + "warmup_max_lr", OrderedJson(*peak).dump(), "--lr",
                            OrderedJson(*given).dump());
     return pass.map(kSchedulerParams + "warmup_max_lr", "optimizer.learning_rate", *peak);

@@ -180,10 +180,6 @@ class DeepspeedFiles(FileWriter):
                       self.refused(derived, "gradient_accumulation_steps", "--micro-batches", 2))
 
     def test_options_beside_what_the_file_says_or_leaves_out(self):
-        warm = {**FILE, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}}}
-        self.assertEqual(self.report(warm, "--lr", 1e-3)["config"]["optimizer"]["learning_rate"], 1e-3)
-        self.assertIn("the file says 0.001, but --lr says 0.002",
-                      self.refused(warm, "scheduler.params.warmup_max_lr", "--lr", 2e-3))
         bare = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}
         for precision in ("bf16", "fp16", "fp32"):
             self.assertEqual(self.report(bare, "--precision", precision)["config"]["precision"]["parameters"], precision)
