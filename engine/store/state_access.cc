@@ -181,7 +181,7 @@ bool StateAccess::is_overwritten(const BlockPlace& before, const BlockPlace& nex
 
 void StateAccess::replace(const std::vector<bool>& is_wanted, const InitialValues& values,
                           const UnitVersions& versions) {
-  reading_.reset();
+  stop_reading();
   const auto has_wanted = [&](const BlockPlace& block) {
     return std::ranges::any_of(layout_.tensors_of(block.unit), [&](const TensorPlace& tensor) {
       return is_wanted[index_of(tensor.id)] &&
@@ -240,13 +240,13 @@ void StateAccess::open(const BlockPlace& block) {
 }
 
 void StateAccess::invalidate() {
-  reading_.reset();
+  stop_reading();
   read_end_.reset();
   loaded_.assign(loaded_.size(), std::nullopt);
 }
 
 void StateAccess::visit_blocks(const Visit& visit) {
-  reading_.reset();
+  stop_reading();
   BlockPlaces places(place_count());
   for (const BlockPlace& block : layout_.blocks()) {
     places.await(place_of(block));

@@ -82,6 +82,7 @@ class StateAccess {
 
     bool operator==(const Position&) const = default;
   };
+  struct AwaitedBlocks;
   // How the last calls of read() followed one another.
   enum class Order : std::uint8_t { kNone, kInTensor, kFromTensorToTensor };
 
@@ -97,8 +98,12 @@ class StateAccess {
   WantedBlocks wanted_blocks(const TensorPlace& tensor, std::uint64_t begin,
                              std::uint64_t end) const;
   // Calls `copy` for each wanted block, and begins to load those that come next.
-  void read_with_threads(const WantedBlocks& wanted,
-                         const std::function<void(const BlockPlace& block)>& copy);
+  using Copy = std::function<void(const BlockPlace& block)>;
+  void read_with_threads(const WantedBlocks& wanted, const Copy& copy);
+  void start_copy(const WantedBlocks& wanted, std::uint32_t i, const Copy& copy,
+                  AwaitedBlocks& awaited);
+  void load_ahead(const BlockPlace& block);
+  void stop_reading();
   std::uint64_t element_bytes(StateKind kind) const;
   BlockView view_of(const BlockPlace& block, std::uint32_t place) const;
   std::uint32_t place_of(const BlockPlace& block) const {
@@ -127,7 +132,9 @@ class StateAccess {
   std::vector<std::optional<BlockId>> loaded_;  // by place: the block in it
   std::optional<Position> read_end_;
   Order order_ = Order::kNone;
-  PoolMarks filled_;                    // homes that have their values
+  PoolMarks filled_;  // homes that have their values
+  // By place: the block that the place's thread has loaded, or will load, while there are threads.
+  std::vector<std::optional<BlockId>> requested_;
   std::optional<BlockPlaces> reading_;  // last: its threads use everything above
 };
 

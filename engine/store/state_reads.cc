@@ -1,5 +1,8 @@
 // The part of StateAccess that gives ranges of the state to the application.
 #include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -7,6 +10,33 @@
 #include "engine/store/state_access.h"
 
 namespace sluice {
+
+// The blocks that a call waits for, from several threads.
+struct StateAccess::AwaitedBlocks {
+  void take(const std::function<void()>& work) {
+    std::exception_ptr thrown;
+    try {
+      work();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    const std::scoped_lock lock(mutex);
+    if (thrown && !failure) failure = thrown;
+    --left;
+    changed.notify_one();  // under the lock: the waiter frees it as soon as nothing is left
+  }
+  void wait() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return left == 0; });
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  // Guarded by mutex.
+  std::uint32_t left = 0;
+  std::exception_ptr failure = nullptr;
+  std::mutex mutex{};
+  std::condition_variable changed{};
+};
 
 std::uint64_t StateAccess::element_bytes(StateKind kind) const {
   return kind == StateKind::kParameter ? layout_.format().parameter_bytes() : sizeof(float);
@@ -99,39 +129,68 @@ void StateAccess::read(TensorId id, StateKind kind, std::uint64_t first_element,
     if (wanted.begin != wanted.end) copy(layout_.blocks()[wanted.begin]);
     return;
   }
+  if (!reading_) {
+    reading_.emplace(place_count());
+    requested_.assign(place_count(), std::nullopt);
+  }
+  read_with_threads(wanted, copy);
+}
+
+void StateAccess::read_with_threads(const WantedBlocks& wanted, const Copy& copy) {
+  const std::span<const BlockPlace> blocks = layout_.blocks();
+  AwaitedBlocks awaited{.left = wanted.end - wanted.begin};
   try {
-    if (!reading_) reading_.emplace(place_count());
-    read_with_threads(wanted, copy);
+    for (std::uint32_t i = wanted.begin; i < wanted.end; ++i) start_copy(wanted, i, copy, awaited);
+    for (std::uint32_t i = wanted.end; i < wanted.ahead_end; ++i) {
+      const BlockPlace& block = blocks[i];
+      std::optional<BlockId>& requested = requested_[place_of(block)];
+      if (requested == block.id) continue;  // maybe not there yet: no reason to wait
+      reading_->await(place_of(block));
+      requested = block.id;
+      if (!is_loaded(block))
+        reading_->start(place_of(block), [this, &block] { load_ahead(block); });
+    }
   } catch (...) {
-    reading_.reset();
+    stop_reading();  // the tasks use `awaited`
     throw;
+  }
+  awaited.wait();
+}
+
+// The thread of a place goes on with the block that comes next there. So the drive has no pause
+// while the application works on what it has asked for.
+void StateAccess::start_copy(const WantedBlocks& wanted, std::uint32_t i, const Copy& copy,
+                             AwaitedBlocks& awaited) {
+  const std::span<const BlockPlace> blocks = layout_.blocks();
+  const BlockPlace& block = blocks[i];
+  const std::uint32_t after = i + place_count();
+  const BlockPlace* const next =
+      after >= wanted.end && after < wanted.ahead_end ? &blocks[after] : nullptr;
+  reading_->await(place_of(block));
+  requested_[place_of(block)] = next != nullptr ? next->id : block.id;
+  if (wanted.end - wanted.begin == 1 && is_loaded(block)) {
+    awaited.take([&] { copy(block); });
+    if (next != nullptr) reading_->start(place_of(block), [this, next] { load_ahead(*next); });
+    return;
+  }
+  reading_->start(place_of(block), [this, &copy, &awaited, &block, next] {
+    awaited.take([&] { copy(block); });
+    if (next != nullptr) load_ahead(*next);
+  });
+}
+
+// A failure is that of the call that asks for the block, which loads it again.
+void StateAccess::load_ahead(const BlockPlace& block) {
+  try {
+    (void)load(block);
+  } catch (...) {
+    // No call has asked for this block yet.
   }
 }
 
-void StateAccess::read_with_threads(const WantedBlocks& wanted,
-                                    const std::function<void(const BlockPlace& block)>& copy) {
-  const std::span<const BlockPlace> blocks = layout_.blocks();
-  for (std::uint32_t i = wanted.begin; i < wanted.ahead_end; ++i) {
-    const BlockPlace& block = blocks[i];
-    reading_->await(place_of(block));
-    if (i >= wanted.end && is_loaded(block)) continue;
-    if (wanted.end - wanted.begin == 1 && i < wanted.end && is_loaded(block)) {
-      copy(block);
-    } else if (i < wanted.end) {
-      reading_->start(place_of(block), [&copy, &block] { copy(block); });
-    } else {
-      reading_->start(place_of(block), [this, &block] {
-        try {
-          (void)load(block);
-        } catch (const Error&) {
-          // No call has asked for this block yet. The call that does will fail.
-        }
-      });
-    }
-  }
-  // The places of the other wanted blocks were free before blocks ahead took them.
-  for (std::uint32_t i = wanted.begin; i < wanted.end; ++i)
-    if (i + place_count() >= wanted.ahead_end) reading_->await(place_of(blocks[i]));
+void StateAccess::stop_reading() {
+  reading_.reset();
+  requested_.clear();
 }
 
 }  // namespace sluice
