@@ -10,8 +10,8 @@ namespace sluice {
 
 struct DoctorOptions {
   std::vector<std::string> paths{"/var/tmp"};
-  std::string mpi_library;   // empty = where MpiWorld looks for it
-  std::string nccl_library;  // empty = libnccl.so.2
+  std::string mpi_library = {};   // empty = where MpiWorld looks for it
+  std::string nccl_library = {};  // empty = libnccl.so.2
   std::string sysfs = "/sys";
   std::string json_file = {};  // empty = none; "-" = standard output
 };
