@@ -133,7 +133,7 @@ class CallsOfStep {
 constexpr std::uint64_t kBlocks = kUnits * kUnitBlocks;
 constexpr std::uint64_t kModelBytes = kUnits * kUnitBytes;
 
-// No stream waits for the host, and no run of blocks is cut. Tells a row of docs/results/gpu.md.
+// No stream waits for the host, and no run of blocks is cut. Prints a row of figures.
 void expect_no_host_function_and_no_split(const char* what, const CallsOfStep& calls) {
   EXPECT_EQ(calls.count(Kind::kCallback), 0u) << what;
   EXPECT_EQ(calls.splits(), std::vector<std::string>{}) << what << "\n" << calls.list();
