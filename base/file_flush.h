@@ -21,8 +21,9 @@ int flush_file(int descriptor);
 // because flush_file() has already flushed the bytes.
 int closing_error(int descriptor);
 
-// Makes the names in `folder` durable. The result is that of flush_file(). The result is also 0 for
-// a folder that may be written but not read (a drop box), because such a folder cannot be synced.
+// Makes the names in `folder` durable. The result is the same as for flush_file(). The result is
+// also 0 for a folder that may be written but not read (a drop box), because such a folder cannot
+// be synced.
 int flush_folder(const std::string& folder);
 
 // The error code for `error`, an errno of a file: kNoSpace, kUnsupported or kIo. For any other

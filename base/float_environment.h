@@ -29,7 +29,7 @@ class FloatEnvironment {
 };
 
 // Sets the environment of the current thread for the rest of its life, or until something else
-// changes it. For a thread that Sluice has started.
+// changes it. Meant for a thread that Sluice has started.
 void set_float_environment() noexcept;
 
 }  // namespace sluice

@@ -61,7 +61,7 @@ SLUICE_HOST_DEVICE constexpr float code_value(CodeBook book, std::uint32_t code)
   return book == CodeBook::kSigned ? signed_code_value(code) : unsigned_code_value(code);
 }
 
-// The value halfway between two codes, which is exact in fp64.
+// The value halfway between two codes; this value is exact in fp64.
 SLUICE_HOST_DEVICE constexpr double code_middle(CodeBook book, std::uint32_t lower_code) {
   return (static_cast<double>(code_value(book, lower_code)) +
           static_cast<double>(code_value(book, lower_code + 1))) *

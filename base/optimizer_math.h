@@ -153,8 +153,8 @@ SLUICE_HOST_DEVICE inline AdamElement adagrad_element(const AdagradCoefficients&
   return {master, state.exp_avg, sum};
 }
 
-// Stochastic gradient descent with momentum (Polyak 1964) and with decay as an L2 term. The form is
-// that of Sutskever et al. 2013, with the learning rate outside of the sum. Keeps only exp_avg,
+// Stochastic gradient descent with momentum (Polyak 1964) and with decay as an L2 term. The form
+// follows Sutskever et al. 2013, with the learning rate outside of the sum. Keeps only exp_avg,
 // which is the momentum in SGD.
 struct SgdOptions {
   double momentum = 0.9;

@@ -1,8 +1,8 @@
 // The sum that a reduction over ranks computes. Element i of the target is the sum of element i of
-// every source. The sum is added in fp32 in the order of the sources, and rounded once to the
-// target's type. The order is part of the definition, so the bits do not depend on the adding rank
-// or the division of the data. This header is in base/ because collectives (gpu/) use the sum and
-// cpu_optim/rank_sum.h computes it.
+// every source. The elements are added in fp32 in the order of the sources, and the sum is rounded
+// once to the target's type. The order is part of the definition, so the bits do not depend on the
+// rank that adds, or on the division of the data. This header is in base/ because collectives
+// (gpu/) use the sum and cpu_optim/rank_sum.h computes it.
 //
 // Thread rule: a SumFunction is callable from any thread on disjoint memory.
 #pragma once

@@ -12,8 +12,8 @@
 namespace sluice {
 
 // Returns the bytes of the file, or of the pipe. Returns nothing if the file cannot be read or has
-// more than `bytes_max` bytes. Then `why` gives the reason, and `error` the errno of the call that
-// has failed.
+// more than `bytes_max` bytes. Then `why` gives the reason, and `error` gives the errno of the call
+// that has failed.
 std::optional<std::string> read_text_file(const std::string& path, std::uint64_t bytes_max,
                                           std::string& why, int* error = nullptr);
 

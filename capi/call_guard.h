@@ -35,7 +35,7 @@ void require(const void* pointer, const char* call, const char* name);
 struct CallbackFailed {};
 
 // Runs `call` and turns its exception into a status. The call computes in the environment of
-// base/float_environment.h, and leaves the caller's as it was.
+// base/float_environment.h, and leaves the caller's environment as it was.
 template <typename Call>
 sluice_status guarded(const Call& call) noexcept {
   const FloatEnvironment environment;

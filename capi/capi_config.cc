@@ -1,5 +1,6 @@
 // Config files, also DeepSpeed's, and the schedule of learning rates behind the C interface.
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,11 +54,15 @@ DeepspeedValues values_from_json(const std::string& text) {
         values.precision = value.get<std::string>();
       else if (name == "ranks")
         values.ranks = value.get<std::uint32_t>();
+      else if (name == "hidden_size")
+        values.hidden_size = value.get<std::uint64_t>();
+      else if (name == "names")
+        values.names = value.get<std::map<std::string, std::string>>();
       else
         refuse(
             fmt::format("sluice_import_deepspeed: \"{}\" is none of batch, micro_batches, lr, "
                         "betas, eps, weight_decay, clip_norm, warmup_steps, steps, "
-                        "precision, ranks",
+                        "precision, ranks, hidden_size, names",
                         name));
     } catch (const nlohmann::json::exception& error) {
       refuse(fmt::format("sluice_import_deepspeed: \"{}\" is {}: {}", name, value.dump(),

@@ -1,4 +1,4 @@
-// Leases behind the C interface, and the units that a step announces.
+// A step before its end, behind the C interface: leases, announced units, and the norm.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -80,6 +80,15 @@ sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id) {
   return guarded(engine, __func__, [&](const char*) {
     if (engine->leases.erase(lease_id) == 0)
       refuse(fmt::format("sluice_release: lease {} does not exist or has ended", lease_id));
+  });
+}
+
+sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(norm, name, "the place for the norm");
+    if (!engine->step) refuse("sluice_gradient_norm: no step is active");
+    *norm = engine->step->gradient_norm(gradient_divisor == 0 ? std::nullopt
+                                                              : std::optional(gradient_divisor));
   });
 }
 

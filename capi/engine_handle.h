@@ -26,12 +26,12 @@ struct sluice_engine : sluice::Handle {
   // Wraps a C callback in the function that the engine needs. The handle, `values` and `context`
   // must outlive the result.
   sluice::InitialValues initial_values(sluice_values values, void* context) const;
-  // Keeps lines for sluice_next_note(), the newest hundred.
+  // Keeps the newest hundred lines for sluice_next_note().
   void add_notes(std::span<const std::string> added);
   void show_phase(sluice::RunPhase phase) {
     if (status) status->enter(phase);
   }
-  // Shown as `phase` until the result is destroyed.
+  // The engine is shown as being in `phase` until the result is destroyed.
   [[nodiscard]] auto shown_as(sluice::RunPhase phase) {
     struct Shown {
       sluice_engine& engine;
@@ -40,7 +40,7 @@ struct sluice_engine : sluice::Handle {
     show_phase(phase);
     return Shown{*this};
   }
-  // The number of a tensor's elements, or of its bytes if it is opaque.
+  // The number of a tensor's elements, or of its bytes if the tensor is opaque.
   std::uint64_t count_of(const sluice::TensorPlace& tensor) const {
     return tensor.is_opaque ? opaque_bytes[sluice::index_of(tensor.id)] : tensor.element_count;
   }

@@ -16,7 +16,7 @@ void require(const void* pointer, const std::string& what) {
 
 // A sluice_frozen, unless the unit has a number that is none.
 std::int32_t frozen_of(const sluice_unit& unit) {
-  return unit.is_frozen < 0 ? unit.is_frozen : unit.is_frozen & ~SLUICE_ANNOUNCED;
+  return unit.is_frozen < 0 ? unit.is_frozen : unit.is_frozen & ~(SLUICE_ANNOUNCED | SLUICE_PINNED);
 }
 
 TensorSpec tensor_from_c(const sluice_tensor& tensor, const std::string& place) {
@@ -54,8 +54,9 @@ ModelSpec model_from_c(const sluice_model& model, DType parameters) {
     UnitSpec made{.name = unit.name,
                   .tensors = {},
                   .is_frozen = frozen != SLUICE_TRAINED,
-                  .is_announced = frozen != unit.is_frozen,
-                  .is_opaque = frozen == SLUICE_OPAQUE};
+                  .is_announced = (unit.is_frozen & SLUICE_ANNOUNCED) != 0,
+                  .is_opaque = frozen == SLUICE_OPAQUE,
+                  .is_pinned = (unit.is_frozen & SLUICE_PINNED) != 0};
     if (unit.tensor_count != 0) require(unit.tensors, place + ".tensors");
     for (std::uint32_t j = 0; j < unit.tensor_count; ++j)
       made.tensors.push_back(
@@ -93,7 +94,8 @@ sluice_unit_info describe_unit(const ModelSpec& model, std::span<const TensorPla
   const auto first = std::ranges::find(tensors, UnitId{unit}, &TensorPlace::unit);
   const std::size_t count = model.units[unit].tensors.size();
   const TensorPlace& last = *(first + static_cast<std::ptrdiff_t>(count - 1));
-  const std::uint64_t elements = align_up(last.offset_elements + last.element_count, kPadElements);
+  const std::uint64_t elements =
+      std::max(align_up(last.offset_elements + last.element_count, kPadElements), kPadElements);
   return {
       .parameter_bytes = elements * size_of(precision.parameters),
       .gradient_bytes = model.units[unit].is_frozen ? 0 : elements * size_of(precision.gradients),

@@ -55,7 +55,7 @@ typedef struct sluice_engine sluice_engine;
 
 typedef struct sluice_tensor {
   const char* name;       // unique in the model
-  const uint64_t* shape;  // row-major; every extent at least 1; counts bytes in an opaque unit
+  const uint64_t* shape;  // row-major; 0: the tensor is empty; counts bytes in an opaque unit
   uint32_t dimensions;    // 0: one element
   int32_t has_decay;      // 0: no weight decay
 } sluice_tensor;
@@ -63,23 +63,27 @@ typedef struct sluice_tensor {
 typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
-  // Frozen; the tensors are bytes of any meaning, such as quantized weights. The engine keeps the
-  // bytes and their order, and never computes with them. Checkpoints and durable stores are
-  // compared with the model by the number of words of a tensor. An opaque tensor has as many words
-  // of a parameter's size as its bytes fill. The caller compares types and shapes itself, for
-  // example by a text that it saves with the checkpoint.
+  // The unit is frozen, and its tensors are bytes of any meaning, such as quantized weights. The
+  // engine keeps the bytes and their order, and never computes with the bytes. Checkpoints and
+  // durable stores are compared with the model by the number of words of a tensor. An opaque tensor
+  // has as many words as its bytes fill, and a word is as large as a parameter. The caller compares
+  // types and shapes itself, for example by a text that it saves with the checkpoint.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
-// This value is added to a sluice_frozen. The unit then stands in neither order, and each step says
-// by sluice_announce() whether it uses the unit. The experts of a router are such units.
+// This value is added to a sluice_frozen. The unit is then in neither order, and each step
+// announces with sluice_announce() whether it uses the unit. The experts of a router are such
+// units.
 #define SLUICE_ANNOUNCED 4
+// Added to a sluice_frozen without SLUICE_ANNOUNCED: the home of the unit's parameters is device
+// memory, and its leases in forward and inference may last until the step ends.
+#define SLUICE_PINNED 8
 
 // Tensors that computation needs together: the unit of transfers and leases.
 typedef struct sluice_unit {
   const char* name;  // unique in the model
   const sluice_tensor* tensors;
   uint32_t tensor_count;
-  int32_t is_frozen;  // a sluice_frozen, with SLUICE_ANNOUNCED or without
+  int32_t is_frozen;  // a sluice_frozen, with SLUICE_ANNOUNCED or SLUICE_PINNED or without
 } sluice_unit;
 
 // Tensor numbers count from 0 through all units, in the order of `units`.
@@ -196,7 +200,7 @@ void sluice_engine_destroy(sluice_engine* engine);
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
 // Waits for every update, and reports an update's failure. Only sluice_engine_destroy() may follow.
 sluice_status sluice_close(sluice_engine* engine);
-// Returns when every update under way has been applied and its state is at home.
+// Returns when every update under way has been applied and the updated state is at home.
 sluice_status sluice_drain(sluice_engine* engine);
 
 sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options);
@@ -211,9 +215,10 @@ sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
 sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
-// The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step it is SLUICE_FORWARD
-// or SLUICE_BACKWARD, and in an inference it is SLUICE_INFERENCE. Before use i of a step, the lease
-// of use i - concurrent_leases has to have been released.
+// The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step, `pass` is
+// SLUICE_FORWARD or SLUICE_BACKWARD, and in an inference, `pass` is SLUICE_INFERENCE. Before use i
+// of a step, the lease of use i - concurrent_leases has to have been released, unless that lease is
+// on a pinned unit and not for SLUICE_BACKWARD.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.
@@ -264,12 +269,12 @@ sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
 // Replaces sluice_initialize() if the config has storage.state (docs/durable.md). The call resumes
 // from the durable store's last commit and sets `*is_new` to 0. If there is no store, the call
-// makes it from `values` and sets `*is_new` to 1. If `accepts_changes` is not 0, the call resumes
-// even if numbers of the config differ from the commit's numbers.
+// makes a store from `values` and sets `*is_new` to 1. If `accepts_changes` is not 0, the call
+// resumes even if numbers of the config differ from the commit's numbers.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
-// Sets the text that commits keep, for steps that finish after this call. At most 1 MiB; empty at
-// first.
+// Sets the text that commits keep, for steps that finish after this call. The text has at most
+// 1 MiB, and is empty at first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
 // Commits the last step now. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
@@ -288,9 +293,9 @@ sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 // moments and exact fp32 masters in host memory or on NVMe. Threads, processes and errors follow
 // the same rules as for an engine.
 //
-// The program first calls sluice_optimizer_create. In each step, it calls sluice_optimizer_begin,
-// and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end, it calls
-// sluice_optimizer_destroy.
+// The program first calls sluice_optimizer_create. In each step, the program calls
+// sluice_optimizer_begin, and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end,
+// the program calls sluice_optimizer_destroy.
 typedef struct sluice_optimizer sluice_optimizer;
 
 typedef enum sluice_type { SLUICE_FP32 = 0, SLUICE_BF16 = 1, SLUICE_FP16 = 2 } sluice_type;
@@ -346,9 +351,9 @@ void sluice_optimizer_destroy(sluice_optimizer* optimizer);
 // Starts `updates` in their order, after the updates that are under way.
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
                                      uint32_t update_count);
+#define SLUICE_ALL_TENSORS UINT32_MAX
 // The call returns when the parameter of `tensor` has the result of every update that has begun.
 // With SLUICE_ALL_TENSORS, the call waits for the updates of all tensors.
-#define SLUICE_ALL_TENSORS UINT32_MAX
 sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor);
 // The call returns when all parameters have the results of the updates that have begun, and the new
 // state is at home.
@@ -374,7 +379,9 @@ sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
 // Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config, for processes on the host. In
 // messages, the DeepSpeed config has the name `file_name`. `values_json` gives the values for
 // "auto", under the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}.
-// Null means no values. {"ranks": 2} is the number of processes, by default 1.
+// Null means no values. {"ranks": 2} is the number of processes, by default 1. {"hidden_size": 768}
+// is the model's; "auto" of DeepSpeed's persistence threshold is ten times it. {"names": {"lr":
+// "args.learning_rate"}} says what messages call a value that is not from the command line.
 // `report` is the JSON that `sluice config import --json` prints, together with the config. The
 // text is valid until the thread's next call of this function. Fails with SLUICE_CONFIG; the
 // message names everything that is refused.
@@ -443,21 +450,22 @@ sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tenso
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
-// All members clip by the group's norm, skip the same steps and keep the same loss scale. The call
-// sluice_finish_step() calls `add` once, on its own thread. All members of the group finish equally
-// often. `elsewhere` has the numbers of the tensors that another member counts, because that member
-// has equal copies. A null `add` ends the group. Must not be called while a step is active.
-// `context` must stay valid until the group ends or the engine is destroyed.
+// All members clip by the group's norm, skip the same steps and keep the same loss scale. The calls
+// sluice_finish_step() and sluice_gradient_norm() call `add` once, on their own thread. All members
+// of the group make these calls equally often. `elsewhere` has the numbers of the tensors that
+// another member counts, because that member has equal copies. A null `add` ends the group. Must
+// not be called while a step is active. `context` must stay valid until the group ends or the
+// engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
-// The step or inference will use each of these announced units once in `pass`, in this order. These
-// uses follow the uses that were announced before. The fetches of these units begin at once. The
-// program then calls sluice_acquire() for them in this order, at any place between the other units,
-// before sluice_finish_step(). With several ranks, all ranks announce at the same point, and each
-// rank acquires the units of all ranks. The call writes the units to `uses`, in the order in which
-// they have to be acquired, and their number to `use_count`. `uses` needs room for every announced
-// unit of the model.
+// Announces that the step or inference will use each of `units` once in `pass`, in this order.
+// These uses follow the uses that were announced before. The fetches of these units begin at once.
+// The program then calls sluice_acquire() for these units in this order, at any place between the
+// other units, before sluice_finish_step(). With several ranks, all ranks announce at the same
+// point, and each rank acquires the units of all ranks. The call writes the units to `uses`, in the
+// order in which they have to be acquired, and their number to `use_count`. `uses` needs room for
+// every announced unit of the model.
 sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
                               int32_t pass, uint32_t* uses, uint32_t* use_count);
 
@@ -470,14 +478,14 @@ typedef struct sluice_trace_result {
 
 // From this call to sluice_trace_stop(), all engines and optimizers of this process write a trace
 // to the file `path`. The trace has each transfer, update, computation and wait, and `sluice trace`
-// reads it (docs/tracing.md). The file replaces an older one. An engine describes itself in the
+// reads it (docs/tracing.md). The file replaces an older file. An engine describes itself in the
 // file when it is created. So create the engine after this call. Each of the `rank_count` processes
 // has a file of its own, and `rank` is the number of this process.
 // Fails with SLUICE_INPUT if the file cannot be created, and with SLUICE_INVALID_ARGUMENT if a
 // trace is running. In a forked child, this call and sluice_trace_stop() fail with SLUICE_FORKED.
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
-// The call writes what is left and closes the file. `result` may be null. Does nothing without a
-// trace.
+// The call writes the remaining records and closes the file. `result` may be null. Does nothing
+// without a trace.
 // Fails with SLUICE_IO if the file could not be written whole. The file can then be read up to its
 // end.
 sluice_status sluice_trace_stop(sluice_trace_result* result);
@@ -499,12 +507,17 @@ typedef struct sluice_figures {
   double peak_flops;       // per second, of all ranks together
 } sluice_figures;
 
-// Shows this engine in `sluice top` until it is destroyed. Each sluice_finish_step() writes the
-// step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May be
-// called again between steps, with the newest figures. Without that variable nothing happens. A
-// process has one page, for the engine that was shown first. Why an engine has no page is a note
-// (sluice_next_note), and no failure.
+// Shows this engine in `sluice top` until the engine is destroyed. Each sluice_finish_step() writes
+// the step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May
+// be called again between steps, with the newest figures. Without XDG_RUNTIME_DIR, the call does
+// nothing. A process has one page, for the engine that was shown first. If an engine has no page, a
+// note says why (sluice_next_note); this is no failure.
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
+
+// Waits for the gradients that have come so far in this step. `*norm` is the norm that
+// sluice_finish_step() with this divisor would report now, or NaN if a gradient is not finite.
+// Divisor 0: that of sluice_begin_step(). The step goes on, also after a failure. All ranks ask.
+sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
 #ifdef __cplusplus
 }

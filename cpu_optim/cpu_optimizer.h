@@ -32,7 +32,7 @@ class CpuOptimizer {
   NewState update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
   // Sets a limit for the rate of later update() calls, of every optimizer in the process. Faster
   // calls sleep for the remaining time. 0 removes the limit. The limit is for benchmarks that need
-  // an exact one.
+  // an exact rate.
   static void set_update_pace(std::uint64_t parameters_per_second) {
     pace_ = parameters_per_second;
   }

@@ -11,7 +11,8 @@
 
 namespace sluice {
 
-// A moment's codes, one per element, and its scales, one per group. Null where there is none.
+// A moment's codes, one per element, and its scales, one per group. A pointer is null if there are
+// no codes.
 struct MomentCodes {
   std::uint8_t* codes = nullptr;
   float* scales = nullptr;
@@ -24,7 +25,8 @@ struct MomentCodes {
 
 // Makes the codes and the scales of `values`, which begin at the start of a group.
 void encode_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
-// Does the same by the definition. This function is slow. Tests compare encode_moments() with it.
+// Does the same by the definition. This function is slow. Tests compare encode_moments() with this
+// function.
 void encode_moments_reference(CodeBook book, std::span<const float> values,
                               const MomentCodes& moment);
 // Encodes like encode_moments(), with one difference: if the values of a group come from

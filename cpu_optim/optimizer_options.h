@@ -1,5 +1,5 @@
-// The optimizers by name, and the checks of their hyperparameters. The loops check nothing. Pure
-// functions, callable from any thread.
+// The optimizers by name, and the checks of their hyperparameters. The loops of the updates check
+// nothing. Pure functions, callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace sluice {
 
-// Which moments `kind` keeps. Every optimizer keeps one moment or both moments.
+// Whether `kind` keeps exp_avg, and whether it keeps exp_avg_sq. Every optimizer keeps one moment
+// or both moments.
 bool keeps_exp_avg(OptimizerKind kind);
 bool keeps_exp_avg_sq(OptimizerKind kind);
 

@@ -59,8 +59,8 @@ struct SimdKernels {
   void sum_in_order(const OrderedSum& sum) const;
 };
 
-// The kernels that this build contains and this processor can run. The best kernels are first.
-// Never empty.
+// The kernels that this build contains and this processor can run. The best kernels are first. The
+// list is never empty.
 std::span<const SimdKernels> available_simd_kernels();
 
 // The kernels called `name`, in upper or lower case; the best kernels when `name` is empty.

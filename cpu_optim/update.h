@@ -27,9 +27,9 @@ enum class MasterLayout : std::uint8_t {
   kFp16,       // `master` is fp32; `parameter` is `master` rounded to fp16, and is never read
 };
 
-// The coefficients of one step. The type in the variant selects the optimizer. Made by
-// *_coefficients() of base/optimizer_math.h, or with checks by coefficients_of()
-// (optimizer_options.h).
+// The coefficients of one step. The type in the variant selects the optimizer. The functions
+// *_coefficients() of base/optimizer_math.h make such coefficients; coefficients_of() makes them
+// with checks (optimizer_options.h).
 using UpdateCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                         AdagradCoefficients, SgdCoefficients>;
 
@@ -106,14 +106,15 @@ enum class NewState : std::uint8_t { kFinite, kNonFinite };
 NewState update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 NewState update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 
-// The first element with a value that is not finite, and the name of the value. The name is
-// "weight" (the master, or its rounded parameter), "exp_avg" or "exp_avg_sq". Returns element
-// `element_count` if all values are finite. Only the message about NewState::kNonFinite needs this
-// function, so its speed does not matter.
+// A value that is not finite.
 struct NonFiniteState {
   std::uint64_t element = 0;
   std::string_view part;
 };
+// The first element with a value that is not finite, and the name of the value. The name is
+// "weight" (the master, or its rounded parameter), "exp_avg" or "exp_avg_sq". Returns element
+// `element_count` if all values are finite. Only the message about NewState::kNonFinite needs this
+// function, so its speed does not matter.
 NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
 // This function reads and writes the same bytes as update_simd(), in the same streams, in the same

@@ -190,7 +190,8 @@ void Engine::set_norm_group(NormGroup group) {
   });
   std::string names;
   for (const TensorPlace& tensor : parts_->layout.tensors())
-    if (!counted.count_here(tensor.id)) names += tensor.name + "\n";
+    if (!counted.count_here(tensor.id) && !parts_->layout.unit(tensor.unit).is_local)
+      names += tensor.name + "\n";
   if (parts_->ranks.are_several())
     parts_->ranks.require_agreement(group.add ? "with a group\n" + names : "without a group",
                                     "the norm group and the tensors that count elsewhere");

@@ -10,7 +10,7 @@
 namespace sluice {
 
 struct EngineOverQueue {
-  // As the constructor of Engine. `decorate` wraps the queue that the engine opens.
+  // Does the same as the constructor of Engine. `decorate` wraps the queue that the engine opens.
   static Engine make(const Config& config, const ModelSpec& model, Device& device,
                      const QueueDecorator& decorate, Collectives* ranks = nullptr);
 };

@@ -142,8 +142,8 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
 void Engine::Parts::read(TensorId id, StateKind kind, std::uint64_t first_element,
                          std::span<std::byte> target) {
   const auto read_own = [&] { state.read(id, kind, first_element, target); };
-  if (!ranks.shard_optimizer()) return read_own();
   const TensorPlace& tensor = layout.tensor(id);
+  if (!ranks.shard_optimizer() || layout.unit(tensor.unit).is_local) return read_own();
   ranks.together(fmt::format("read_state of \"{}\"", tensor.name), read_own);
   const std::uint64_t element_bytes =
       kind == StateKind::kParameter ? layout.format().parameter_bytes() : sizeof(float);
@@ -177,6 +177,22 @@ void Engine::Parts::require_no_state(const char* call) const {
                 fmt::format("{}: the state has its values already; make a new engine", call));
 }
 
+bool Engine::Parts::is_local(const std::string& tensor) const {
+  const auto found = std::ranges::find(layout.tensors(), tensor, &TensorPlace::name);
+  return found != layout.tensors().end() && layout.unit(found->unit).is_local;
+}
+
+void Engine::Parts::require_shared_units(const char* call) const {
+  const auto local = std::ranges::find_if(layout.units(), &UnitPlace::is_local);
+  if (!ranks.are_several() || local == layout.units().end()) return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: unit \"{}\" is local to rank {} of {}, and each rank has others in "
+                          "its place, which a checkpoint of all ranks cannot hold; keep the state "
+                          "in a durable store (storage.state.name), or let each rank read its own "
+                          "units with read_state()",
+                          call, local->name, ranks.rank(), ranks.count()));
+}
+
 void Engine::Parts::require_durable(const char* call) const {
   if (!durable)
     throw Error(ErrorCode::kInvalidArgument,
@@ -196,7 +212,7 @@ void Engine::Parts::fill(StateSource& source, const std::string& application, co
   const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
   std::string updates;
   for (const auto& [tensor, count] : position.tensor_updates)
-    updates += fmt::format("; {} updates of {}", count, tensor);
+    if (!is_local(tensor)) updates += fmt::format("; {} updates of {}", count, tensor);
   ranks.require_agreement(fmt::format("step {}, loss scale {} {} {} {}{}", position.step,
                                       position.loss_scale.has_value(), scale.scale,
                                       scale.hysteresis_left, scale.good_steps, updates),

@@ -27,7 +27,7 @@
 namespace sluice {
 
 // The ranks' collectives outlive the engine, so references to the engine have to be removed from
-// them.
+// the collectives.
 struct RanksHold {
   explicit RanksHold(Ranks& held) : ranks(held) {}
   RanksHold(const RanksHold&) = delete;
@@ -60,6 +60,9 @@ struct Engine::Parts {
   void require_idle(const char* call);
   void require_no_state(const char* call) const;
   void require_durable(const char* call) const;
+  // Fails with kUnsupported if several ranks have local units.
+  void require_shared_units(const char* call) const;
+  bool is_local(const std::string& tensor) const;
   StateDescription description() const {
     return describe_state(model, config.precision.parameters, config.optimizer.kind,
                           config.optimizer.state);
@@ -92,8 +95,8 @@ struct Engine::Parts {
   ActivationFlow activations;
   StateAccess state;
   std::shared_ptr<EngineLink> link = std::make_shared<EngineLink>();
-  // A checkpoint that is being written beside training, and the result of the last one until a call
-  // has taken it.
+  // A checkpoint that is being written beside training, and the result of the last checkpoint,
+  // until a call has taken the result.
   struct Save {
     std::unique_ptr<CheckpointWriter> writer;
     std::uint64_t step = 0;

@@ -13,6 +13,7 @@ namespace sluice {
 SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options) {
   const CallGuard guard(parts_->link, "save");
   parts_->require_idle("save");
+  parts_->require_shared_units("save");
   parts_->advance_save(SaveWait::kYes);
   parts_->throw_save_failure();
   const std::uint64_t begin_ns = trace_now_ns();
@@ -35,6 +36,7 @@ SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options
 void Engine::begin_save(const std::string& root, const SaveOptions& options) {
   const CallGuard guard(parts_->link, "begin_save");
   parts_->require_idle("begin_save");
+  parts_->require_shared_units("begin_save");
   const std::uint32_t buffers = parts_->placement.save_buffers.count;
   if (buffers == 0)
     throw Error(ErrorCode::kInvalidArgument,

@@ -1,6 +1,6 @@
 // These functions run a whole transfer with pread or pwrite, or a flush with fdatasync, on the
 // calling thread. The functions follow the rules of transfer_progress.h. Both sync_queue and
-// thread_queue use them.
+// thread_queue use these functions.
 // Thread rule: any thread. The request belongs to the caller.
 #pragma once
 

@@ -42,7 +42,7 @@ class DirectFile {
   // create_scratch() does, and keeps what the file holds. Requires: the file has whole pages.
   // Fails with the errors of create_scratch(). The file then has its former size.
   void extend(std::uint64_t size_bytes);
-  // Takes back what extend() has added.
+  // Takes back the space that extend() has added.
   void cut(std::uint64_t size_bytes) noexcept;
 
   // Returns another owner of the same open file. In messages, that owner has the name `name`.
@@ -52,7 +52,8 @@ class DirectFile {
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
   // Offset, length and memory address must be multiples of this number. The number comes from
-  // statx(STATX_DIOALIGN). The number is 4096 if the kernel does not tell. At least 512.
+  // statx(STATX_DIOALIGN). The result is 4096 if the kernel reports no number. The number is at
+  // least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
   // The value is false if the file system refused O_DIRECT. All reads and writes then use the page
   // cache.

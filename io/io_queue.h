@@ -9,11 +9,11 @@
 // the queue's owner thread in uring_queue, on several worker threads at the same time in
 // thread_queue, and inside submit() in sync_queue. Callbacks may compute, for example a checksum.
 // Callbacks must not block for long, and must not submit to the same queue.
-// Invariants: every request completes exactly once. Either all of its bytes have moved, or it has
-// an errno. Short transfers are resumed. EINTR and EAGAIN are retried a limited number of times. A
-// read that meets the end of the file ends with EIO. Waiting requests of higher priority start
-// first. Requests of the same priority start in the order of arrival. No request starves
-// (pending_list.h).
+// Invariants: every request completes exactly once. Either all bytes of the request have moved, or
+// the request has an errno. Short transfers are resumed. EINTR and EAGAIN are retried a limited
+// number of times. A read that meets the end of the file ends with EIO. Waiting requests of higher
+// priority start first. Requests of the same priority start in the order of arrival. No request
+// starves (pending_list.h).
 #pragma once
 
 #include <cstddef>
@@ -85,7 +85,7 @@ class IoQueue {
   // Waits for the requests in flight.
   virtual ~IoQueue() = default;
 
-  // The call adds every request to the queue. The queue sync_queue also completes every request.
+  // The call adds every request to the queue. In sync_queue, the call also completes every request.
   // The call blocks while the queue is full. The last step of a request is the call of its
   // on_complete.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
@@ -105,7 +105,7 @@ class IoQueue {
   virtual std::string_view name() const = 0;
 
   // A line of text for the user about a feature that this queue cannot use on this machine, with
-  // the reason. The text is empty if there is none.
+  // the reason. The text is empty if there is no such feature.
   virtual std::string_view note() const { return {}; }
 };
 
@@ -119,8 +119,8 @@ struct IoQueueOptions {
   // every request. If the kernel refuses, note() tells the reason, and nothing else changes. The
   // memory must outlive the queue.
   std::span<std::byte> memory = {};
-  // Descriptors of the files that most requests use. The queue uring_queue registers them with the
-  // kernel, too. The descriptors must stay open while the queue lives.
+  // Descriptors of the files that most requests use. A queue of io_uring registers these
+  // descriptors with the kernel, too. The descriptors must stay open while the queue lives.
   std::span<const int> files = {};
 };
 

@@ -1,5 +1,5 @@
 // The totals of a queue's requests. For wait_idle(), the ledger counts open requests. For
-// counters(), it counts the results of ended requests. Every queue has a ledger.
+// counters(), the ledger counts the results of ended requests. Every queue has a ledger.
 //
 // Thread rule: any thread.
 // Invariant: a request is opened once and ends once. A request is closed once, after its callback

@@ -51,7 +51,7 @@ class UringRing {
 
   // The next functions are for an unusable ring. The call take_back() appends completions with
   // `result` for all entries that the kernel never took. The call look() checks for completions of
-  // the other entries. The call returns whether the kernel allows this.
+  // the other entries. The call returns whether the kernel allows this check.
   void take_back(std::vector<Completion>& target, int result);
   bool look();
 

@@ -16,7 +16,7 @@ namespace sluice {
 
 class WriteCacheModel {
  public:
-  // Without capacity the drive has no cache. A rate of 0 is no limit.
+  // If the capacity is 0, the drive has no cache. A rate of 0 is no limit.
   WriteCacheModel(std::uint64_t capacity_bytes, double write_bytes_per_second)
       : capacity_bytes_(capacity_bytes), write_bytes_per_second_(write_bytes_per_second) {}
 

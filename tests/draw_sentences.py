@@ -26,12 +26,15 @@ def git(*arguments):
 
 def paragraphs(text):
     """The comments of a file: pairs of a text in one line and the numbers of its lines. An empty comment line ends a paragraph. An item of
-    a list is a paragraph, behind the words that begin the list ("Fails with: kIo: ..."), because an item is never read without them.
+    a list is a paragraph, behind the words that begin the list ("Fails with: kIo: ..."), because an item is never read without them. Lines
+    that are indented and belong to no item are samples of code or tables, which have no sentences; they end a paragraph, too.
     """
-    words, numbers, head = [], [], ""
+    words, numbers, head, is_item = [], [], "", False
     for number, line in enumerate([*text.splitlines(), ""]):
         match = COMMENT.match(line)
         is_comment = bool(match and match[3].strip())
+        is_item = is_comment and bool(match[2] or is_item and match[1])
+        is_comment = is_comment and (is_item or not match[1])
         is_after_list = bool(head) and is_comment and not match[1] and not match[2]
         if words and (not is_comment or match[2] or is_after_list):
             yield " ".join(words), numbers
@@ -112,12 +115,14 @@ def draw(revision, count, is_alone):
 
 
 SAMPLE = """// The head of the file has this sentence.
+//   int sample = of_code(1 + 1, 2 + 2);  // which is no sentence
 #pragma once
 
 // The first sentence says what it is. The second sentence says rather more.
 //
 // Fails with:
-// - kIo: the drive reports an error.
+// - kIo: the drive reports an error, and the call
+//   ends at once.
 class Sample {
  public:
   // Gives the number of elements per row.
@@ -133,12 +138,12 @@ def self_test():
     lines = SAMPLE.splitlines()
     found = {sentence: shown("a.h", lines, sentence, before, numbers) for sentence, before, numbers in sentences(SAMPLE)}
     assert list(found) == ["The head of the file has this sentence.", "The first sentence says what it is.",
-                           "The second sentence says rather more.", "Fails with: kIo: the drive reports an error.",
+                           "The second sentence says rather more.", "Fails with: kIo: the drive reports an error, and the call ends at once.",
                            "Gives the number of elements per row."], list(found)
     assert "(the head of the file)" in found["The head of the file has this sentence."]
     second = found["The second sentence says rather more."]
-    assert "a.h:4\n" in second and "before:    The first sentence says what it is.\n" in second and "class Sample {" in second, second
-    assert "before:    The first sentence" in found["Fails with: kIo: the drive reports an error."]
+    assert "a.h:5\n" in second and "before:    The first sentence says what it is.\n" in second and "class Sample {" in second, second
+    assert "before:    The first sentence" in found["Fails with: kIo: the drive reports an error, and the call ends at once."]
     member = found["Gives the number of elements per row."]
     assert "in class Sample\n" in member and "int column);" in member and "bare" not in member and "before:" not in member, member
     print("the drawing of sentences: 5 sentences, each with its place")

@@ -2,9 +2,10 @@
 # Tries the ways to install Sluice, each in a fresh root of Debian made by debootstrap, and writes docs/results/install.md: the
 # commands, their seconds and last lines. Needs root, a network, and time: `tools/test.sh --slow` runs it where the first two
 # are there.
-#   --only WAY       one of deb, tasks, docker, cuda, conan, vcpkg, trixie, noble, aarch64 (may be repeated; default: all). The page
-#                    keeps what earlier runs noted about the other ways
+#   --only WAY       one of deb, tasks, docker, cuda, conan, vcpkg, wheel, clang, trixie, noble, aarch64 (may be repeated; default:
+#                    all). The page keeps what earlier runs noted about the other ways
 #   --packages DIR   Debian packages made before (build/deb/packages), else they are built first
+#   --wheel FILE     a wheel that tools/wheel.sh has made, else it is built first
 #   --note TEXT      a sentence for the page, about the ways of this run
 #   --bases DIR      keeps the roots that debootstrap makes, for other runs
 #   --output FILE    instead of docs/results/install.md
@@ -13,6 +14,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=
+wheel=
 bases=
 note=
 only=()
@@ -20,6 +22,7 @@ output=docs/results/install.md
 while [[ $# -gt 0 ]]; do
   case $1 in
     --packages) packages=${2:?--packages needs a folder} ;;
+    --wheel) wheel=${2:?--wheel needs a file} ;;
     --only) only+=("${2:?--only needs a way}") ;;
     --note) note=$2 ;;
     --bases) bases=${2:?--bases needs a folder} ;;
@@ -31,7 +34,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift 2
 done
-ways=(deb docker cuda conan vcpkg trixie noble tasks aarch64)
+ways=(deb docker cuda conan vcpkg trixie noble tasks aarch64 clang wheel)
 [[ ${#only[@]} -gt 0 ]] || only=("${ways[@]}")
 for way in "${only[@]}"; do
   [[ " ${ways[*]} " == *" $way "* ]] || {
@@ -97,12 +100,13 @@ step() {
   fi
 }
 
-# enter SUITE: a fresh root of the smallest system.
+# enter SUITE: a fresh root of the smallest system; its steps have the variables of `enter_with`.
+enter_with=()
 enter() {
   local begin=$SECONDS
   echo "==> $way: a fresh root of $1"
   broken=no
-  environment=()
+  environment=("${enter_with[@]}")
   : >"$notes/$way"
   leave_root
   if [[ ! -d $bases/$1 ]]; then
@@ -192,16 +196,16 @@ try_vcpkg() {
   step 'cmake -S examples/sine -B /tmp/sine -DCMAKE_PREFIX_PATH=/root/installed >/dev/null && cmake --build /tmp/sine >/dev/null && /tmp/sine/sine /tmp'
 }
 
-# From source with the compilers of other releases.
+# From source: try_source SUITE COMPILER [PACKAGE]
 try_source() {
   enter "$1"
   bring_source
-  step 'tools/install_packages.sh run'
-  step 'g++ --version | head -n 1'
+  step "tools/install_packages.sh run${3:+ && apt-get install -yq --no-install-recommends $3}"
+  step "$2 --version | head -n 1"
   step 'cmake --preset install >/dev/null && cmake --build build/install -- --quiet && cmake --install build/install >/dev/null && sluice version'
   step 'seq 100000 >/tmp/text && sluice train configs/quickstart.json --data /tmp/text --steps 3'
 }
-try_trixie() { try_source trixie; }
+try_trixie() { try_source trixie g++; }
 try_noble() {
   if [[ ! -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ]]; then
     echo "SKIPPED: noble, since the keyring of Ubuntu's archive is not here"
@@ -213,7 +217,28 @@ try_noble() {
     rm -f "$notes/noble"
     return 0
   fi
-  try_source noble
+  try_source noble g++
+}
+
+try_clang() {
+  enter_with=(CC=clang-16 CXX=clang++-16)
+  try_source bookworm clang++-16 clang-16
+  enter_with=()
+}
+
+# Into an environment that has torch, on a system without a compiler's libraries or any of those that Sluice needs: what the stand-ins
+# for NVIDIA's libraries take to be made is removed first.
+try_wheel() {
+  enter bookworm
+  bring_source
+  cp "$wheel" "$work/root/root/"
+  step 'apt-get update -q && apt-get install -yq --no-install-recommends python3-venv gcc libc6-dev'
+  step 'tools/torch_environment.py /opt/torch'
+  step 'apt-get purge -yq --auto-remove gcc libc6-dev && cd /root && /opt/torch/bin/pip install -q --no-deps sluice_offload-*.whl && /opt/torch/bin/pip show sluice-offload | head -n 2'
+  step 'cd /tmp && /opt/torch/bin/python -m sluice_offload doctor --path /tmp'
+  step 'cd /tmp && /opt/torch/bin/python -m sluice_offload train-demo'
+  step 'cd /tmp && seq 100000 >/tmp/text && /opt/torch/bin/sluice train /root/sluice/configs/quickstart.json --data /tmp/text --steps 3'
+  step 'apt-get install -yq --no-install-recommends g++ && cd /tmp && g++ -std=c++20 /root/sluice/examples/resume/main.cc -o /tmp/resume $(/opt/torch/bin/python -m sluice_offload flags) && /tmp/resume /tmp'
 }
 
 # The libraries for 64-bit ARM, compiled here. QEMU runs the tests of arithmetic, layout, storage and threads, and trainings whose
@@ -236,7 +261,8 @@ titles=([0]="Debian packages on Debian 12" [1]="\`packaging/Dockerfile\`: its li
   [2]="\`packaging/cuda.Dockerfile\`: its lines in a root of Debian 12, not by docker" [3]="conan on Debian 12"
   [4]="The vcpkg port on Debian 12: its portfile by \`tests/packaging/port_steps.cmake\`, not by vcpkg" [5]="From source on Debian 13"
   [6]="From source on Ubuntu 24.04" [7]="Five tasks of a stranger on Debian 12, by the commands of README.md and the pages behind it"
-  [8]="64-bit ARM: cross-compiled on Debian 12, tests under QEMU, never run on such a machine")
+  [8]="64-bit ARM: cross-compiled on Debian 12, tests under QEMU, never run on such a machine"
+  [9]="From source on Debian 12 with Clang 16" [10]="The wheel on Debian 12, with torch from the package index")
 write_page() {
   local index missing=()
   cat <<'END'
@@ -265,6 +291,11 @@ for way in "${only[@]}"; do
     cmake --build build/deb -- --quiet
     (cd build/deb && cpack >"$log")
     packages=build/deb/packages
+  fi
+  if [[ $way == wheel && -z $wheel ]]; then
+    rm -rf build/trial_wheel
+    tools/wheel.sh build/trial_wheel >"$log"
+    wheel=$(echo build/trial_wheel/*.whl)
   fi
   commit=$(git rev-parse --short HEAD)
   "try_$way"

@@ -10,7 +10,8 @@
 
 A mutant is one line: `file`, `old` (exactly as it stands there, once; or with `after`, the first time behind
 that line) and `new`. Its `runs` are test programs with their gtest filters, and for "sluice" the names of tests of the
-command, as tests/tools/cli/run_case.py lists them, separated by spaces. For a campaign, "kill.py", they are its arguments;
+command, as tests/tools/cli/run_case.py lists them, separated by spaces. For an example of several ranks, "example_pipeline",
+they are the script of tests/examples that runs it. For a campaign, "kill.py", they are its arguments;
 {output_faults} stands for the library of that target. It is killed when one of them fails, or does not
 end in time. Each is built in a copy of the checkout under --work, which is kept, so that only what the mutant
 touches is compiled. A mutant with `parts` "cuda" is built with CUDA and NCCL, for tests over the stand-ins of both;
@@ -122,6 +123,8 @@ class Workshop:
             return self._test_command(tests.split())
         if target.endswith(".py"):
             return self._test_campaign(target, tests)
+        if target.startswith("example_"):
+            return self._test_example(target, tests)
         program = next(path for path in self.build.glob(f"tests/**/{target}") if path.is_file() and os.access(path, os.X_OK))
         command = [str(program), f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"]
         try:
@@ -148,6 +151,18 @@ class Workshop:
             if done.returncode != 0:
                 return name
         return None
+
+    def _test_example(self, target, script):
+        mpiexec = shutil.which("mpiexec")
+        program = next((path for path in self.build.glob(f"tests/**/{target}") if path.is_file()), None)
+        if mpiexec is None or program is None:
+            raise Failure(f"{target} needs mpiexec")
+        command = [sys.executable, "-B", str(self.source / "tests/examples" / script), str(program), mpiexec]
+        # As in tests/CMakeLists.txt.
+        environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                       "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+        done = subprocess.run(command, capture_output=True, check=False, text=True, env=environment)
+        return f"{script}: {done.stderr.strip().splitlines()[-1][:200]}" if done.returncode != 0 else None
 
     def _test_campaign(self, script, arguments):
         """The first failure that a campaign names."""

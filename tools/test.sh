@@ -203,7 +203,7 @@ install_afresh() {
 }
 
 # Those that train with the host device. All other runs have memory.unified auto.
-engine_tests='activation|allocation|announce|durable|engine|misuse|opaque_unit|restore|scheduler_fuzz|sharding|simulated_order'
+engine_tests='activation|allocation|announce|durable|engine|misuse|opaque_unit|restore|scheduler_fuzz|sharding|simulated_order|step_norm'
 
 tools/install_packages.sh run test
 if [[ $slow == yes ]]; then tools/install_packages.sh slow; fi

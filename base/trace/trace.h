@@ -123,8 +123,8 @@ struct TraceResult {
 // Fails with kInput if the file cannot be created, and with kInvalidArgument if a trace is already
 // running.
 void trace_start(const TraceOptions& options);
-// Adds a named text, such as the config, to the file. Does nothing without a file. A name has at
-// most 16 bytes. A text of more than 256 MiB is left out.
+// Adds a named text, such as the config, to the file. Does nothing if the trace has no file. A name
+// has at most 16 bytes. A text of more than 256 MiB is left out.
 void trace_section(std::string_view name, std::string_view text);
 // Writes the remaining records and closes the file. Does nothing without a trace.
 TraceResult trace_stop();

@@ -3,7 +3,7 @@
 // takes tens of nanoseconds. If the processor does not call the counter invariant, or if the
 // counter drifts, clock_gettime is used instead.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 // Invariant: the time stays within some microseconds of steady_now_ns() if calibrate_trace_clock()
 // runs about once a second. A calibration may set the time back by some microseconds.
 #pragma once
@@ -16,8 +16,8 @@ namespace sluice {
 // The steady clock in nanoseconds, which is the time base of every record and report.
 std::uint64_t steady_now_ns();
 
-// The time that the counter gives with its last calibration. Before the first calibration, it is
-// the steady clock's time.
+// The time that the counter gives with its last calibration. Before the first calibration, the
+// result is the steady clock's time.
 std::uint64_t trace_now_ns();
 
 // Compares the counter with the steady clock. The first call takes two milliseconds.

@@ -1,4 +1,4 @@
-// A ring with one writer and one reader, which takes the records of one thread to the drainer.
+// A ring with one writer and one reader. The ring takes the records of one thread to the drainer.
 //
 // Thread rule: only the ring's own thread calls append(). One other thread at a time calls drain().
 // Invariants: append() never waits. If the ring is full, append() drops the record and counts the
@@ -65,7 +65,7 @@ class TraceRing {
   const std::string& name() const { return name_; }
   std::uint32_t capacity() const { return capacity_; }
 
-  // The thread calls this function when it appends nothing more.
+  // The thread calls this function after its last record.
   void close() { is_closed_.store(true, std::memory_order_release); }
   bool is_closed() const { return is_closed_.load(std::memory_order_acquire); }
 

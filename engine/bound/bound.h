@@ -20,7 +20,7 @@ StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
 
 // T_min: the busy time of the scarcest resource, with the fewest bytes that any policy moves.
 StepCost minimum_step(const StepShape& shape);
-// T_min, computed from the T_bounds of all policies that have one.
+// T_min, computed from the T_bounds of all policies that have a T_bound.
 StepCost minimum_of(std::span<const StepCost> bounds);
 
 }  // namespace sluice

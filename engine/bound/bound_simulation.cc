@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include <sluice/error.h>
 #include "engine/bound/simulated_commits.h"
 #include "engine/bound/simulated_pass.h"
 #include "engine/bound/simulated_spill.h"
+#include "engine/bound/step_mean.h"
 #include "engine/plan/commit_turn.h"
 
 namespace sluice {
@@ -16,34 +19,12 @@ namespace {
 
 constexpr std::uint64_t kWarmSteps = 3;
 constexpr std::uint64_t kCountedSteps = 4;
-// With more updates from commit to commit, a simulation would take too long.
-constexpr std::uint32_t kCommitEveryMax = 4;
-
 // Whole rounds from commit to commit; the first rounds run ahead of their commits.
 std::uint64_t warm_steps(const StepShape& shape) {
   return shape.commit_every == 1 ? kWarmSteps : kWarmSteps * shape.commit_every;
 }
 std::uint64_t counted_steps(const StepShape& shape) {
   return shape.commit_every == 1 ? kCountedSteps : 2 * shape.commit_every;
-}
-
-StepShape with_commits(const StepShape& shape, std::uint32_t commit_every) {
-  return {shape.layout, shape.placement,   shape.schedule, shape.window,
-          shape.rates,  shape.activations, commit_every,   shape.announced_after};
-}
-
-// The cost of which `share` of the steps have that of `a`, and the rest that of `b`.
-StepCost mixed(const StepCost& a, const StepCost& b, double share) {
-  const auto mix = [&](auto of_a, auto of_b) {
-    return static_cast<decltype(of_a)>(share * static_cast<double>(of_a) +
-                                       (1 - share) * static_cast<double>(of_b));
-  };
-  StepCost cost = a;
-  cost.step_s = mix(a.step_s, b.step_s);
-  for (std::size_t i = 0; i < kResourceCount; ++i) cost.busy_s[i] = mix(a.busy_s[i], b.busy_s[i]);
-  cost.traffic.nvme_read_bytes = mix(a.traffic.nvme_read_bytes, b.traffic.nvme_read_bytes);
-  cost.traffic.nvme_write_bytes = mix(a.traffic.nvme_write_bytes, b.traffic.nvme_write_bytes);
-  return cost;
 }
 
 class Simulation {
@@ -68,6 +49,7 @@ class Simulation {
         warm_steps_(warm_steps(shape)),
         counted_steps_(counted_steps(shape)),
         commit_turn_(uses_before_commit(schedule_, policy)),
+        may_repeat_(placement_.durable_copies == 0 && rates_.write_cache_bytes == 0),
         announced_after_(shape.announced_after),
         uses_(schedule_.size()),
         gradient_slots_free_(placement_.gradient_slots.count) {
@@ -79,10 +61,12 @@ class Simulation {
 
   StepCost run() {
     pump();
-    while (step_ < warm_steps_) advance();
-    const StepCost begin = machine_.account();
-    while (step_ < warm_steps_ + counted_steps_) advance();
-    return mean_since(begin);
+    StepMean mean(warm_steps_, counted_steps_);
+    for (std::uint64_t step = 1;; ++step) {
+      while (step_ < step) advance();
+      const auto known = may_repeat_ ? std::optional(state(step)) : std::nullopt;
+      if (const auto found = mean.note(machine_.account(), known)) return *found;
+    }
   }
 
  private:
@@ -131,7 +115,7 @@ class Simulation {
   void gradient_added(std::uint32_t use);
   void gradient_home(std::uint32_t use);
   void normed();
-  StepCost mean_since(const StepCost& begin) const;
+  SimulatedState state(std::uint64_t step) const;
   bool is_announced(std::uint32_t use) const {
     return !announced_after_.empty() && announced_after_[use] != StepShape::kScheduled;
   }
@@ -170,6 +154,7 @@ class Simulation {
   const std::uint64_t warm_steps_;
   const std::uint64_t counted_steps_;
   const std::uint32_t commit_turn_;
+  const bool may_repeat_;  // commits and write caches have a state of their own
   std::uint32_t final_uses_ = 0;
 
   // The step that computation is in.
@@ -366,35 +351,34 @@ void Simulation::normed() {
   if (++normed_uses_ == final_uses_) pass_.norm_known(step_);
 }
 
-StepCost Simulation::mean_since(const StepCost& begin) const {
-  const auto counted = static_cast<double>(counted_steps_);
-  StepCost mean = machine_.account();
-  mean.step_s = (mean.step_s - begin.step_s) / counted;
-  for (std::size_t i = 0; i < kResourceCount; ++i)
-    mean.busy_s[i] = (mean.busy_s[i] - begin.busy_s[i]) / counted;
-  Traffic& traffic = mean.traffic;
-  traffic.nvme_read_bytes =
-      (traffic.nvme_read_bytes - begin.traffic.nvme_read_bytes) / counted_steps_;
-  traffic.nvme_write_bytes =
-      (traffic.nvme_write_bytes - begin.traffic.nvme_write_bytes) / counted_steps_;
-  return mean;
+// At the end of `step` steps; more of them have ended where steps take no time.
+SimulatedState Simulation::state(std::uint64_t step) const {
+  SimulatedState state;
+  state.add(step_ - step);
+  for (const Use& use : uses_) state.add(std::uint64_t{use.blocks_copied} << 1 | use.is_computed);
+  for (const Line& line : lines_) {
+    for (const Fetch& fetch : line.begun) state.add(std::uint64_t{fetch.use} << 32 | fetch.block);
+    for (const std::uint64_t place : {line.next, std::size_t{line.block}, line.arrived, line.ready})
+      state.add(place);
+  }
+  state.add(copying_ == &lines_[0]);
+  for (const std::uint32_t count : {next_compute_, normed_uses_, gradient_slots_free_,
+                                    is_computing_ ? 1u : 0u, is_copying_ ? 1u : 0u})
+    state.add(count);
+  machine_.add_to(state);
+  slots_.add_to(state);
+  pass_.add_to(state, step_);
+  spill_.add_to(state);
+  return state;
 }
 
 }  // namespace
 
-StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy) {
+StepCost simulate_whole_commits(const StepShape& shape, OverlapPolicy policy) {
   SLUICE_CHECK(policy != OverlapPolicy::kAuto, "a bound is that of a policy");
   SLUICE_CHECK(shape.rates.units.size() == shape.layout.units().size(),
                "each unit's computation takes a stated time");
-  if (shape.placement.durable_copies == 0) return Simulation(with_commits(shape, 1), policy).run();
-  if (shape.commit_every <= kCommitEveryMax) return Simulation(shape, policy).run();
-  Placement scratch = shape.placement;
-  scratch.durable_copies = 0;
-  const StepShape bare{shape.layout,      scratch, shape.schedule,       shape.window, shape.rates,
-                       shape.activations, 1,       shape.announced_after};
-  return mixed(Simulation(with_commits(shape, kCommitEveryMax), policy).run(),
-               Simulation(bare, policy).run(),
-               static_cast<double>(kCommitEveryMax) / shape.commit_every);
+  return Simulation(shape, policy).run();
 }
 
 }  // namespace sluice

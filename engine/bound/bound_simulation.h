@@ -14,8 +14,8 @@
 // Such a fetch begins once computation has come to the announcement.
 // Under optimizer.untouched "skip", units without a use in backward have no update.
 // A use waits until all of its unit's blocks have their update. Parameter fetches and lanes share
-// the parameter slots. So if one of them is reading a block or has the block in host memory, the
-// other one does not read the block again.
+// the parameter slots. So if a fetch or a lane is reading a block or has the block in host memory,
+// the other one does not read the block again.
 // Some slots keep their blocks; the placement limits how many. Under `eager` and `speculative`,
 // blocks of the step's last fetch stay until the update. If a block is updated after the turn from
 // backward to forward, the block stays until the next forward.
@@ -56,5 +56,9 @@ namespace sluice {
 
 // Returns the mean over several steps. The first steps, which fill the pipeline, are left out.
 StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy);
+
+// The same for a step count from commit to commit that is simulated as it is. A simulation ends
+// early when a step begins in the same state as an earlier one.
+StepCost simulate_whole_commits(const StepShape& shape, OverlapPolicy policy);
 
 }  // namespace sluice

@@ -1,8 +1,8 @@
 // The cost of a planned step that has very many blocks. Neighbouring blocks of a unit have the same
-// size and the same homes. So `factor` of them are simulated as one block of `factor` times the
-// size. The buffers keep their bytes, and a storage request of a merged block has `factor` times
-// the latency. So the merged step is a coarser version of the true step. In tests, the time of the
-// merged step is within 1 % of the true time. Pure; callable from any thread.
+// size and the same homes. So `factor` neighbouring blocks are simulated as one block of `factor`
+// times the size. The buffers keep their bytes, and a storage request of a merged block has
+// `factor` times the latency. So the merged step is a coarser version of the true step. In tests,
+// the time of the merged step is within 1 % of the true time. Pure; callable from any thread.
 #pragma once
 
 #include <cstdint>

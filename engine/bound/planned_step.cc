@@ -31,13 +31,22 @@ PlannedStep::PlannedStep(const ActivationShape& step, const Layout& layout,
 // Both plans have places of their own, so that the fetches of one never evict units of the other.
 void PlannedStep::insert(const ModelSpec& model,
                          std::span<const PlannedAnnouncement> announcements) {
-  AnnouncedUses announced(model, layout_, placement_);
-  for (const PlannedAnnouncement& of : announcements) announced.add(of.units, of.pass);
+  struct Kind {
+    AnnouncedUses uses;
+    std::vector<std::uint32_t> new_places = {};
+  };
+  Kind shared{.uses = AnnouncedUses(model, layout_, placement_)};
+  Kind local{.uses = AnnouncedUses(model, layout_, placement_, AnnouncedKind::kLocal)};
+  const auto kind_of = [&](UnitId unit) -> Kind& {
+    return placement_.splits_announced_window && layout_.unit(unit).is_local ? local : shared;
+  };
+  for (const PlannedAnnouncement& of : announcements)
+    if (!of.units.empty()) kind_of(of.units.front()).uses.add(of.units, of.pass);
   const Schedule scheduled = std::move(schedule_);
   const WindowPlan scheduled_window = std::move(window_);
   schedule_.clear();
   window_ = {};
-  std::vector<std::uint32_t> new_places, new_announced_places;
+  std::vector<std::uint32_t> new_places;
   const auto append = [&](const Schedule& uses, const WindowPlan& plan,
                           std::vector<std::uint32_t>& places) {
     const std::size_t use = places.size();
@@ -51,8 +60,10 @@ void PlannedStep::insert(const ModelSpec& model,
     begins.push_back(static_cast<std::uint32_t>(schedule_.size()));
     for (const PlannedAnnouncement& of : announcements) {
       if (of.before_use != use) continue;
-      for (std::size_t unit = 0; unit < of.units.size(); ++unit)
-        append(announced.schedule(), announced.window(), new_announced_places);
+      for (const UnitId unit : of.units) {
+        Kind& kind = kind_of(unit);
+        append(kind.uses.schedule(), kind.uses.window(), kind.new_places);
+      }
       announced_after_.resize(schedule_.size(), begins[of.announced_before]);
     }
     if (use == scheduled.size()) break;

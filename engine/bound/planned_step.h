@@ -15,8 +15,8 @@
 namespace sluice {
 
 // Uses that the step announces. Announced uses come before use number `before_use` of the step's
-// schedule. The step announces them before use number `announced_before`, which is the same use or
-// an earlier one.
+// schedule. The step announces these uses before use number `announced_before`, which is the same
+// use or an earlier use.
 struct PlannedAnnouncement {
   std::uint32_t before_use = 0;
   std::uint32_t announced_before = before_use;

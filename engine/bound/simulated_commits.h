@@ -1,6 +1,6 @@
-// The commits of a durable store in the bound's simulation: what they write, and which stores and
-// updates wait for them. The rules are in engine/bound/bound_simulation.h, and the engine's own
-// rules are in engine/flow/commits.h.
+// The commits of a durable store in the bound's simulation: what the commits write, and which
+// stores and updates wait for the commits. The rules of the simulation are in
+// engine/bound/bound_simulation.h, and the engine's own rules are in engine/flow/commits.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Progress: a commit waits for the stores and saves of its version and for its own flushes. A
@@ -19,7 +19,7 @@ namespace sluice {
 
 class SimulatedCommits {
  public:
-  // All must outlive the object. `on_saved` is called when a block may be updated again.
+  // All arguments must outlive the object. `on_saved` is called when a block may be updated again.
   SimulatedCommits(const StepShape& shape, SimulatedMachine& machine,
                    std::function<void(std::uint32_t block)> on_saved);
 

@@ -79,7 +79,7 @@ void SimulatedMachine::write(const SimulatedJob& job, std::uint64_t size_bytes) 
                                 .cache = CacheUse::kWrite,
                                 .cached_bytes = size_bytes});
     if (rates_.latency_s == 0) return on_end_(job);
-    return enter(now_ticks_ + as_ticks(rates_.latency_s), nullptr, true, job);
+    return enter(now_ticks_ + as_ticks(rates_.latency_s), job);
   }
   submit(rates_.duplex == Duplex::kHalf ? Resource::kStorage : Resource::kStorageWrite, job,
          static_cast<double>(size_bytes), rates_.write_bytes_per_second, rates_.latency_s);
@@ -158,40 +158,74 @@ std::int64_t SimulatedMachine::cache_ticks(const Timed& timed) {
 
 void SimulatedMachine::take_up(Line& line) {
   if (line.is_busy || line.waiting.empty()) return;
-  Timed timed = line.waiting.top();
-  line.waiting.pop();
+  Timed timed = line.waiting.pop();
   end_idleness(line);
   timed.duration_ticks += cache_ticks(timed);
   line.is_busy = true;
   line.busy_ticks += timed.duration_ticks;
-  const std::int64_t free_ticks = now_ticks_ + timed.duration_ticks;
-  enter(free_ticks, &line, timed.latency_ticks == 0, timed.job);
-  if (timed.latency_ticks != 0) enter(free_ticks + timed.latency_ticks, nullptr, true, timed.job);
+  line.free_ticks = now_ticks_ + timed.duration_ticks;
+  line.ends_job = timed.latency_ticks == 0;
+  line.number = entered_++;
+  line.job = timed.job;
+  if (!line.ends_job) enter(line.free_ticks + timed.latency_ticks, timed.job);
 }
 
-void SimulatedMachine::enter(std::int64_t time_ticks, Line* freed, bool ends_job,
-                             const SimulatedJob& job) {
-  calendar_.push({.time_ticks = time_ticks,
-                  .number = entered_++,
-                  .freed = freed,
-                  .ends_job = ends_job,
-                  .job = job});
+void SimulatedMachine::enter(std::int64_t time_ticks, const SimulatedJob& job) {
+  calendar_.push_back({.time_ticks = time_ticks, .number = entered_++, .job = job});
+  std::push_heap(calendar_.begin(), calendar_.end(), std::greater<>());
 }
 
 void SimulatedMachine::advance() {
   for (Line& line : lines_) take_up(line);
-  SLUICE_CHECK(!calendar_.empty(), "the simulated schedule goes on");
-  now_ticks_ = calendar_.top().time_ticks;
+  std::int64_t next_ticks = calendar_.empty() ? INT64_MAX : calendar_.front().time_ticks;
+  for (const Line& line : lines_)
+    if (line.is_busy) next_ticks = std::min(next_ticks, line.free_ticks);
+  SLUICE_CHECK(next_ticks != INT64_MAX, "the simulated schedule goes on");
+  now_ticks_ = next_ticks;
   ended_.clear();
-  for (; !calendar_.empty() && calendar_.top().time_ticks == now_ticks_; calendar_.pop()) {
-    const Entry& entry = calendar_.top();
-    if (entry.freed != nullptr) {
-      entry.freed->is_busy = false;
-      entry.freed->idle_since_ticks = now_ticks_;
-    }
-    if (entry.ends_job) ended_.push_back(entry.job);
+  for (Line& line : lines_) {
+    if (!line.is_busy || line.free_ticks != now_ticks_) continue;
+    line.is_busy = false;
+    line.idle_since_ticks = now_ticks_;
+    if (line.ends_job) ended_.push_back({.number = line.number, .job = line.job});
   }
-  for (const SimulatedJob& job : ended_) on_end_(job);
+  while (!calendar_.empty() && calendar_.front().time_ticks == now_ticks_) {
+    ended_.push_back({.number = calendar_.front().number, .job = calendar_.front().job});
+    std::pop_heap(calendar_.begin(), calendar_.end(), std::greater<>());
+    calendar_.pop_back();
+  }
+  if (ended_.size() > 1) std::ranges::sort(ended_, {}, &Entry::number);
+  for (const Entry& entry : ended_) on_end_(entry.job);
+}
+
+void SimulatedMachine::add_to(SimulatedState& state) const {
+  const auto add = [&state](const SimulatedJob& job, std::int64_t ticks) {
+    state.add(static_cast<std::uint64_t>(job.task));
+    state.add(job.subject);
+    state.add(static_cast<std::uint64_t>(ticks));
+  };
+  for (const Line& line : lines_) {
+    state.add(line.is_busy);
+    if (line.is_busy) add(line.job, line.free_ticks - now_ticks_);
+    line.waiting.for_each([&](const Timed& timed) {
+      add(timed.job, timed.duration_ticks);
+      state.add(static_cast<std::uint64_t>(timed.latency_ticks));
+    });
+    state.add(UINT64_MAX);
+  }
+  std::vector<Entry> coming = calendar_;
+  std::ranges::sort(coming, std::less<>(),
+                    [](const Entry& entry) { return std::pair(entry.time_ticks, entry.number); });
+  // Ends of one instant are in the order in which they were entered.
+  std::vector<std::pair<std::uint64_t, std::size_t>> order;
+  for (std::size_t i = 0; i < lines_.size(); ++i)
+    if (lines_[i].is_busy) order.emplace_back(lines_[i].number, i);
+  for (const Entry& entry : coming) {
+    add(entry.job, entry.time_ticks - now_ticks_);
+    order.emplace_back(entry.number, lines_.size() + order.size());
+  }
+  std::ranges::sort(order);
+  for (const auto& [number, which] : order) state.add(which);
 }
 
 StepCost SimulatedMachine::account() const {

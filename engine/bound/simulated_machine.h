@@ -3,8 +3,8 @@
 // time, lowest rank first, and never interrupts a job. Only ranks decide the order, so equal times
 // give equal schedules.
 //
-// Times are whole ticks, so that equal sums are equal. A tick is a nanosecond, but for steps that
-// take years.
+// Times are whole ticks, so that equal sums are equal. A tick is a nanosecond, except for steps
+// that take years.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Invariant: all jobs that end at one instant have ended before any resource starts its next job.
@@ -13,15 +13,16 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <queue>
 #include <vector>
 
+#include "engine/bound/ranked_queue.h"
+#include "engine/bound/simulated_state.h"
 #include "engine/bound/step_cost.h"
 #include "io/write_cache_model.h"
 
 namespace sluice {
 
-// The task that ends with a job, and what the job's subject is.
+// The meaning of a job's end, and the subject of the job.
 enum class SimulatedTask : std::uint8_t {
   kFetch,       // a block's parameters are in its slot
   kCopyUp,      // the first fetch is on the device
@@ -80,6 +81,8 @@ class SimulatedMachine {
   // Requires: a job is under way.
   void advance();
 
+  // Adds what is under way and what waits. Requires: there is no write cache.
+  void add_to(SimulatedState& state) const;
   // Returns the cost since the start; step_s is the present time.
   StepCost account() const;
 
@@ -91,21 +94,21 @@ class SimulatedMachine {
     std::int64_t latency_ticks = 0;   // from the end of service to the end of the job
     CacheUse cache = CacheUse::kNone;
     std::uint64_t cached_bytes = 0;
-    bool operator>(const Timed& other) const { return job.rank > other.job.rank; }
   };
   struct Line {
-    std::priority_queue<Timed, std::vector<Timed>, std::greater<>> waiting;
+    RankedQueue<Timed> waiting;
     bool is_busy = false;
+    bool ends_job = false;        // when it is free again; otherwise the job's latency follows
+    std::int64_t free_ticks = 0;  // of a busy line
+    std::uint64_t number = 0;     // of the end, among those of one instant
+    SimulatedJob job;
     std::int64_t busy_ticks = 0;
     std::int64_t idle_since_ticks = 0;
   };
-  // Either the end of a job's service, which frees the line, or the end of the job itself, after
-  // its latency.
+  // The end of a job, after its latency.
   struct Entry {
     std::int64_t time_ticks = 0;
     std::uint64_t number = 0;
-    Line* freed = nullptr;
-    bool ends_job = false;
     SimulatedJob job;
     bool operator>(const Entry& other) const {
       return time_ticks != other.time_ticks ? time_ticks > other.time_ticks : number > other.number;
@@ -119,15 +122,15 @@ class SimulatedMachine {
   void end_idleness(Line& line);
   std::int64_t cache_ticks(const Timed& timed);
   void take_up(Line& line);
-  void enter(std::int64_t time_ticks, Line* freed, bool ends_job, const SimulatedJob& job);
+  void enter(std::int64_t time_ticks, const SimulatedJob& job);
 
   const Rates& rates_;
   const double ticks_per_s_;
   std::function<void(const SimulatedJob&)> on_end_;
   WriteCacheModel cache_;
   std::array<Line, kResourceCount> lines_;
-  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> calendar_;
-  std::vector<SimulatedJob> ended_;
+  std::vector<Entry> calendar_;  // a heap, the first to end on top
+  std::vector<Entry> ended_;
   std::int64_t now_ticks_ = 0;
   std::uint64_t entered_ = 0;
   Traffic traffic_;

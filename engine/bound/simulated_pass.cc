@@ -176,6 +176,29 @@ void SimulatedPass::norm_known(std::uint64_t step) {
   for (std::uint32_t block = 0; block < blocks_.size(); ++block) note_if_ready(block);
 }
 
+void SimulatedPass::add_to(SimulatedState& state, std::uint64_t step) const {
+  for (const Block& block : blocks_) {
+    state.add(block.updates == UINT64_MAX ? block.updates : block.updates - step);
+    state.add(block.grants == UINT64_MAX ? block.grants : block.grants - step);
+    state.add(block.in_pass ? granted_ - block.place : 0);
+    state.add(std::uint64_t{block.pending} << 5 | std::uint64_t{block.in_pass} << 4 |
+              std::uint64_t{block.awaits_slot} << 3 | std::uint64_t{block.awaits_gradients} << 2 |
+              std::uint64_t{block.is_loaded} << 1 | std::uint64_t{block.is_ready});
+  }
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    if (!is_updated_[unit]) continue;
+    state.add(units_[unit].drained_steps - step);
+    state.add(units_[unit].updates - step * layout_.units()[unit].block_count);
+  }
+  for (const std::uint64_t count :
+       {trained_blocks_ == 0 ? 0 : pass_ - step, granted_ - step * trained_blocks_,
+        normed_steps_ - step, home_ - step * trained_blocks_,
+        sent_to_device_ - step * device_blocks_, updated_on_device_ - step * device_blocks_,
+        std::uint64_t{lanes_free_}, std::uint64_t{next_block_}, std::uint64_t{next_arrival_},
+        std::uint64_t{arrival_block_}})
+    state.add(count);
+}
+
 bool SimulatedPass::may_update(std::uint32_t index) const {
   const UnitId unit = layout_.block(BlockId{index}).unit;
   // No gradient of a unit without uses in backward arrives; the norm ends the wait for one.
@@ -202,22 +225,33 @@ void SimulatedPass::note_if_ready(std::uint32_t index) {
   load_gradients(index);
   if (!block.is_loaded || !may_update(index) || commits_.is_saving(index)) return;
   block.is_loaded = false;
-  ready_places_.insert(block.place);
-  ready_blocks_.insert((block.grants - 1) * blocks_.size() + index);
+  block.is_ready = true;
+  ready_places_.push(block.place);
+  ready_blocks_.push((block.grants - 1) * blocks_.size() + index);
 }
 
 // In the order of their turns until the norm is known, then in unit order: forward is about to need
 // the blocks that are left at the turn from backward to forward.
 bool SimulatedPass::pump_adam() {
-  if (ready_places_.empty() || !machine_.cpu_is_free()) return false;
-  const std::uint64_t place = *ready_places_.begin();
-  const bool is_by_unit = place / trained_blocks_ < normed_steps_;
-  const auto index = is_by_unit
-                         ? static_cast<std::uint32_t>(*ready_blocks_.begin() % blocks_.size())
-                         : block_at_place_[place % blocks_.size()];
-  const Block& block = blocks_[index];
-  ready_places_.erase(block.place);
-  ready_blocks_.erase((block.grants - 1) * blocks_.size() + index);
+  if (!machine_.cpu_is_free()) return false;
+  const auto count = blocks_.size();
+  const auto drop = [](Queue& queue, auto&& is_ready) {
+    while (!queue.empty() && !is_ready(queue.top())) queue.pop();
+  };
+  drop(ready_places_, [&](std::uint64_t place) {
+    const Block& block = blocks_[block_at_place_[place % count]];
+    return block.is_ready && block.place == place;
+  });
+  if (ready_places_.empty()) return false;
+  auto index = block_at_place_[ready_places_.top() % count];
+  if (ready_places_.top() / trained_blocks_ < normed_steps_) {
+    drop(ready_blocks_, [&](std::uint64_t turn) {
+      const Block& block = blocks_[turn % count];
+      return block.is_ready && block.grants - 1 == turn / count;
+    });
+    index = static_cast<std::uint32_t>(ready_blocks_.top() % count);
+  }
+  blocks_[index].is_ready = false;
   machine_.adam({SimulatedTask::kAdam, index, ranked(1, 0)},
                 layout_.block(BlockId{index}).element_count);
   return true;

@@ -9,27 +9,29 @@
 
 #include <cstdint>
 #include <deque>
-#include <set>
+#include <functional>
+#include <queue>
 #include <vector>
 
 #include "engine/bound/simulated_commits.h"
 #include "engine/bound/simulated_machine.h"
 #include "engine/bound/simulated_slots.h"
+#include "engine/bound/simulated_state.h"
 
 namespace sluice {
 
 class SimulatedPass {
  public:
-  // All must outlive the pass.
+  // All arguments must outlive the pass.
   SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
                 SimulatedSlots& slots, SimulatedCommits& commits);
 
   // Frees the slots of lanes whose blocks came home at this instant. Returns false when there are
   // no such lanes.
   bool settle();
-  // Lets one block take its turn, if any block may do so.
+  // Lets one block take its turn, if any block may take its turn.
   bool pump();
-  // The call starts the writes of one block that has waited for a commit, if they may start.
+  // The call starts the writes of one block that has waited for a commit, if the writes may start.
   bool pump_writes();
   // Takes note that a commit has saved the block. The block may then be updated again.
   void saved(std::uint32_t block);
@@ -52,6 +54,10 @@ class SimulatedPass {
     return home_ == steps * trained_blocks_ && updated_on_device_ == steps * device_blocks_;
   }
 
+  // Adds the state at the begin of step `step`. Requires: no lane's block came home at this
+  // instant, and no store waits for a commit.
+  void add_to(SimulatedState& state, std::uint64_t step) const;
+
  private:
   struct Block {
     std::uint64_t updates = 0;  // a block without updates has as many as any caller asks for
@@ -62,6 +68,7 @@ class SimulatedPass {
     bool awaits_slot = false;
     bool awaits_gradients = false;  // gradients do not wait in host memory, and may still change
     bool is_loaded = false;
+    bool is_ready = false;     // waits only for the CPU
     bool awaits_save = false;  // the device updates it once the commit has it
   };
   struct Unit {
@@ -119,9 +126,11 @@ class SimulatedPass {
   std::uint32_t arrival_block_ = 0;  // and its block
   std::uint64_t normed_steps_ = 0;   // steps whose norm is known
 
-  // The blocks that wait only for the CPU, by their place in the pass and by unit.
-  std::set<std::uint64_t> ready_places_;
-  std::set<std::uint64_t> ready_blocks_;
+  // The blocks that wait only for the CPU, by their place in the pass and by unit. An entry whose
+  // block has left by the other queue is dropped when it is the first.
+  using Queue = std::priority_queue<std::uint64_t, std::vector<std::uint64_t>, std::greater<>>;
+  Queue ready_places_;
+  Queue ready_blocks_;
   std::vector<std::uint32_t> block_at_place_;  // by place in the pass
   std::uint64_t home_ = 0;                     // updates, of all blocks in the pass
   std::uint64_t sent_to_device_ = 0;           // updates, of all blocks that the device updates

@@ -26,6 +26,13 @@ bool SimulatedSlots::take(std::uint32_t block, SimulatedUser user) {
   return true;
 }
 
+void SimulatedSlots::add_to(SimulatedState& state) const {
+  for (const Slot& slot : slots_)
+    state.add(std::uint64_t{slot.users} << 3 | std::uint64_t{slot.is_bound} << 2 |
+              std::uint64_t{slot.is_valid} << 1 | std::uint64_t{slot.is_kept});
+  for (const std::uint32_t count : {free_, kept_, lane_users_}) state.add(count);
+}
+
 bool SimulatedSlots::settle() {
   if (leaving_.empty()) return false;
   std::ranges::sort(leaving_);

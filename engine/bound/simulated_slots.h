@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "engine/bound/simulated_state.h"
 #include "engine/plan/placement.h"
 
 namespace sluice {
@@ -33,6 +34,9 @@ class SimulatedSlots {
   void leave(std::uint32_t block, SimulatedUser user, bool keep) {
     leaving_.emplace_back(user, block, keep);
   }
+  // Requires: no user is leaving.
+  void add_to(SimulatedState& state) const;
+
   // Returns false when no user is leaving.
   bool settle();
 

@@ -67,6 +67,12 @@ void SimulatedSpill::end(const SimulatedJob& job) {
   callbacks_.on_home(use);
 }
 
+void SimulatedSpill::add_to(SimulatedState& state) const {
+  for (const std::uint32_t use : uses_) state.add(use);
+  for (const std::uint32_t count : {started_, left_, home_, staging_free_}) state.add(count);
+  for (const std::uint32_t parts : pending_) state.add(parts);
+}
+
 void SimulatedSpill::host_ended() {
   if (!uses_.empty()) next_use();
 }

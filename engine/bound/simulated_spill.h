@@ -11,19 +11,21 @@
 #include <vector>
 
 #include "engine/bound/simulated_machine.h"
+#include "engine/bound/simulated_state.h"
 
 namespace sluice {
 
 class SimulatedSpill {
  public:
-  // All arguments must outlive the object. `on_host` is called when a gradient that waits in host
-  // memory has its turn. `on_left` is called when a gradient that waits on storage has left its
-  // slot. `on_home` is called when this gradient is stored and in the norm.
+  // The function `on_host` is called when a gradient that waits in host memory has its turn.
+  // `on_left` is called when a gradient that waits on storage has left its slot. `on_home` is
+  // called when a gradient that waits on storage is stored and in the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;
     std::function<void(std::uint32_t use)> on_home;
   };
+  // All arguments must outlive the object.
   SimulatedSpill(const StepShape& shape, SimulatedMachine& machine, Callbacks callbacks);
 
   void add(std::uint32_t use) { uses_.push_back(use); }
@@ -33,6 +35,8 @@ class SimulatedSpill {
   bool pump();
   // Ends a job whose subject is a block.
   void end(const SimulatedJob& job);
+
+  void add_to(SimulatedState& state) const;
 
  private:
   bool adds() const { return !schedule_[uses_.front()].first_gradient; }

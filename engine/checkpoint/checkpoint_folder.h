@@ -4,7 +4,7 @@
 // synced. Then a rename, which is synced too, gives the checkpoint its name. "latest" is a link
 // that is replaced in the same way. Older checkpoints are removed only afterwards.
 //
-// Thread rule: plain functions of one thread; with several ranks, rank 0 calls them.
+// Thread rule: one thread calls the functions; with several ranks, it is a thread of rank 0.
 #pragma once
 
 #include <cstddef>
@@ -64,7 +64,7 @@ class NewCheckpoint {
 
   const std::string& folder() const { return folder_; }
   // Makes a file of `size_bytes` that begins with `beginning`. The call reserves the room, so that
-  // a full disk is noticed here.
+  // a full disk is noticed in this call.
   void create(const std::string& name, std::string_view beginning, std::uint64_t size_bytes) const;
   // Writes a whole file, synced.
   void write(const std::string& name, std::string_view text) const;
@@ -84,9 +84,9 @@ class CheckpointFile {
   // Fails with kInput if the file is missing, because the ranks do not share `folder`, or if the
   // process may open no more files.
   CheckpointFile(const std::string& folder, const std::string& name);
-  // Whole pages go past the page cache if the file system allows it. If such a page is not a page
-  // of memory, too, its bytes pass through `room`, which no other thread uses. `room` begins at a
-  // multiple of a page and has at least one page. Fails with kNoSpace or kIo.
+  // Whole pages go past the page cache if the file system allows it. If the bytes of such a page do
+  // not begin at a page of memory, they pass through `room`, which no other thread uses. `room`
+  // begins at a multiple of a page and has at least one page. Fails with kNoSpace or kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);
   // Fails with kIo.

@@ -22,7 +22,7 @@ inline constexpr std::string_view kCheckpointRemedy =
     "use another checkpoint (`sluice train --resume` takes the newest that is whole)";
 
 // The part of a tensor that a file has: the compute parameters, the masters, or a moment. Masters
-// are fp32 or, beside bf16 parameters, only their low halves.
+// are fp32. Beside bf16 parameters, a file has only the low halves of the masters.
 enum class CheckpointPart : std::uint8_t { kWeight, kMaster, kMasterLow, kExpAvg, kExpAvgSq };
 std::string_view name_of(CheckpointPart part);
 

@@ -60,6 +60,18 @@ void floats_from(std::string_view dtype, const std::byte* bytes, std::span<float
     convert([](std::uint16_t half) { return float_from_fp16(half); });
 }
 
+// `highs` are bf16 values; the lower halves of the masters lie in `lows`, which may have any
+// alignment.
+void join_low(std::span<float> highs, const std::byte* __restrict lows) {
+  float* __restrict masters = highs.data();
+  for (std::size_t i = 0; i < highs.size(); ++i) {
+    SplitMaster split{.high = static_cast<std::uint16_t>(bits_from_float(masters[i]) >> 16),
+                      .low = 0};
+    std::memcpy(&split.low, lows + i * sizeof split.low, sizeof split.low);
+    masters[i] = join_master(split);
+  }
+}
+
 }  // namespace
 
 CheckpointSource::CheckpointSource(const std::string& folder, CheckpointPrecision precision)
@@ -226,12 +238,7 @@ void CheckpointSource::read_masters(const std::string& tensor, std::uint64_t fir
   if (low == nullptr) return;  // fp32, or frozen
   read_part(*low, first_element, values.size(),
             [&](const std::byte* bytes, std::uint64_t first, std::uint64_t count) {
-              float* const masters = values.data() + first;
-              for (std::uint64_t i = 0; i < count; ++i) {
-                SplitMaster split{.high = bf16_from_float(masters[i]), .low = 0};
-                std::memcpy(&split.low, bytes + i * sizeof split.low, sizeof split.low);
-                masters[i] = join_master(split);
-              }
+              join_low(values.subspan(first, count), bytes);
             });
 }
 

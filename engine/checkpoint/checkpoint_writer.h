@@ -61,10 +61,11 @@ class CheckpointWriter {
   SavedCheckpoint finish(const std::optional<Error>& failure,
                          std::vector<std::string> application = {});
 
-  // All of it. `visit_blocks` gives the blocks that this rank owns, for example with
-  // StateAccess::visit_blocks().
-  // Fails with the errors of begin() and of `visit_blocks`.
+  // Calls `visit` with every block that this rank owns.
   using VisitBlocks = std::function<void(const StateAccess::Visit& visit)>;
+  // Writes a whole checkpoint in one call. `visit_blocks` gives the blocks that this rank owns, for
+  // example with StateAccess::visit_blocks().
+  // Fails with the errors of begin() and of `visit_blocks`.
   SavedCheckpoint save(const std::string& root, const StatePosition& position,
                        const SaveOptions& options, const VisitBlocks& visit_blocks,
                        std::vector<std::string> application = {});

@@ -22,13 +22,14 @@ std::shared_ptr<PieceCache::Piece> PieceCache::find_or_add(const Key& key) {
   }
   auto added = std::make_shared<Piece>(key);
   added->users = 1;
-  // From the end, because the last one has not been used for the longest time. Its memory is used
-  // again.
+  // From the end, because the last one has not been used for the longest time. One alone: where
+  // more threads read than pieces are kept, each will want memory again.
   for (auto piece = pieces_.end(); pieces_.size() >= kPiecesKept && piece != pieces_.begin();) {
     --piece;
     if ((*piece)->users != 0) continue;
     added->buffer = std::move((*piece)->buffer);
-    piece = pieces_.erase(piece);
+    pieces_.erase(piece);
+    break;
   }
   pieces_.push_front(added);
   return added;

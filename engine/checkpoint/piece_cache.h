@@ -1,6 +1,7 @@
 // The pieces of a checkpoint that were read last. Blocks and pieces need not begin at the same
 // elements. So neighbouring ranges may need the same piece, which should be read only once. Pieces
-// in use always stay in memory. Only a few of the other pieces stay.
+// in use always stay in memory. Only a few of the other pieces stay, or as many as threads have
+// used at the same time.
 //
 // Thread rule: any thread. If several threads want the same piece, one of them reads it and the
 // others wait.
@@ -27,7 +28,8 @@ class PieceCache {
   // `buffer` by other memory.
   using Read = std::function<std::span<const std::byte>(AlignedBuffer& buffer)>;
 
-  // The piece stays as long as the returned pointer lives. The cache must outlive the pointer.
+  // The piece stays in memory as long as the returned pointer lives. The cache must outlive the
+  // pointer.
   // Fails with the exception of `read`. The next call for the piece then reads again.
   std::shared_ptr<const std::span<const std::byte>> get(const Key& key, const Read& read);
 

@@ -133,14 +133,15 @@ void SafetensorsFile::add_entry(const std::string& name, const HeaderTensor& ten
   // Divides instead of multiplying, because a damaged shape may have any product. Tensors of other
   // types are checked where they are used.
   const std::uint64_t element_bytes = safetensors_element_bytes(dtype);
+  const bool is_empty = std::ranges::count(shape, 0u) != 0;
   std::uint64_t rest = element_bytes == 0 ? 1 : (end - begin) / element_bytes;
   bool fits = element_bytes == 0 || (end - begin) % element_bytes == 0;
   for (const std::uint64_t extent : shape) {
-    if (element_bytes == 0) break;
-    fits = fits && extent != 0 && rest % extent == 0;
+    if (element_bytes == 0 || is_empty) break;
+    fits = fits && rest % extent == 0;
     if (fits) rest /= extent;
   }
-  if (!fits || rest != 1)
+  if (!fits || rest != (is_empty && element_bytes != 0 ? 0 : 1))
     fail(fmt::format("tensor \"{}\" of shape [{}] cannot have {} bytes", name,
                      fmt::join(shape, ", "), end - begin));
   entries_.emplace(name, Entry{.dtype = dtype,

@@ -53,7 +53,8 @@ class SafetensorsFile {
   std::span<const std::byte> read_direct(std::uint64_t offset_bytes, std::uint64_t size_bytes,
                                          AlignedBuffer& buffer) const;
 
-  // Tensors of fp32. `name` is an F32 tensor:
+  // The functions below are for fp32 tensors.
+  // Whether `name` is an F32 tensor.
   bool has(const std::string& name) const;
   // Fails with kInput if there is no F32 tensor of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;

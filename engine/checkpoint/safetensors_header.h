@@ -39,8 +39,8 @@ struct SafetensorsEntry {
 };
 
 // The beginning of a file: the header and its length, padded so that data begin at a multiple of
-// `align_bytes`, which is a multiple of 8. The tensors' data follow in the order of `entries`,
-// without gaps.
+// `align_bytes`. `align_bytes` is a multiple of 8. The tensors' data follow in the order of
+// `entries`, without gaps.
 std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
                                   const std::map<std::string, std::string>& metadata,
                                   std::uint64_t align_bytes = 8);

@@ -34,14 +34,14 @@ std::string offer_text(const CommitOffer& offer) {
 }  // namespace
 
 StoreSource::StoreSource(const std::string& name, const std::vector<std::string>& directories,
-                         CheckpointPrecision precision)
+                         CheckpointPrecision precision, const std::string& job)
     : options_{.directories = directories, .name = name}, precision_(precision) {
   const StoreSurvey survey = survey_store(name, directories);
   if (survey.presence != StorePresence::kMade)
     throw Error(ErrorCode::kInput,
                 fmt::format("there is no store \"{}\" in {}", name, fmt::join(directories, ", ")));
   options_.id = survey.id;
-  for (const std::string& directory : directories) locks_.emplace_back(directory, name, "");
+  for (const std::string& directory : directories) locks_.emplace_back(directory, name, job);
   std::vector<std::uint32_t> ranks;
   for (const SurveyedRank& rank : survey.ranks) ranks.push_back(rank.rank);
   open_parts(ranks);
@@ -65,6 +65,14 @@ void StoreSource::open_parts(const std::vector<std::uint32_t>& ranks) {
   if (opened[0]->opening.newest() == nullptr)
     throw Error(ErrorCode::kDamaged, fmt::format("the store \"{}\" has no commit", options_.name));
   run_ = described_run(opened[0]->opening.newest()->settings, options_.name);
+  const auto local = std::ranges::find_if(run_.model.units, &UnitSpec::is_local);
+  if (run_.ranks > 1 && local != run_.model.units.end())
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("the store \"{}\": unit \"{}\" is local to rank 0, and each of the {} "
+                            "ranks has others in its place, which no single state holds; continue "
+                            "the run with {} ranks, and let each read its own units "
+                            "(Engine::read_state)",
+                            options_.name, local->name, run_.ranks, run_.ranks));
   if (ranks.size() != run_.ranks)
     throw Error(ErrorCode::kInput,
                 fmt::format("the store \"{}\" is of {} ranks, and {} has the files of {}; name all "

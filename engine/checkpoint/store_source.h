@@ -3,7 +3,7 @@
 // ranks must be on this host's paths. The source keeps other jobs out of the store as long as it
 // exists.
 //
-// Thread rule: read() from any thread, several at a time; everything else on one thread.
+// Thread rule: several threads may call read() at the same time; one thread makes all other calls.
 // Invariant: only the lock files' text is written.
 #pragma once
 
@@ -29,13 +29,16 @@ namespace sluice {
 
 class StoreSource final : public StateSource {
  public:
-  // Opens the newest commit that all ranks have.
+  // Opens the newest commit that all ranks have. `job` is the random text of a job whose processes
+  // may all have the store as a source at the same time, once one of them has opened it. If `job`
+  // is empty, this process keeps all others out.
   // Fails with:
   // - kInput: the store does not exist, another job is using it, or files of a rank are missing.
   // - kDamaged: the record of the store is damaged.
   // - kUnsupported: the record had no room for the list of units.
   StoreSource(const std::string& name, const std::vector<std::string>& directories,
-              CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
+              CheckpointPrecision precision = CheckpointPrecision::kAsSaved,
+              const std::string& job = "");
   ~StoreSource() override;
 
   const DescribedRun& run() const { return run_; }
@@ -54,7 +57,7 @@ class StoreSource final : public StateSource {
   bool allows_threads() const override { return true; }
 
  private:
-  // A block in memory. A thread that reads from a slot has it alone.
+  // A block in memory. While a thread reads from a slot, no other thread uses the slot.
   struct Slot {
     std::unique_ptr<IoQueue> queue;
     AlignedBuffer buffer;  // the block's planes

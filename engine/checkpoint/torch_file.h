@@ -32,8 +32,8 @@ class TorchFile {
   // Fails with kInput if there is no such number.
   std::uint64_t count();
   // The call copies elements [first_element, ...) as fp32.
-  // Fails with kInput if the type is another one or the range goes beyond the end, and with
-  // kDamaged and kIo.
+  // Fails with kInput if the elements are of another type or the range goes beyond the end, and
+  // with kDamaged and kIo.
   void read(std::uint64_t first_element, std::span<float> values);
 
  private:

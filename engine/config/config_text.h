@@ -9,8 +9,8 @@
 namespace sluice {
 
 // Returns JSON with all keys of configs/sluice.schema.json that the engine reads. From this JSON,
-// engine_config() makes the same config again. Config::Activations::micro_batches and order are not
-// in it, because applications set them.
+// engine_config() makes the same config again. The JSON lacks Config::Activations::micro_batches
+// and order, because applications set them.
 std::string config_text(const Config& config);
 
 }  // namespace sluice

@@ -28,9 +28,9 @@ void check_tensors(const ModelSpec& spec) {
       if (!names.insert(tensor.name).second)
         fail(fmt::format("tensor \"{}\" of unit \"{}\" has a name that is used twice", tensor.name,
                          unit.name));
-      if (tensor.shape.empty() || std::ranges::count(tensor.shape, 0u) != 0)
-        fail(fmt::format("tensor \"{}\" has shape [{}]; every extent must be at least 1",
-                         tensor.name, fmt::join(tensor.shape, ", ")));
+      if (tensor.shape.empty())
+        fail(fmt::format("tensor \"{}\" has no extents; a single number has shape [1]",
+                         tensor.name));
     }
   }
 }
@@ -103,6 +103,18 @@ ModelSpec validated(ModelSpec spec) {
   for (const UnitSpec& unit : spec.units) {
     if (unit.is_opaque && !unit.is_frozen)
       fail(fmt::format("unit \"{}\" is opaque, but not frozen; bits cannot be trained", unit.name));
+    if (unit.is_local && !unit.is_announced)
+      fail(
+          fmt::format("unit \"{}\" is local, but not announced, and the orders are those of all "
+                      "ranks; set UnitSpec::is_announced",
+                      unit.name));
+  }
+  for (const UnitSpec& unit : spec.units) {
+    if (unit.is_pinned && unit.is_announced)
+      fail(
+          fmt::format("unit \"{}\" is pinned and announced; a pinned unit is always on the "
+                      "device, so leave is_announced out",
+                      unit.name));
   }
   if (std::ranges::all_of(spec.units, &UnitSpec::is_frozen))
     fail("every unit is frozen; there is nothing to train");

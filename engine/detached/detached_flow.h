@@ -5,7 +5,7 @@
 // that are expected next. After each block, the flow expects the block that followed this block the
 // last time.
 //
-// Thread rule: functions run on the scheduler's thread, unless they say otherwise.
+// Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
 // Invariants: a block is in one flight at a time, and a record's checksum changes with its bytes.
 // If a lane's block was read ahead but is not used, the lane goes to another block without a write.
 #pragma once

@@ -12,7 +12,8 @@
 namespace sluice {
 
 struct DetachedOverQueue {
-  // As the constructor of DetachedOptimizer. `decorate` wraps the queue that the optimizer opens.
+  // Does the same as the constructor of DetachedOptimizer. `decorate` wraps the queue that the
+  // optimizer opens.
   static DetachedOptimizer make(const Config& config, std::vector<DetachedTensor> tensors,
                                 const QueueDecorator& decorate);
 };

@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// The offsets of a record's arrays, in bytes. A missing array has the offset of the next one.
+// The offsets of a record's arrays, in bytes. A missing array has the offset of the next array.
 struct RecordFormat {
   MasterLayout layout = MasterLayout::kFp32;
   bool has_exp_avg = false;

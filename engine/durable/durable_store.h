@@ -25,8 +25,8 @@ namespace sluice {
 class DurableStore {
  public:
   // If there is an old store with more copies than `placement`, `placement` gets the same number.
-  // If the store has fewer copies, its data files get room for the rest. All arguments must outlive
-  // the store.
+  // If the store has fewer copies, the store's data files get room for the missing copies. All
+  // arguments must outlive the store.
   // Fails with:
   // - kInput: another job has the store, a path lacks the store's files, or the store's model,
   //   layout or number of ranks differs.
@@ -34,7 +34,7 @@ class DurableStore {
   DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,
                Placement& placement, Ranks& ranks);
 
-  // Whether the store had no commit, so that the state still has to be given.
+  // Whether the store had no commit, so that the application still has to give the state.
   bool is_new() const { return start_.record.planes.empty(); }
   // The record of the commit that the run continues from. Requires: not is_new().
   const CommitRecord& record() const { return start_.record; }
@@ -43,10 +43,10 @@ class DurableStore {
   const CommitStart& start() const { return start_; }
   // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
-  // Called before another state takes the place of the store's, as the state of `step`. A step is
-  // all that ranks compare when the store is opened.
-  // Fails with: kInput where a record of this rank has another state of that step, and ranks could
-  // continue from different ones after a crash between their commits.
+  // Called before another state, which is the state of `step`, replaces the store's state.
+  // Fails with kInput if a record of this rank has another state of that step. Otherwise ranks
+  // could continue from different states after a crash between their commits, because ranks that
+  // open a store compare only the numbers of their steps.
   void require_other_step(std::uint64_t step) const;
 
   // The numbers of the config that differ from the numbers of the last commit.

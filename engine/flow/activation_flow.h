@@ -1,6 +1,7 @@
-// Boundary activations, as the application sees them. The application saves and loads them in the
-// order of an ActivationPlan. The flow moves them between the device's window and their homes in
-// host memory or on storage (engine/flow/activation_transfers.h).
+// Boundary activations, as the application sees them. The application saves and loads these
+// activations in the order of an ActivationPlan. The flow moves the activations between the
+// device's window and their homes in host memory or on storage
+// (engine/flow/activation_transfers.h).
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -23,7 +24,7 @@ class ActivationFlow {
   // All arguments must outlive the flow. The flow tells `timeline` when computation waits.
   ActivationFlow(const FlowParts& parts, StepTimeline& timeline);
 
-  // The flow now follows `plan` for `step`. The plan must outlive the flow. Requires: the previous
+  // Makes the flow follow `plan` for `step`. The plan must outlive the flow. Requires: the previous
   // plan has been finished or abandoned.
   void begin(const ActivationPlan& plan, std::uint64_t step);
   // Follows the same plan once more, if all of its accesses have been made. The call waits until no

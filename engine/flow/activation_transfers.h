@@ -37,9 +37,9 @@ class ActivationTransfers {
   // `parts` must outlive the object.
   explicit ActivationTransfers(const FlowParts& parts);
 
-  // The object now follows `plan` for `step`. The plan must outlive the object. Requires: idle().
+  // Makes the object follow `plan` for `step`. The plan must outlive the object. Requires: idle().
   void begin(const ActivationPlan& plan, std::uint64_t step);
-  // The application has released the access.
+  // Called when the application has released the access.
   void release(std::uint32_t access);
   // Whether the access has been issued, and its transfers are on their way to the device.
   bool is_ready(std::uint32_t access) const { return access < ready_; }
@@ -55,7 +55,7 @@ class ActivationTransfers {
   // The totals since the last call. Any thread may call this function while idle().
   ActivationReport take_moved() { return std::exchange(moved_, {}); }
 
-  // --- Any thread, from one begin() to the next ---
+  // Any thread may call the functions below, from one begin() to the next.
   //
   // Work that is enqueued on `stream` from now on may use the access's place. Requires: is_ready().
   void wait_until_usable(StreamId stream, std::uint32_t access);

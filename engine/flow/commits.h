@@ -6,18 +6,18 @@
 // A store of a later version waits until the commit's table is taken. If all copies are named, such
 // a store waits until the commit is valid.
 //
-// While a step fetches its units, it may hold back the commit of the step before, because a flush
+// While a step fetches its units, it may hold back the commit of the previous step, because a flush
 // makes reads wait (engine/plan/commit_turn.h).
 //
 // With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1,
-// it waits for its own commit of v. So the vote tells all ranks that the commit is valid.
+// the rank waits for its own commit of v. So the vote tells all ranks that the commit is valid.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
 // application's text and the loss scale as they were when finish() of its step ended. No commit
-// begins after a failure of the device, because updates and copies there end without saying so.
-// After another failure, the only commit that begins is a held one whose state was on storage
-// before the failure.
+// begins after a failure of the device, because updates and copies on a failed device end without
+// reporting the failure. After another failure, the only commit that may begin is a held commit
+// whose state was on storage before the failure.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,7 @@ class Commits {
   // Takes note that the block is at rest, and that `step` leaves it unchanged.
   void left(BlockId block, std::uint64_t step);
 
-  // The facts about a step at the end of its finish().
+  // The facts of a step that has just finished.
   struct StepEnd {
     std::uint64_t step = 0;
     CommittedScale scale = {};
@@ -89,7 +89,8 @@ class Commits {
   void release();
 
   struct Progress {
-    // Whether every block that lives on storage has been stored there as update `step` has left it.
+    // Whether storage has every block that lives on storage, in the version that update `step` has
+    // made.
     std::function<bool(std::uint64_t step)> is_stored;
     // Whether the step has the unit of this use.
     std::function<bool(std::uint32_t use)> has_unit;
@@ -99,11 +100,12 @@ class Commits {
   // Begins nothing more, permanently.
   void stop();
 
-  // Whether all commits that are due or requested are durable here.
+  // Whether all commits that are due or requested are durable on this rank.
   bool is_durable() const { return wanted_.empty() && writer_.is_idle(); }
   // Whether nothing is under way.
   bool is_at_rest() const { return writer_.is_idle() && saver_.is_at_rest(); }
-  // The last step whose commit is durable here. The result is empty if there is none yet.
+  // The last step whose commit is durable on this rank. The result is empty if there is no such
+  // step yet.
   std::optional<std::uint64_t> durable_step() const { return durable_step_; }
   // The application's text in the record of durable_step().
   const std::string& application() const { return durable_application_; }

@@ -29,8 +29,8 @@ class DeviceUpdates {
 
   // Enqueues the update of a block, behind the work that last brought the unit's parameters.
   void update(const BlockPlace& block, const StepCoefficients& coefficients);
-  // All of the unit's blocks have been passed to update(). `step` is the step's number for
-  // messages.
+  // Called when all of the unit's blocks have been passed to update(). `step` is the step's number
+  // for messages.
   void end_unit(UnitId unit, std::uint64_t step);
 
   StreamId stream() const { return stream_.id(); }
@@ -38,7 +38,7 @@ class DeviceUpdates {
   bool is_running(UnitId unit) const { return is_running_[index_of(unit)]; }
   // Whether no update is under way.
   bool is_idle() const { return units_left_ == 0; }
-  // Whether a weight has overflowed. The state is then between two steps.
+  // Whether a weight has overflowed. The state is then that of no step.
   bool is_damaged() const { return is_damaged_; }
 
  private:

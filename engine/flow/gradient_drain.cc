@@ -28,10 +28,13 @@ GradientDrain::GradientDrain(const FlowParts& parts, const ResidentUnits& reside
       zero_stream_(parts.device, "gradient zeros", StreamPriority::kHigh),
       copy_stream_(parts.device, "gradients down", StreamPriority::kHigh) {
   free_slots_.reserve(parts.placement.gradient_slots.count);
-  for (std::uint32_t slot = 0; slot < parts.placement.gradient_slots.count; ++slot) {
+  free_local_slots_.reserve(placement_.local_gradient_slots);
+  const std::uint32_t slots = parts.placement.gradient_slots.count;
+  for (std::uint32_t slot = 0; slot < slots; ++slot) {
     zeroed_events_.emplace_back(parts.device);
     zero(slot, parts.placement.gradient_slots.slot_bytes);
-    free_slots_.push_back(slot);
+    const bool is_local = slot + placement_.local_gradient_slots >= slots;
+    (is_local ? free_local_slots_ : free_slots_).push_back(slot);
   }
   for (const UnitPlace& unit : parts.layout.units()) {
     trained_units_ += unit.is_frozen ? 0 : 1;
@@ -54,7 +57,7 @@ void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
   units_.assign(units_.size(), {});
   final_units_ = 0;
   units_without_gradient_ = 0;
-  is_closing_ = false;
+  is_closing_ = is_measuring_ = false;
   is_over_ = false;
   was_reopened_ = false;
   waiting_.begin_step();
@@ -66,10 +69,11 @@ void GradientDrain::zero(std::uint32_t slot, std::uint64_t size_bytes) {
   device_.record(zeroed_events_[slot].id(), zero_stream_.id());
 }
 
-std::optional<std::uint32_t> GradientDrain::try_take_slot() {
-  if (free_slots_.empty()) return std::nullopt;
-  const std::uint32_t slot = free_slots_.front();
-  free_slots_.erase(free_slots_.begin());
+std::optional<std::uint32_t> GradientDrain::try_take_slot(UnitId unit) {
+  std::vector<std::uint32_t>& free_slots = free_slots_of(unit);
+  if (free_slots.empty()) return std::nullopt;
+  const std::uint32_t slot = free_slots.front();
+  free_slots.erase(free_slots.begin());
   scheduler_.pools().lend(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
   return slot;
 }
@@ -120,7 +124,7 @@ void GradientDrain::note_computed() {
 void GradientDrain::pump() {
   while (!jobs_.empty() && !std::exchange(front_is_started_, true)) {
     Job& job = jobs_.front();
-    if (job.has_slot && ranks_.are_several() && reduces_each(job.use.unit))
+    if (job.has_slot && is_reduced(job.use.unit) && reduces_each(job.use.unit))
       return reduce(job, /*is_last=*/false);
     move_home(job);
     if (!job.is_in_set || job.computed_ns == 0) return;
@@ -159,7 +163,7 @@ void GradientDrain::arrived() {
 
 // Where each use's gradient is reduced, the other ranks' parts do not come to the set.
 void GradientDrain::add_waiting(UnitId unit) {
-  waiting_.add(unit, /*keeps_others=*/!ranks_.are_several() || !reduces_each(unit));
+  waiting_.add(unit, /*keeps_others=*/!is_reduced(unit) || !reduces_each(unit));
 }
 
 bool GradientDrain::reduces_each(UnitId unit) const {
@@ -188,7 +192,7 @@ void GradientDrain::reduce(Job& job, bool is_last) {
 
 // Its home holds the sum over the step's uses, which is still to be added over the ranks.
 bool GradientDrain::awaits_reduction(const Job& job) const {
-  return ranks_.are_several() && !reduces_each(job.use.unit) && job.use.final_gradient &&
+  return is_reduced(job.use.unit) && !reduces_each(job.use.unit) && job.use.final_gradient &&
          !job.is_reduced;
 }
 
@@ -239,7 +243,7 @@ void GradientDrain::move_front() {
   Job& job = jobs_.front();
   if (!job.has_left) return;
   if (job.has_slot && !awaits_reduction(job)) {
-    free_slots_.push_back(job.slot);
+    free_slots_of(job.use.unit).push_back(job.slot);
     zero(job.slot, layout_.unit_gradient_bytes(job.use.unit));  // the rest of it is still zero
     scheduler_.pools().take_back(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     job.has_slot = false;
@@ -251,6 +255,7 @@ void GradientDrain::move_front() {
   front_is_started_ = false;
   if (--units_[index_of(use.unit)].jobs == 0 && use.final_gradient) start_norm(use.unit);
   close_units();
+  measure_units();
 }
 
 void GradientDrain::close() {
@@ -283,6 +288,23 @@ void GradientDrain::close_units() {
   pump();
 }
 
+void GradientDrain::measure() {
+  is_measuring_ = true;
+  measure_units();
+}
+
+// A gradient that has not been the last one by the schedule stays open to further ones.
+void GradientDrain::measure_units() {
+  if (!is_measuring_ || !jobs_.empty()) return;
+  is_measuring_ = false;
+  for (const UnitPlace& place : layout_.units()) {
+    Unit& unit = units_[index_of(place.id)];
+    if (!unit.has_gradient || unit.is_whole) continue;
+    ++norms_in_flight_;
+    if (++unit.norms == 1) take_norm(place.id);
+  }
+}
+
 void GradientDrain::start_norm(UnitId unit) {
   units_[index_of(unit)].is_whole = true;
   ++norms_in_flight_;
@@ -309,6 +331,23 @@ NormAccumulator GradientDrain::norm() const {
   NormAccumulator norm;
   for (const UnitPlace& unit : layout_.units()) {
     if (!stays(unit.id)) norm.merge(home_of(unit.id).norm(unit.id));
+  }
+  return norm;
+}
+
+NormAccumulator GradientDrain::norm_so_far() const {
+  NormAccumulator norm;
+  for (const UnitPlace& unit : layout_.units()) {
+    if (units_[index_of(unit.id)].has_gradient) norm.merge(home_of(unit.id).norm(unit.id));
+  }
+  return norm;
+}
+
+NormAccumulator GradientDrain::local_norm() const {
+  NormAccumulator norm;
+  for (const UnitPlace& unit : layout_.units()) {
+    if (unit.is_local && units_[index_of(unit.id)].has_gradient)
+      norm.merge(home_of(unit.id).norm(unit.id));
   }
   return norm;
 }

@@ -7,8 +7,8 @@
 // get a gradient of zeros. The drain owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot, on the device, in the order of the backward
-// uses. The ranks add each use's gradient before it goes home, or they add the unit's complete sum
-// over the step. For a complete sum, the sum is first copied back to the slot.
+// uses. The ranks add each use's gradient before the gradient goes home, or they add the unit's
+// complete sum over the step. For a complete sum, the sum is first copied back to the slot.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
@@ -51,31 +51,33 @@ class GradientDrain {
 
   // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
   // `reduces_each`, every use's gradient is added over the ranks. Otherwise the ranks add only the
-  // sum of each unit, and the home must hold the whole sum. These gradients of announced units are
-  // always added over the ranks at every use, because nothing says which of them is the last.
+  // sum of each unit, and the home must hold the whole sum. Gradients of announced units are always
+  // added over the ranks at every use, because nothing says which gradient of such a unit is the
+  // last.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
   // Takes the gradient slot that has been free for longest, if there is a free slot. The uses take
   // slots in the order of the schedule, and slots become free in the order of release. So a use's
   // slot does not depend on timing and is the same on every rank. Reductions in memory registered
-  // with NCCL require this. The slot's bytes are zero after zeroed_event().
-  std::optional<std::uint32_t> try_take_slot();
+  // with NCCL require this, so units of this rank alone have slots of their own. The slot's bytes
+  // are zero after zeroed_event().
+  std::optional<std::uint32_t> try_take_slot(UnitId unit);
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
-  // Lends the unit's place in the set itself for the unit's first gradient of the step, if that is
-  // possible. The place's bytes are zero after set_zeroed_event(), until the next call.
+  // Lends the unit's own place in the set for the unit's first gradient of the step, if possible.
+  // The place's bytes are zero after set_zeroed_event(), until the next call.
   // Requires: the unit has been updated, so no update reads the set's place any more.
   bool try_lend_set(UnitId unit);
   EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
 
-  // The lease of `use` has been released. `computed` is recorded after the computation that filled
-  // `slot` or, without a slot, the set's place. If the schedule has changed, a unit with a final
-  // gradient may get another gradient. The earlier gradient is then no longer final.
+  // Called when the lease of `use` has been released. `computed` is recorded after the computation
+  // that filled `slot` or, without a slot, the set's place. If the schedule has changed, a unit
+  // with a final gradient may get another gradient. The earlier gradient is then no longer final.
   void release(const ScheduledUse& use, std::optional<std::uint32_t> slot, EventId computed);
-  // No more gradients will come, so the present ones are final. Units without a gradient get
-  // zeros, unless they stay as they are. Later calls do nothing. Requires: no update reads the
-  // gradients any more.
+  // Called when no more gradients will come, so that the present ones are final. Units without a
+  // gradient get zeros, unless they stay as they are. Later calls do nothing. Requires: no update
+  // reads the gradients any more.
   void close();
 
   // Whether the schedule has marked a gradient of the unit as its last of the step.
@@ -85,7 +87,7 @@ class GradientDrain {
   // Whether a gradient has changed after it was final.
   bool was_reopened() const { return was_reopened_; }
   // Units without a gradient in the step, except announced ones. If such units stay as they are
-  // (optimizer.untouched), they have no part in the norm. Requires: close() has been called.
+  // (optimizer.untouched), the units have no part in the norm. Requires: close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
   // Whether every unit's final gradient is at home and in the norm.
@@ -95,6 +97,15 @@ class GradientDrain {
   WaitCause waits_for() const;
   // The norm of everything that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
+  // Takes the norms of the gradients that have come, as soon as all of them are at home. Gradients
+  // that are final have theirs already. Requires: no gradient comes before is_measured().
+  void measure();
+  bool is_measured() const { return !is_measuring_ && idle(); }
+  // The norm of the gradients that have come, as far as this rank owns them. Requires:
+  // is_measured().
+  NormAccumulator norm_so_far() const;
+  // norm_so_far() of the local units alone. Requires: is_measured() or is_complete().
+  NormAccumulator local_norm() const;
   // The place of a gradient that is not finite, for a message. Any thread, while idle().
   std::string describe_non_finite() const;
 
@@ -137,8 +148,17 @@ class GradientDrain {
   void arrived();
   void move_front();
   void close_units();
+  void measure_units();
   void add_waiting(UnitId unit);
   bool reduces_each(UnitId unit) const;
+  // Whether the ranks add up the unit's gradient.
+  bool is_reduced(UnitId unit) const {
+    return ranks_.are_several() && !layout_.unit(unit).is_local;
+  }
+  std::vector<std::uint32_t>& free_slots_of(UnitId unit) {
+    const bool is_own = placement_.local_gradient_slots != 0 && layout_.unit(unit).is_local;
+    return is_own ? free_local_slots_ : free_slots_;
+  }
   void reduce(Job& job, bool is_last);
   bool awaits_reduction(const Job& job) const;
   void start_last_reduction(Job& job);
@@ -164,7 +184,8 @@ class GradientDrain {
   std::uint64_t step_ = 0;
   bool reduces_each_ = true;
   std::vector<std::uint32_t> free_slots_;  // a few; in the order in which they became free
-  std::vector<Event> zeroed_events_;       // by slot
+  std::vector<std::uint32_t> free_local_slots_;
+  std::vector<Event> zeroed_events_;  // by slot
   Event set_zeroed_event_;
   std::uint64_t copied_bytes_ = 0;
   std::deque<Job> jobs_;  // in order of release; only the front one moves
@@ -177,6 +198,7 @@ class GradientDrain {
   std::uint32_t final_units_ = 0;
   std::uint32_t units_without_gradient_ = 0;
   bool is_closing_ = false;
+  bool is_measuring_ = false;
   bool is_over_ = false;  // close() has been called
   bool was_reopened_ = false;
 

@@ -1,5 +1,5 @@
-// The place where a unit's gradient waits for its update. There are three: host memory
-// (engine/flow/host_gradients.h), device memory (engine/flow/device_gradients.h) and storage
+// The place where a unit's gradient waits for its update. There are three kinds of homes: host
+// memory (engine/flow/host_gradients.h), device memory (engine/flow/device_gradients.h) and storage
 // (engine/flow/gradient_spill.h). A home takes gradients out of the device's slots, adds up the
 // gradients of one step, and knows the norm of the sum. The sum has the same bits in each home.
 //
@@ -44,8 +44,8 @@ struct GradientSum {
 
 class GradientHome {
  public:
-  // A home calls each of these functions from a task of the scheduler, or while one of the
-  // functions of the home runs.
+  // A home calls each of these functions from a task of the scheduler, or while another function of
+  // the home runs.
   struct Callbacks {
     std::function<void()> on_left;        // the gradient under way has left `data`
     std::function<void()> on_home;        // later: it is in the sum
@@ -54,7 +54,8 @@ class GradientHome {
 
   virtual ~GradientHome() = default;
 
-  // Starts to bring a gradient home. The copies go through `stream`, behind the work that is there.
+  // Starts to bring a gradient home. The copies go through `stream`, behind the work that is
+  // already on `stream`.
   // Requires: the previous gradient is home.
   virtual void start(const GradientMove& move, StreamId stream) = 0;
   // Whether units without a gradient have to be moved as well, as zeros.

@@ -1,12 +1,12 @@
-// The leases on units that computation uses at the units' homes. An update of a block writes this
-// home, so the update waits until no lease on the unit is held, and until the computation under
-// released leases has ended. A gradient becomes final only when the computation under all earlier
-// leases has ended. So only the computation under later leases is followed here. Once the
+// The leases on units that computation uses at the units' homes. An update of a block writes to the
+// block's home, so the update waits until no lease on the unit is held, and until the computation
+// under released leases has ended. A gradient becomes final only when the computation under all
+// earlier leases has ended. So only the computation under later leases is followed here. Once the
 // schedule's last gradient has come, a lease is followed as soon as it is released. After any other
 // gradient, leases are followed when no more gradients come.
 //
 // Thread rule: scheduler's thread only.
-// Progress: nothing that a held lease waits for is delayed by an update that waits here.
+// Progress: an update that waits here delays nothing that a held lease waits for.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +33,15 @@ class HomeLeases {
   // possible.
   HomeLeases(const FlowParts& parts, std::function<void()> on_change);
 
-  // Called when a step or an inference begins. The computation of the previous one has ended or is
-  // followed.
+  // Called when a step or an inference begins. The computation of the previous step or inference
+  // has ended, or is followed.
   void begin() { open_.clear(); }
   // Called when a lease on the unit begins.
   void acquired(UnitId unit);
   // Called when a lease is over. `computed` occurs after the lease's computation, and after the
   // computation of the unit's leases that were released before.
   void released(UnitId unit, EventId computed, LeaseGradient gradient);
-  // Called when no more gradients come in this step. This call precedes the one that makes a
+  // Called when no more gradients come in this step. This call precedes the call that makes a
   // gradient final.
   void no_more_gradients();
 

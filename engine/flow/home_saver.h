@@ -1,7 +1,7 @@
 // The saver writes state that is at home in memory to storage, for commits. A block is saved as
 // soon as it has the version that will be committed. A block in host memory is written from its
-// place, and a block on the device through a commit buffer. The block must not be updated again
-// before the save has ended.
+// place, and a block on the device is written through a commit buffer. The block must not be
+// updated again before the save has ended.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a save waits for a copy that no commit names, for a commit buffer, and for its own
@@ -28,12 +28,12 @@ class HomeSaver {
   struct Hooks {
     // Whether stores of update `step` may begin, because every earlier commit has its table.
     std::function<bool(std::uint64_t step)> may_store;
-    // A block that was added for `step` is on storage.
+    // Called when a block that was added for `step` is on storage.
     std::function<void(std::uint64_t step)> saved;
     std::function<void()> on_change;
   };
 
-  // All must outlive the saver.
+  // All arguments must outlive the saver.
   HomeSaver(const FlowParts& parts, Hooks hooks);
 
   // The number of blocks of the model whose updated state is at home in memory.

@@ -31,10 +31,11 @@ class LaneTransfers {
   // those of adjacent blocks become one. Other work on up_stream() comes behind a flush().
   void flush();
 
-  // Starts to bring the block's record and parameters. Returns whether the slot has the parameters
-  // already.
+  // Starts to bring the block's record and parameters into the lane. Returns whether the slot has
+  // the parameters already.
   bool load(OptimizerLane& lane);
-  // Begins to bring gradients that wait outside host memory. Requires: no more gradients are added.
+  // Begins to bring gradients that wait outside host memory into the lane. Requires: no more
+  // gradients are added.
   void load_gradients(OptimizerLane& lane);
   // Whether everything that was started has arrived.
   bool is_read(const OptimizerLane& lane) const;
@@ -48,13 +49,14 @@ class LaneTransfers {
   void write(OptimizerLane& lane);
   bool is_written(const OptimizerLane& lane) const;
 
-  // Makes the shadows of a block its home, or discards them.
+  // The call adopt() makes the shadows of a block its homes. The call drop_shadows() discards the
+  // shadows.
   void adopt(BlockId block);
   void drop_shadows(BlockId block);
 
   // The bytes copied from and to the device since the last call.
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
-  // The copies to the device.
+  // The stream of the copies to the device.
   StreamId up_stream() const { return up_.stream.id(); }
 
  private:

@@ -1,9 +1,9 @@
-// The updates that blocks have missed under optimizer.untouched "lazy". A step leaves units that it
-// does not use as they are. Before a unit is used, saved or read, its blocks make up for these
-// updates, one after the other. Each such update has the coefficients of its step, which are kept
-// for that, and a gradient of zeros. So the bits are the same as under "update".
-// Each entry of the queue names the step whose update is its last. Checkpoints and commits of that
-// step wait for the entry. Later entries of the block wait for these checkpoints and commits.
+// The updates that blocks have missed under optimizer.untouched "lazy". A step does not change
+// units that it does not use. Before a unit is used, saved or read, its blocks make up for these
+// updates, one after the other. Each such update has a gradient of zeros and the coefficients of
+// its step, which this class keeps. So the bits are the same as under "update".
+// Each entry of the queue names the step of its last update. Checkpoints and commits of that step
+// wait for the entry. Later entries of the block wait for these checkpoints and commits.
 //
 // Thread rule: scheduler's thread only, except zeros().
 // Invariant: entries of earlier steps come first.
@@ -38,7 +38,8 @@ class LateUpdates {
   LateUpdates& operator=(const LateUpdates&) = delete;
 
   bool is_lazy() const { return placement_.is_lazy; }
-  // Update `step` has the coefficients `of_units`, and counts as an update of all units.
+  // Takes note that update `step` has the coefficients `of_units`, and counts as an update of all
+  // units.
   void applied(std::uint64_t step, const UnitCoefficients& of_units);
   // Whether the unit has missed the largest allowed number of updates. The last update has left
   // such a unit as it is, and none of its blocks waits here.
@@ -51,7 +52,7 @@ class LateUpdates {
   bool is_empty() const { return queue_.empty(); }
   const Entry& front() const { return queue_.front(); }
   void pop() { queue_.pop_front(); }
-  // Whether an entry of update `step` or of an earlier one waits.
+  // Whether an entry of update `step` or of an earlier update waits.
   bool waits_for(std::uint64_t step) const { return !is_empty() && front().step <= step; }
   // The coefficients of the updates from `version` on, in order.
   std::vector<std::shared_ptr<const UnitCoefficients>> missed(const Entry& entry,

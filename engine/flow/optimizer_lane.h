@@ -1,5 +1,5 @@
 // A lane of the optimizer pass: the place of one block, from the start of its reads to the end of
-// its writes. Its state is a phase and an outcome, and only the pairs in optimizer_lane.cc are
+// its writes. A lane's state is a phase and an outcome, and only the pairs in optimizer_lane.cc are
 // legal.
 //
 // Thread rule: scheduler's thread only, except where stated.

@@ -59,22 +59,23 @@ class OptimizerPass {
   OptimizerPass(const FlowParts& parts, const UpdateParts& own, std::function<void()> on_change);
 
   // Announces the step's update. Eager and speculative updates assume the coefficients that are
-  // given here. The update begins when the previous update has been applied. Requires: the previous
-  // update has been passed to apply(), or cancelled.
+  // given in this call. The update begins when the previous update has been applied. Requires: the
+  // previous update has been passed to apply(), or cancelled.
   void announce(const Update& update);
-  // The unit's parameters have been fetched for its last use of the step.
+  // Called when the unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);
-  // The unit's first gradient of the step is on its way.
+  // Called when the unit's first gradient of the step is on its way.
   void touched(UnitId unit) { order_.touched(unit); }
-  // The unit's gradient of the step is complete and in the set.
+  // Called when the unit's gradient of the step is complete and in the set.
   void gradient_is_final(UnitId unit);
-  // Every gradient is final, and `coefficients` are known. `as_assumed` says whether the
-  // coefficients are as announced. Returns the number of units that stay as they are. The update
-  // counts in the versions of all other units.
+  // Called when every gradient is final, and `coefficients` are known. `as_assumed` says whether
+  // the coefficients are as announced. Returns the number of units that stay as they are. The
+  // update counts in the versions of all other units.
   // Requires: is_begun().
   std::uint32_t apply(const UnitCoefficients& coefficients, bool as_assumed);
   // Asks the unit's blocks to make up for the updates that they have missed (optimizer.untouched
-  // "lazy"). The unit then has its version. The call has no effect if no update is missing.
+  // "lazy"). The blocks then have the unit's version. The call has no effect if no update is
+  // missing.
   void catch_up(const UnitPlace& unit);
   // Does the same for all units.
   void catch_up();
@@ -95,8 +96,8 @@ class OptimizerPass {
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether the state is between two steps. The state is between two steps if only some blocks have
-  // been updated permanently, or if a failure has kept a block from its home.
+  // Whether the state is that of no step, because only some blocks have been updated permanently,
+  // or because a failure has kept a block from its home.
   bool is_partial() const;
   // The version before the last update.
   std::uint64_t version() const { return order_.current().version; }
@@ -182,9 +183,9 @@ class OptimizerPass {
   std::uint32_t updates_posted_ = 0;  // to the worker
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; also during the write of the update before
-  // For each block, the number of a step, or 0 for none. The step is the last one that has left the
-  // block as it is while an earlier update was on its way home. That step's commit counts the block
-  // once the block is home.
+  // For each block, the number of a step; 0 = none. This step is the last step that did not change
+  // the block while an earlier update of the block was on its way home. That step's commit counts
+  // the block once the block is home.
   std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;

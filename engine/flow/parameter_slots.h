@@ -30,8 +30,8 @@ class ParameterSlots {
 
   // The slot bound to `block`, if there is one.
   std::optional<std::uint32_t> find(BlockId block) const;
-  // Binds a free slot to `block`, which has none, and adds `user`. Returns nothing when no slot is
-  // available now.
+  // Binds a free slot to `block`, which must not have a slot yet, and adds `user`. Returns nothing
+  // when no slot is available now.
   std::optional<std::uint32_t> take(BlockId block, SlotUser user);
   // Adds a user to a bound slot.
   void join(std::uint32_t slot, SlotUser user);
@@ -60,9 +60,9 @@ class ParameterSlots {
   bool will_hold(std::uint32_t slot, std::uint64_t version) const {
     return holds(slot, version) || slots_[slot].version_being_read == version;
   }
-  // The bytes are about to change, or are no longer valid.
+  // Called when the bytes are about to change, or are no longer valid.
   void invalidate(std::uint32_t slot) { slots_[slot].version.reset(); }
-  // The slot's bytes are now the parameters at `version`.
+  // Called when the slot's bytes are the parameters at `version`.
   void set_version(std::uint32_t slot, std::uint64_t version) { slots_[slot].version = version; }
 
   std::byte* data(std::uint32_t slot) const { return tiers_.parameter_slot(slot); }

@@ -25,9 +25,9 @@ Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
       residents_(residents),
       device_(parts.device),
       scheduler_(parts.scheduler),
-      ranks_(parts.ranks),
       versions_(parts.versions),
       target_(target),
+      is_gathering_(parts.ranks.shard_parameters() && target.gathers != nullptr),
       hooks_(std::move(hooks)),
       gathered_event_(parts.device),
       resident_since_ns_(parts.layout.units().size()),
@@ -37,7 +37,7 @@ Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
   for (std::size_t unit = 0; unit < parts.layout.units().size(); ++unit) {
     ready_events_.emplace_back(parts.device);
     release_events_.emplace_back(parts.device);
-    if (parts.ranks.shard_parameters()) shard_events_.emplace_back(parts.device);
+    if (is_gathering_) shard_events_.emplace_back(parts.device);
   }
 }
 
@@ -95,7 +95,7 @@ void Prefetcher::follow_longer() {
 // Makes later copies wait for gathers of units that no use has waited for: those were fetched ahead
 // of a change, and have no lease whose end would open their place.
 void Prefetcher::await_gathers() {
-  if (!ranks_.shard_parameters()) return;
+  if (!is_gathering_) return;
   device_.record(gathered_event_.id(), gather_stream_.id());
   device_.wait(copy_stream_.id(), gathered_event_.id());
 }
@@ -259,7 +259,7 @@ void Prefetcher::take_arrived() {
 void Prefetcher::complete_unit(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
   copy_runs_.flush();
-  if (!ranks_.shard_parameters()) {
+  if (!is_gathering_) {
     device_.record(ready_event(unit.id), copy_stream_.id());
     return;
   }

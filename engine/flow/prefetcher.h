@@ -1,12 +1,12 @@
 // The prefetcher brings units into the device window ahead of their use, as the window plan says. A
-// block goes from storage to a parameter slot and then to the device. The blocks do so one by one,
-// strictly in schedule order. A fetch starts as soon as the leases on the bytes that it overwrites
-// have been released. The fetch's copies wait on the device for the computation that still reads
-// these bytes. A block that has not been updated yet delays the blocks after it. A block that the
-// pass has in a slot is copied from this slot. If ranks share the parameters, the blocks are those
-// of the rank's own shard, and a gather completes the unit. There is one gather per fetch, in the
-// order of the fetches. A shard at home on the device is gathered from its home. A unit that is
-// leased at home needs no copy. The unit is ready once it has been updated.
+// block goes from storage to a parameter slot and then to the device. The blocks take their turns
+// one by one, strictly in schedule order. A fetch starts as soon as the leases on the bytes that it
+// overwrites have been released. The fetch's copies wait on the device for the computation that
+// still reads these bytes. A block that has not been updated yet delays the blocks after it. A
+// block that the pass has in a slot is copied from this slot. If ranks share the parameters, the
+// blocks are those of the rank's own shard, and a gather completes the unit. There is one gather
+// per fetch, in the order of the fetches. A shard at home on the device is gathered from its home.
+// A unit that is leased at home needs no copy. The unit is ready once it has been updated.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot, and copies free the slots. The copies wait for
@@ -42,7 +42,7 @@ class Prefetcher {
   };
 
   // The target of the fetches: the window on the device and, with shared parameters, the sequence
-  // of gathers.
+  // of gathers. Without a sequence, every unit is whole on its rank.
   struct Target {
     std::byte* window = nullptr;
     RankSequence* gathers = nullptr;
@@ -52,7 +52,7 @@ class Prefetcher {
   Prefetcher(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
              const Target& target, Hooks hooks);
 
-  // The prefetcher now follows `schedule`, after `version` updates. With `keeps_for_update`,
+  // Makes the prefetcher follow `schedule`, after `version` updates. With `keeps_for_update`,
   // parameters fetched for the last time in the step wait in their slots for the update. `schedule`
   // and `plan` must stay valid while the prefetcher follows them. The prefetcher must be idle()
   // before the call.
@@ -72,11 +72,11 @@ class Prefetcher {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
   void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
-  // The caller has added uses at the end of the followed schedule and of its plan.
+  // Called when uses have been added at the end of the followed schedule and of its plan.
   void follow_longer();
 
-  // The lease of `use` has been released, and release_event() of the unit has been recorded on the
-  // stream that computed with the unit.
+  // Called when the lease of `use` has been released, and release_event() of the unit has been
+  // recorded on the stream that computed with the unit.
   void release(std::uint32_t use);
 
   // Advances everything that can move.
@@ -180,14 +180,14 @@ class Prefetcher {
   const ResidentUnits& residents_;
   Device& device_;
   Scheduler& scheduler_;
-  Ranks& ranks_;
   const UnitVersions& versions_;
   const Target target_;
+  const bool is_gathering_;  // what it fetches are shards
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
-  // By unit: after the last copy that its gather waits for. Later copies may wait for computation
-  // that this gather precedes, so no other unit's gather has the same event.
+  // The event of each unit, after the last copy that the unit's gather waits for. Later copies may
+  // wait for computation that this gather precedes, so no other unit's gather has the same event.
   std::vector<Event> shard_events_;
   Event gathered_event_;  // after the gathers before a change of the schedule
   std::uint64_t gathered_bytes_ = 0;

@@ -19,7 +19,8 @@ ResidentUnits::ResidentUnits(const FlowParts& parts, std::function<void()> on_ch
   std::vector<bool> is_listed(layout_.units().size(), false);
   const auto append = [&](UnitId unit) {
     const UnitPlace& place = layout_.unit(unit);
-    if (is_listed[index_of(unit)] || place.is_frozen || !parts.placement.unit_is_on_device(place))
+    if (is_listed[index_of(unit)] || place.is_frozen || place.is_local ||
+        !parts.placement.unit_is_on_device(place))
       return;
     is_listed[index_of(unit)] = true;
     order_.push_back(unit);

@@ -26,11 +26,11 @@ class ResidentUnits {
   // `on_change` runs when a gather has been queued.
   ResidentUnits(const FlowParts& parts, std::function<void()> on_change);
 
-  // The work that is now on `stream` gives new parameters to the rank's blocks of `unit`. Called
-  // once per update for each unit homed on the device. Called for a frozen unit when the unit gets
-  // its values, in the same order on every rank.
+  // Called when the work that is now on `stream` gives new parameters to the rank's blocks of
+  // `unit`. Called once per update for each unit homed on the device. Also called for a frozen unit
+  // when the unit gets its values, in the same order on every rank.
   void updated(UnitId unit, StreamId stream);
-  // Does the same for an update that leaves the unit as it is.
+  // Does the same for an update that does not change the unit.
   void left(UnitId unit);
 
   // Whether the gather that the unit's last update caused has been queued on the device.
@@ -48,9 +48,11 @@ class ResidentUnits {
   const BeginTime* gather_begun_ns(UnitId unit) const { return &gathers_begun_ns_[index_of(unit)]; }
 
  private:
-  // After each update. Otherwise the unit is whole on this rank, or gathered for each use.
+  // Whether the unit is gathered after each update. Otherwise the unit is whole on this rank, or
+  // gathered for each use.
   bool is_gathered(UnitId unit) const {
-    return ranks_.shard_optimizer() && !layout_.unit(unit).is_sharded;
+    const UnitPlace& place = layout_.unit(unit);
+    return ranks_.shard_optimizer() && !place.is_sharded && !place.is_local;
   }
   void gather_in_order();
   void gather(UnitId unit);

@@ -1,8 +1,8 @@
 // Gives the state of one step, block by block, to a checkpoint that is written beside training. A
 // block is loaded into a buffer and handed to the buffer's thread, which writes it. State at home
 // in host memory is written from its place. The next update of a block waits until the block has
-// been loaded. In host memory, it waits until the block has been written. So the checkpoint has the
-// state of its step exactly, and needs no memory except the buffers.
+// been loaded. In host memory, the update waits until the block has been written. So the checkpoint
+// has the state of its step exactly, and needs no memory except the buffers.
 //
 // Thread rule: scheduler's thread only, except for the functions given in `Work`, which run on the
 // buffers' threads.
@@ -43,7 +43,7 @@ class StateSaver {
     std::function<void()> finish;
   };
 
-  // All must outlive the saver.
+  // All arguments must outlive the saver.
   StateSaver(const FlowParts& parts, Hooks hooks);
 
   // Starts the threads that write.

@@ -51,18 +51,18 @@ class UpdateOrder {
   };
 
   // All arguments must outlive the object. `forward_order` is the order in which the next step will
-  // need units. Units that it omits come last.
+  // need units. Units that `forward_order` omits come last.
   UpdateOrder(const Layout& layout, const Placement& placement,
               std::span<const UnitId> forward_order,
               UntouchedPolicy untouched = UntouchedPolicy::kUpdate);
 
-  // Announces `update` as the successor of the current update. The call begin_announced() makes it
-  // the current one. Requires: the previous update is being applied, or has ended.
+  // Announces `update` as the successor of the current update. The call begin_announced() makes
+  // this update the current one. Requires: the previous update is being applied, or has ended.
   void announce(const Update& update);
   bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
   void begin_announced();
   void fetched(UnitId unit);
-  // The unit has a gradient in the step whose gradients are arriving.
+  // Called when the unit has a gradient in the step whose gradients are arriving.
   void touched(UnitId unit);
   void gradient_is_final(UnitId unit);
   // Whether apply() leaves the unit as it is.
@@ -74,7 +74,7 @@ class UpdateOrder {
   bool is_pending(BlockId block) const {
     return phase_ == Phase::kApplying && states_[index_of(block)] != State::kUpdated;
   }
-  // The coefficients are known, so every block may be updated.
+  // Called when the coefficients are known, so that every block may be updated.
   void apply(const UnitCoefficients& coefficients);
   // Forgets an update that was announced, or that has begun without apply(). Returns whether the
   // update had begun.
@@ -88,7 +88,7 @@ class UpdateOrder {
     return phase_ == Phase::kAhead && current_.policy == OverlapPolicy::kSpeculative;
   }
 
-  // The block at `place` that starts next. The call take_next() starts it.
+  // The block at `place` that starts next. The call take_next() starts this block.
   std::optional<BlockId> next(UpdatePlace place) const;
   void take_next(UpdatePlace place);
   bool may_update(BlockId block) const;
@@ -100,8 +100,8 @@ class UpdateOrder {
   void set_tentative(BlockId block) { states_[index_of(block)] = State::kTentative; }
   bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
   void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }
-  // The block has been updated permanently. Returns whether the block is the last of its unit. The
-  // last block of all units ends an update that is being applied.
+  // Called when the block has been updated permanently. Returns whether the block is the last of
+  // its unit. The last block of all units ends an update that is being applied.
   bool count_updated(const BlockPlace& block);
   std::uint64_t updated_count() const { return updated_count_; }
 

@@ -21,16 +21,16 @@ class WaitingGradients {
   WaitingGradients(const Layout& layout, const Placement& placement, Scheduler& scheduler);
 
   void begin_step() { units_.clear(); }
-  // The unit's first gradient of the step has come. `keeps_others` says that the set also keeps the
-  // other ranks' part of the gradient.
+  // Called when the unit's first gradient of the step has come. `keeps_others` says that the set
+  // also keeps the other ranks' part of the gradient.
   void add(UnitId unit, bool keeps_others);
-  // The other ranks' part is no longer needed.
+  // Called when the other ranks' part is no longer needed.
   void drop_others(UnitId unit);
-  // The block's gradient is being written to storage.
+  // Called when the block's gradient is being written to storage.
   void written(BlockId block);
-  // The update has used the block's gradient.
+  // Called when the update has used the block's gradient.
   void consumed(BlockId block);
-  // The gradients that the step has added will not be used for an update.
+  // Called when the gradients that the step has added will not be used for an update.
   void drop_step();
 
  private:

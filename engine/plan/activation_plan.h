@@ -1,5 +1,5 @@
-// Boundary activations are the values that each forward use of a unit passes to the next, and the
-// gradients that each backward use passes back. If the engine keeps activations
+// Boundary activations are the values that each forward use of a unit passes to the next use, and
+// the gradients that each backward use passes back. If the engine keeps activations
 // (Config::Activations), the application saves and loads them in a sequence that the schedule
 // fixes. So the movement of activations can be planned, like the movement of parameters. The plan
 // gives each activation a place in the device's activation window. The plan also says which
@@ -8,8 +8,8 @@
 //
 // The sequence is: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use
 // k is the reverse of forward use k. Backward use k loads value k - 1 for the recomputation, loads
-// gradient k and saves gradient k - 1. Some accesses do not exist, before the first use and after
-// the last one. Such accesses are left out.
+// gradient k and saves gradient k - 1. Before the first use and after the last use, some accesses
+// do not exist. Such accesses are left out.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +61,8 @@ std::uint32_t activations_held_max(const ModelSpec& model);
 
 // Returns a plan for a window of `places_max` places, each as large as the largest boundary.
 // Accesses a - activations_held_max() + 1 .. a - 1 are still held when access a comes.
-// Requires: at least activations_held_max() places. 0 = enough places to keep everything in the
-// window.
+// Requires: `places_max` is 0 or at least activations_held_max(). With 0, the window has enough
+// places for everything.
 ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t places_max);
 
 // The homes of the largest step's activations, one after the other in a pool. There is one home per

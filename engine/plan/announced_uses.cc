@@ -14,11 +14,12 @@ constexpr std::uint32_t kNeverUsed = UINT32_MAX;
 }  // namespace
 
 AnnouncedUses::AnnouncedUses(const ModelSpec& model, const Layout& layout,
-                             const Placement& placement)
+                             const Placement& placement, AnnouncedKind kind)
     : layout_(layout),
       placement_(placement),
       concurrent_leases_(model.concurrent_leases),
-      places_(placement.announced_window.count),
+      first_place_(placement.first_announced_place(kind)),
+      places_(placement.announced_places()),
       next_uses_(layout.units().size(), kNeverUsed) {}
 
 void AnnouncedUses::begin() {
@@ -44,8 +45,8 @@ WindowUse AnnouncedUses::use_of(UnitId unit) {
   WindowUse planned;
   const auto found = std::ranges::find(places_, std::optional(unit), &Place::unit);
   Place& place = found == places_.end() ? place_for(use) : *found;
-  planned.offset_bytes =
-      static_cast<std::uint64_t>(&place - places_.data()) * placement_.announced_window.slot_bytes;
+  planned.offset_bytes = (first_place_ + static_cast<std::uint64_t>(&place - places_.data())) *
+                         placement_.announced_window.slot_bytes;
   planned.fetch = found == places_.end();
   if (planned.fetch && place.unit) planned.evicted_uses.push_back(place.last_use);
   place = {.unit = unit, .last_use = use};

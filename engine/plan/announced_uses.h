@@ -3,9 +3,9 @@
 // of these units. Announcements only add uses: the plan so far, and the schedule of the other
 // units, stay as they are. So a step reads exactly the bytes of the units that it announces. A unit
 // takes the place of another unit that has no later use among the uses announced with it. If
-// several units have no later use, the place is that of the unit whose last use is longest ago. If
-// every unit has a later use, the place is that of the unit whose next use is latest. The time for
-// an announcement grows with the number of its units, but not with the number of earlier uses.
+// several units have no later use, the unit whose last use is longest ago gives up its place. If
+// every unit has a later use, the unit whose next use is latest gives up its place. The time for an
+// announcement grows with the number of its units, but not with the number of earlier uses.
 //
 // Thread rule: one thread at a time. References stay valid.
 #pragma once
@@ -25,8 +25,10 @@ namespace sluice {
 
 class AnnouncedUses {
  public:
-  // All arguments must outlive the object. `model` is validated().
-  AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement);
+  // All arguments must outlive the object. `model` is validated(). The units are those of `kind`.
+  // With one rank, all are of kind kShared.
+  AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement,
+                AnnouncedKind kind = AnnouncedKind::kShared);
 
   // Forgets the uses of the previous step.
   void begin();
@@ -38,8 +40,8 @@ class AnnouncedUses {
   // The bytes that the fetches of all uses read from storage.
   std::uint64_t read_bytes() const;
   // The bytes of state on storage that the update reads for the units that only announced uses
-  // touch. The bytes that their gradients read there are included. Placement::skips_untouched says
-  // whether there are such bytes. The same number of bytes is written.
+  // touch. The bytes of these units' gradients on storage are included. Placement::skips_untouched
+  // says whether there are such bytes. The same number of bytes is written.
   std::uint64_t update_bytes() const;
 
  private:
@@ -54,6 +56,7 @@ class AnnouncedUses {
   const Layout& layout_;
   const Placement& placement_;
   const std::uint32_t concurrent_leases_;
+  const std::uint32_t first_place_;
   std::vector<Place> places_;
   std::vector<std::uint32_t> next_uses_;  // by unit; while add() has its use still to come
   Schedule schedule_;

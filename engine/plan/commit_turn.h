@@ -17,14 +17,14 @@ namespace sluice {
 // have their units. Under `eager` and `speculative`, updates begin in backward. The commit then
 // waits for the uses of forward. Under `deferred`, the commit waits for the uses up to the end of
 // the first backward pass. With many micro-batches, waiting for the step's end would delay the
-// commit for too long. Under `serial`, the result is 0. There the whole state is stored before the
-// next step begins, so the commit begins at once.
+// commit for too long. Under `serial`, the result is 0. Under `serial`, the whole state is stored
+// before the next step begins, so the commit begins at once.
 std::uint32_t uses_before_commit(const Schedule& schedule, OverlapPolicy policy);
 
 // Whether a commit may wait for fetches at all. If the flushes take more than a third of a step
-// even with an empty cache, the rest of the step is too short for them. The stores of the next
-// version would then wait. Such a commit begins as soon as it can. `flush_s` is the time of one
-// flush that finds the cache empty.
+// even with an empty cache, the rest of the step is too short for the flushes. The stores of the
+// next version would then wait. Such a commit begins as soon as it can. `flush_s` is the time of
+// one flush that finds the cache empty.
 bool commit_may_wait(double flush_s, double step_s);
 
 }  // namespace sluice

@@ -92,7 +92,9 @@ void Layout::add_unit(const UnitSpec& spec) {
                  .first_block = static_cast<std::uint32_t>(blocks_.size()),
                  .block_count = 0,
                  .is_frozen = spec.is_frozen,
-                 .is_announced = spec.is_announced};
+                 .is_announced = spec.is_announced,
+                 .is_pinned = spec.is_pinned,
+                 .is_local = spec.is_local};
   for (const TensorSpec& tensor : spec.tensors) {
     tensors_.push_back({.id = TensorId{static_cast<std::uint32_t>(tensors_.size())},
                         .unit = unit.id,
@@ -103,11 +105,14 @@ void Layout::add_unit(const UnitSpec& spec) {
     unit.element_count += align_up(tensor.element_count(), kAlignElements);
     unit.payload_elements += tensor.element_count();
   }
+  // Empty tensors need no place. A unit of nothing else has one all the same, of padding.
+  unit.element_count = std::max(unit.element_count, kAlignElements);
   parameter_count_ += unit.payload_elements;
+  const Shard shard = spec.is_local ? Shard{} : shard_;
   unit.shard_elements =
-      align_up(div_ceil(unit.element_count, shard_.count), kAlignElements * shard_.pieces);
-  unit.element_count = unit.shard_elements * shard_.count;
-  unit.shard_begin = unit.shard_elements * shard_.index;
+      align_up(div_ceil(unit.element_count, shard.count), kAlignElements * shard.pieces);
+  unit.element_count = unit.shard_elements * shard.count;
+  unit.shard_begin = unit.shard_elements * shard.index;
   const std::uint64_t shard_end = unit.shard_begin + unit.shard_elements;
   for (std::uint64_t offset = unit.shard_begin; offset < shard_end; offset += block_elements_) {
     blocks_.push_back({.id = BlockId{static_cast<std::uint32_t>(blocks_.size())},
@@ -117,7 +122,7 @@ void Layout::add_unit(const UnitSpec& spec) {
   }
   unit.block_count = static_cast<std::uint32_t>(blocks_.size()) - unit.first_block;
   units_.push_back(std::move(unit));
-  const bool is_shared = shard_.count > 1 && !shard_.keeps_all_parameters;
+  const bool is_shared = shard.count > 1 && !shard.keeps_all_parameters;
   units_.back().is_sharded = is_shared && !keeps_gathered(units_.back().id);
 }
 
@@ -180,8 +185,9 @@ std::uint64_t Layout::home_parameter_bytes(UnitId id) const {
 }
 
 bool Layout::keeps_gathered(UnitId id) const {
-  return shard_.count > 1 && !shard_.keeps_all_parameters &&
-         unit(id).payload_elements * format_.parameter_bytes() <= shard_.keep_gathered_bytes;
+  return shard_.count > 1 && !shard_.keeps_all_parameters && !unit(id).is_local &&
+         (unit(id).is_pinned ||
+          unit(id).payload_elements * format_.parameter_bytes() <= shard_.keep_gathered_bytes);
 }
 
 std::uint64_t Layout::set_gradient_bytes(UnitId id) const {

@@ -98,7 +98,7 @@ struct RecordMoments {
 // `record` belongs to a block of `elements` elements.
 RecordMoments moments_of(const StateFormat& format, std::uint64_t elements, std::byte* record);
 
-// The part of every unit that this rank owns, which is part `index` of `count` equal parts.
+// The part of every unit that this rank owns: part `index` of `count` equal parts.
 struct Shard {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
@@ -130,6 +130,8 @@ struct UnitPlace {
   std::uint32_t block_count = 0;
   bool is_frozen = false;     // no gradient, no record
   bool is_announced = false;  // UnitSpec::is_announced
+  bool is_pinned = false;     // UnitSpec::is_pinned
+  bool is_local = false;      // UnitSpec::is_local: whole on its rank, which alone has it
   bool is_sharded = false;    // ranks share its parameters; a gather completes it for its uses
 };
 
@@ -178,8 +180,8 @@ class Layout {
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;
-  // The bytes that a rank has at home. The bytes are those of the whole unit or, if the unit is
-  // sharded, of the rank's part.
+  // The bytes that a rank has at home. If the unit is sharded, the bytes are those of the rank's
+  // part, and otherwise those of the whole unit.
   std::uint64_t home_parameter_bytes(UnitId unit) const;
   // Whether every device keeps all of the unit's parameters although ranks share the parameters.
   bool keeps_gathered(UnitId unit) const;

@@ -26,7 +26,7 @@ struct StepCoefficients {
   std::uint64_t rounding_key = 0;
 };
 
-// The coefficients of all units. Units that have seen equally many updates share their
+// The coefficients of all units. Units that have seen the same number of updates share their
 // coefficients.
 struct UnitCoefficients {
   std::vector<StepCoefficients> all;
@@ -53,8 +53,8 @@ class ParameterGroups {
 
   // The set of each tensor, in the order of the model.
   std::span<const std::uint32_t> set_of_tensors() const { return set_of_tensors_; }
-  // `group_learning_rates` has one rate for each group of the config, or is empty. If it is empty,
-  // a group's rate is `learning_rate` times the group's factor.
+  // `group_learning_rates` has one rate for each group of the config, or is empty. If the list is
+  // empty, a group's rate is `learning_rate` times the group's factor.
   // Requires: the same as coefficients_of().
   StepCoefficients coefficients(double learning_rate, std::span<const double> group_learning_rates,
                                 UpdateNumbers numbers, float gradient_scale) const;

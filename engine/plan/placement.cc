@@ -119,9 +119,9 @@ bool shadows_serve_all(const Layout& layout, Placement placement) {
   add_shadows(layout, placement);
   return placement.shadow_bytes != 0 &&
          std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
-           // Units that ranks keep gathered are small.
-           return layout.is_frozen(block.id) || layout.keeps_gathered(block.unit) ||
-                  placement.has_shadow(block.id);
+           // Pinned units, and those that ranks keep gathered, are small.
+           return layout.is_frozen(block.id) || layout.unit(block.unit).is_pinned ||
+                  layout.keeps_gathered(block.unit) || placement.has_shadow(block.id);
          });
 }
 

@@ -1,7 +1,7 @@
 // The tier that is home to each block's states, and the size of every pool in every tier. The
 // placement is a pure function of (layout, model, budgets, choices). Mandatory pools come first,
-// and the code computes each of them as one commented sum. The rest of a budget is filled with
-// state, and state that saves the most traffic goes first. The placement is fixed for a run.
+// and the code computes each of these pools as one commented sum. The rest of a budget is filled
+// with state, and state that saves the most traffic goes first. The placement is fixed for a run.
 // Because every step uses the state in the same cyclic order, a fixed choice is as good as any
 // cache. A fixed choice can also be predicted and explained. Constant after construction.
 #pragma once
@@ -31,6 +31,9 @@ struct SlotPool {
   bool operator==(const SlotPool&) const = default;
 };
 
+// Whether all ranks announce a unit together, or a rank does so alone (UnitSpec::is_local).
+enum class AnnouncedKind : std::uint8_t { kShared, kLocal };
+
 struct Placement {
   bool fills_device = false;  // as in PassNeeds
 
@@ -46,8 +49,8 @@ struct Placement {
 
   // Whether the device's memory is host memory that the engine may use in place. In-place use needs
   // memory.unified and a single rank. Then computation uses a unit's parameters at their home if
-  // all of them are in host memory. An update uses a unit's parameters at their home if the
-  // parameters are on the device.
+  // all of the parameters are in host memory. An update uses a unit's parameters at their home if
+  // the parameters are on the device.
   bool is_unified = false;
   std::vector<bool> is_leased_in_host;  // by unit; empty: no unit is
   // Whether a unit's first gradient of a step may be computed straight in the set. Such a gradient
@@ -59,7 +62,11 @@ struct Placement {
   std::uint64_t resident_parameter_bytes = 0;  // homed there: whole units, or shards of them
   std::uint64_t window_bytes = 0;              // units that come and go
   SlotPool announced_window;                   // announced units, which come and go as well
+  // Whether the second half of these places is for local units. Ranks fetch their local units at
+  // different times, and fetch the others together.
+  bool splits_announced_window = false;
   SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
+  std::uint32_t local_gradient_slots = 0;   // the last of them, for local units
   std::uint64_t device_gradient_bytes = 0;  // gradients that wait there
   std::uint64_t device_record_bytes = 0;    // of units that are updated there
   // The device's tallies of units whose gradients wait on the device (tally_bytes_of()). Host
@@ -110,7 +117,7 @@ struct Placement {
   bool is_lazy = false;
 
   // Whether a step leaves the unit as it is if the step does not use the unit in backward. If some
-  // of the unit is in memory, updating it later would save nothing.
+  // of the unit is in memory, updating the unit later would save nothing.
   bool may_stay(const UnitPlace& unit) const {
     if (!is_lazy) return skips_untouched;
     const auto is_on_storage = [&](const std::vector<Tier>& tiers) {
@@ -120,12 +127,19 @@ struct Placement {
     };
     return is_on_storage(parameter_tier) && is_on_storage(record_tier);
   }
+  // The places of announced units of one kind in the announced window.
+  std::uint32_t announced_places() const {
+    return announced_window.count / (splits_announced_window ? 2 : 1);
+  }
+  std::uint32_t first_announced_place(AnnouncedKind kind) const {
+    return splits_announced_window && kind == AnnouncedKind::kLocal ? announced_places() : 0;
+  }
   // Whether the unit's parameters that this rank owns are at home on the device.
   bool is_homed_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }
-  // Whether all of the unit's parameters are at home on the device, so that it needs no place in
-  // the window.
+  // Whether all of the unit's parameters are at home on the device, so that the unit needs no place
+  // in the window.
   bool unit_is_on_device(const UnitPlace& unit) const {
     return is_homed_on_device(unit) && !unit.is_sharded;
   }
@@ -153,8 +167,8 @@ struct Placement {
   bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
   // Whether some gradients come to a lane from outside host memory.
   bool gradients_leave() const { return lane_gradients.count != 0; }
-  // The bytes of the device's pools, which the tiers cut from one slab. The call device_bytes() is
-  // the sum of these bytes and the ranks' memory.
+  // The bytes of the device's pools, which the tiers cut from one slab. The function device_bytes()
+  // returns the sum of these bytes and the ranks' memory.
   std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + announced_window.size_bytes() +
            gradient_slots.size_bytes() + device_gradient_bytes + device_record_bytes + tally_bytes +
@@ -219,9 +233,9 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
 // The function tries to place the state under `budgets`. If a pair of budgets works, every pair of
 // larger budgets works, too.
 // Fails with kOutOfMemory if a budget cannot hold its mandatory pools, or the state that `choices`
-// puts there. The message lists the pools. The message names the smallest budget that works while
-// the other budget stays as it is. If no size of this budget alone works, the message names a pair
-// of budgets.
+// assigns to the budget's tier. The message lists the pools. The message names the smallest budget
+// that works while the other budget stays as it is. If no size of this budget alone works, the
+// message names a pair of budgets.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
@@ -241,8 +255,8 @@ bool shadows_serve_all(const Layout& layout, Placement placement);
 // Requires: add_shadows() has been called already if shadows are needed.
 void add_copies(const Layout& layout, std::uint32_t count, Placement& placement);
 // The number of copies that `config` needs. One copy is named by the last commit, and a second copy
-// is written by updates. A tentative update needs a third copy at times when neither the first nor
-// the second may be overwritten.
+// is written by updates. A tentative update needs a third copy while neither the first copy nor the
+// second copy may be overwritten.
 std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
 // Whether "auto" may speculate. With a durable store, "auto" may speculate only where no third copy
 // is needed.

@@ -225,7 +225,8 @@ void PlacementPlanner::fill_host(bool parameters, bool records, std::uint64_t ro
   if (room_bytes == UINT64_MAX) {  // from scratch
     placement_.host_parameter_bytes = 0;
     placement_.host_record_bytes = 0;
-    std::ranges::replace(placement_.parameter_tier, Tier::kHost, Tier::kNvme);
+    // Each is stored, changed or not, so that the compiler takes many at a time.
+    for (Tier& tier : placement_.parameter_tier) tier = tier == Tier::kHost ? Tier::kNvme : tier;
     clear_records();
   }
   // Nearly all blocks of a model have the same length, so their bytes are computed once for each

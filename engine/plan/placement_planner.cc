@@ -36,7 +36,7 @@ std::vector<Schedule> schedules_of(const ModelSpec& model, const Config::Activat
 }
 
 // Places for the announced units that are leased, and for those read ahead. `sizes` has 0 for units
-// without a place.
+// without a place. `places` is the number of all of them.
 SlotPool announced_window_of(const Layout& layout, std::span<const std::uint64_t> sizes,
                              std::uint32_t places) {
   SlotPool window;
@@ -48,6 +48,23 @@ SlotPool announced_window_of(const Layout& layout, std::span<const std::uint64_t
                                align_up(layout.unit_parameter_bytes(unit.id), kStorageAlignBytes))};
   }
   return window;
+}
+
+// Gradients of local units have slots of their own: the slots that a reduction uses have to be the
+// same on all ranks.
+bool has_local_gradients(const Layout& layout) {
+  return std::ranges::any_of(
+      layout.units(), [](const UnitPlace& unit) { return unit.is_local && !unit.is_frozen; });
+}
+
+// Whether units of both kinds have places in the announced window. `sizes` has 0 for the others.
+bool needs_both_kinds(const Layout& layout, std::span<const std::uint64_t> sizes) {
+  const auto has = [&](bool is_local) {
+    return std::ranges::any_of(layout.units(), [&](const UnitPlace& unit) {
+      return unit.is_announced && unit.is_local == is_local && sizes[index_of(unit.id)] != 0;
+    });
+  };
+  return has(/*is_local=*/true) && has(/*is_local=*/false);
 }
 
 // The device memory that its update takes beside its parameters.
@@ -144,17 +161,17 @@ void PlacementPlanner::plan_activation_pools() {
   placement_.activation_homes = homes;
 }
 
-// Device: gradient slots, state and gradients that have to be there, then either every parameter,
-// or a window and as many whole units (if ranks share the parameters: shards of units) as fit
-// beside it; then the optimizer state of some of those.
+// Device: gradient slots, pinned units, state and gradients that have to be there, then either
+// every other parameter, or a window and as many whole units (if ranks share the parameters: shards
+// of units) as fit beside it; then the optimizer state of some of those.
 std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   const std::uint32_t leases = model_.concurrent_leases;
   std::uint64_t slot_bytes = 0;
-  std::uint64_t all_bytes = 0;
+  std::uint64_t all_bytes = 0;  // beside pinned units
   for (const UnitPlace& unit : layout_.units()) {
     slot_bytes =
         std::max(slot_bytes, align_up(layout_.unit_gradient_bytes(unit.id), kStorageAlignBytes));
-    all_bytes += home_slot_bytes(layout_, unit);
+    all_bytes += unit.is_pinned ? 0 : home_slot_bytes(layout_, unit);
     if (choices_.optimizer == TierChoice::kDevice) update_on_device(unit);
     if (choices_.gradients == TierChoice::kDevice) set_gradient_tier(unit, Tier::kDevice);
   }
@@ -162,17 +179,21 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   const bool must_be_resident = choices_.parameters == TierChoice::kDevice ||
                                 choices_.optimizer == TierChoice::kDevice ||
                                 layout_.shard().keeps_all_parameters;
-  if (must_be_resident && is_sharded) {
-    for (const UnitPlace& unit : layout_.units()) make_resident(unit);
-  }
+  for (const UnitPlace& unit : layout_.units())
+    if (unit.is_pinned || (must_be_resident && is_sharded)) make_resident(unit);
   // One slot more than the leases lets a gradient drain while the next unit's backward runs.
-  placement_.gradient_slots = {.count = leases, .slot_bytes = slot_bytes};
+  placement_.local_gradient_slots = !pass_.is_alone && has_local_gradients(layout_) ? leases : 0;
+  placement_.gradient_slots = {.count = leases + placement_.local_gradient_slots,
+                               .slot_bytes = slot_bytes};
   // All parameters, or a window for units to pass through.
   const bool needs_all = must_be_resident && !is_sharded;
   const std::uint64_t window_minimum = needs_all ? 0 : least_window();
+  placement_.splits_announced_window =
+      !needs_all && !pass_.is_alone && needs_both_kinds(layout_, sizes_);
+  const std::uint32_t kinds = placement_.splits_announced_window ? 2 : 1;
   if (!needs_all)
-    placement_.announced_window =
-        announced_window_of(layout_, sizes_, leases + (thrift_.buffers ? 0 : kPrefetchUnits));
+    placement_.announced_window = announced_window_of(
+        layout_, sizes_, kinds * (leases + (thrift_.buffers ? 0 : kPrefetchUnits)));
   const auto needed_bytes = [&] {
     return placement_.device_bytes() + (needs_all ? all_bytes : window_minimum);
   };
@@ -181,7 +202,7 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   if (thrift_.buffers || needed_bytes() > whole_budget)
     placement_.activation_window.count = activation_places_least_;
   if (needed_bytes() > whole_budget)
-    placement_.announced_window.count = std::min(placement_.announced_window.count, leases);
+    placement_.announced_window.count = std::min(placement_.announced_window.count, kinds * leases);
   if (needed_bytes() > whole_budget)
     return PlacementShortage{.tier = Tier::kDevice, .needed_bytes = needed_bytes()};
   const std::uint64_t rest_bytes = whole_budget - placement_.device_bytes();
@@ -190,7 +211,9 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
       all_bytes <= rest_bytes + placement_.announced_window.size_bytes();
   if (needs_all || may_all_be_resident) {
     placement_.announced_window = {};
-    for (const UnitPlace& unit : layout_.units()) make_resident(unit);
+    placement_.splits_announced_window = false;
+    for (const UnitPlace& unit : layout_.units())
+      if (!unit.is_pinned) make_resident(unit);
   } else {
     plan_window_pool(rest_bytes, window_minimum);
   }

@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-// The kinds of state that stay off the device even if it has room.
+// The kinds of state that stay off the device even if the device has room.
 struct PlacementThrift {
   bool buffers = false;     // beyond the least of each kind, to leave room for other state
   bool records = false;     // of units whose parameters are there
@@ -40,7 +40,7 @@ std::uint64_t set_slot_bytes(const Layout& layout, const UnitPlace& unit);
 
 class PlacementPlanner {
  public:
-  // All must outlive the planner.
+  // All arguments must outlive the planner.
   PlacementPlanner(const Layout& layout, const ModelSpec& model, const Config::Placement& choices,
                    const PassNeeds& pass);
 

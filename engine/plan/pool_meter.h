@@ -1,9 +1,9 @@
 // The use of each tier's pools at present, and the peak in each phase of a step. Buffers count
 // while they are lent. The homes of a state count from the time when they are filled. Gradients
 // count while they wait for their update. On storage, a shadow counts until it is adopted or
-// dropped, and an activation counts until its last read. Some owners do not report their use: those
-// of the activation window, of the homes of activations in host memory, and of tallies. So these
-// pools count all the time.
+// dropped, and an activation counts until its last read. Some owners do not report their use: the
+// owners of the activation window, of the homes of activations in host memory, and of tallies. So
+// these pools count all the time.
 //
 // Thread rule: scheduler's thread only.
 // Invariant: no pool has more in use than its size.

@@ -65,7 +65,8 @@ std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32
   std::uint64_t elements = 0;
   if (first == 1) return elements;
   for (const UnitPlace& unit : layout.units())
-    if (!unit.is_frozen) elements = std::max(elements, unit.element_count / first);
+    if (!unit.is_frozen && !unit.is_local)
+      elements = std::max(elements, unit.element_count / first);
   return elements;
 }
 
@@ -75,13 +76,18 @@ std::uint64_t gather_buffer_bytes(const Config::Sharding& sharding, std::uint32_
   if (first == 1 || group_size(sharding, count) < count || layout.shard().count == 1) return 0;
   std::uint64_t bytes = 0;
   for (const UnitPlace& unit : layout.units())
-    bytes = std::max(bytes, layout.shard_parameter_bytes(unit.id) * (count / first));
+    if (!unit.is_local)
+      bytes = std::max(bytes, layout.shard_parameter_bytes(unit.id) * (count / first));
   return bytes;
 }
 
-// Scheduled and resident units have one each, and announced units where the model has any.
+// Scheduled and resident units have one each, and announced units where the model has any that
+// ranks use together.
 std::uint32_t gather_buffer_count(const Layout& layout) {
-  return std::ranges::any_of(layout.units(), &UnitPlace::is_announced) ? 3 : 2;
+  const auto is_gathered = [](const UnitPlace& unit) {
+    return unit.is_announced && !unit.is_local;
+  };
+  return std::ranges::any_of(layout.units(), is_gathered) ? 3 : 2;
 }
 
 // At least one word per rank; if there are few ranks, everything that they send in one piece.

@@ -38,14 +38,14 @@ class StepPlans {
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
   // The plan of a step that has followed `plan` up to `progress`, and then uses `unit` instead of
-  // the planned unit. If an inference begins anew after its end, it has another batch. The plan
-  // then expects that the number of batches doubles. So a few changes are enough for any number of
-  // batches.
+  // the planned unit. If an inference begins anew after its end, the inference has another batch.
+  // The plan then expects that the number of batches doubles. So a few changes are enough for any
+  // number of batches.
   // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
-  // From now on, inferences are expected to follow `schedule`, or steps of this shape are. The
-  // expectation needs a window that can be planned for it.
+  // From now on, inferences are expected to follow `schedule`, or steps are expected to have this
+  // shape. The call has no effect if the window cannot be planned for such steps.
   void expect_inference(Schedule schedule);
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);

@@ -14,9 +14,9 @@
 
 namespace sluice {
 
-// Returns one weight per path of storage.paths. The weights are those of the config. If the config
-// has no weights, the weights are the rates of the optimizer's pattern in the calibration that
-// `sluice bench io --json` wrote. Without a calibration, they are equal.
+// Returns one weight per path of storage.paths. The config gives the weights. If the config has no
+// weights, the weights are the rates of the optimizer's pattern in the calibration that `sluice
+// bench io --json` wrote. Without a calibration, the weights are equal.
 // Fails with kInput if the calibration cannot be read, is of another machine, or lacks a path.
 std::vector<double> storage_weights(const Config::Storage& storage);
 

@@ -21,11 +21,11 @@ class UpdatePolicy {
   OverlapPolicy choose() const;
   // The factor by which the gradient is multiplied so that the norm respects clip_norm.
   double clip_factor(double norm) const;
-  // A step has ended. `was_clipped` says whether the step's update differed from the update that
-  // speculation assumes.
+  // Called when a step has ended. `was_clipped` says whether the step's update differed from the
+  // update that speculation assumes.
   void note(bool was_clipped) { recent_clips_ = recent_clips_ << 1 | (was_clipped ? 1 : 0); }
-  // Computation has left its schedule. From now on, a unit's last gradient cannot be known for
-  // certain, and an eager update cannot be undone.
+  // Called when computation has left its schedule. From now on, a unit's last gradient cannot be
+  // known for certain, and an eager update cannot be undone.
   void note_schedule_change() { keeps_schedule_ = false; }
 
  private:
@@ -33,7 +33,7 @@ class UpdatePolicy {
   Config::Optimizer config_;
   bool may_be_tentative_;
 
-  // One bit for each of the last 32 steps. Steps before the first one count as clipped.
+  // One bit for each of the last 32 steps. Steps before the first step count as clipped.
   std::uint32_t recent_clips_ = ~0u;
   bool keeps_schedule_ = true;
 };

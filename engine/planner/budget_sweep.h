@@ -19,8 +19,8 @@ struct BudgetStep {
 
 // The function plans and simulates the config's own placement under about `points` budgets. The
 // budgets grow by equal factors. The first is the smallest budget that fits, and the last is the
-// smallest budget beyond which the placement no longer changes. The config's own budget is one of
-// these budgets, if it fits. The result is empty if no budget fits.
+// smallest budget beyond which the placement no longer changes. If the config's own budget fits, it
+// is one of these budgets. The result is empty if no budget fits.
 // Requires: points >= 2.
 std::vector<BudgetStep> steps_by_host_memory(const PlanRequest& request, std::size_t points);
 

@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-// The grain of a simulation that is to give a first guess of a step with many blocks. The time of
-// most steps is then off by less than 0.1 % (docs/results/plans.md).
+// The grain of a simulation that gives a first guess of a step with many blocks. The time of most
+// steps is then off by less than 0.1 % (docs/results/plans.md).
 inline constexpr std::uint64_t kBlocksOfAGlance = 2 << 10;
 
 class Planning {

@@ -54,7 +54,7 @@ struct PlannedPlacement {
 };
 
 // Returns the config's own placement first.
-// The others follow in this order:
+// The other placements follow in this order:
 // - gpu: everything is on the device and updated there.
 // - device: the parameters are on the device, and the optimizer is in host memory.
 // - host and nvme: everything is in that tier.

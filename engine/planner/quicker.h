@@ -1,6 +1,6 @@
-// Finds a change of settings that makes the step quicker, if a plan has simulated such a step.
-// Homes chosen by "auto" save traffic, and less traffic nearly always means less time. Exceptions
-// are seen only in a plan, because only a plan simulates steps. Pure; any thread.
+// Finds a change of settings that makes the step quicker, among the changes that a plan has
+// simulated. Homes chosen by "auto" save traffic, and less traffic nearly always means less time.
+// Exceptions are seen only in a plan, because only a plan simulates steps. Pure; any thread.
 #pragma once
 
 #include <optional>

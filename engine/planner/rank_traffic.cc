@@ -21,7 +21,7 @@ std::vector<std::uint64_t> gathers(const ActivationShape& step, const Layout& la
   for (std::size_t use = 0; use < schedule.size(); ++use)
     if (window.uses[use].fetch) ++counts[index_of(schedule[use].unit)];
   for (const UnitPlace& unit : layout.units())
-    if (!unit.is_sharded) counts[index_of(unit.id)] = unit.is_frozen ? 0 : 1;
+    if (!unit.is_sharded) counts[index_of(unit.id)] = unit.is_frozen || unit.is_local ? 0 : 1;
   return counts;
 }
 

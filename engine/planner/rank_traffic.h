@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// The counts equal those of StepReport::rank_traffic in the steady state. All are 0 for one rank.
-// `layout` is the layout of one of `ranks` ranks, and `placement` belongs to this layout.
+// The counts equal those of StepReport::rank_traffic in the steady state. For one rank, all counts
+// are 0. `layout` is the layout of one of `ranks` ranks, and `placement` belongs to this layout.
 RankTraffic predict_rank_traffic(const Config::Sharding& sharding, std::uint32_t ranks,
                                  const ActivationShape& step, const Layout& layout,
                                  const Placement& placement);

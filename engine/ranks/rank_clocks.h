@@ -3,7 +3,7 @@
 // begun on all ranks. So each exchange gives a lower and an upper limit of the offset, even if
 // messages are slow in one direction. Later drift of the clocks is not tracked.
 //
-// Thread rule: the application's thread, on every rank at the same point.
+// Thread rule: the application's thread makes each call, on every rank at the same point.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // One sequence of collectives. Each operation gets a trace record with its bytes and its time on
 // the stream. The time includes waits for other ranks.
 //
-// Thread rule: as Collectives; submit() on the scheduler's thread.
+// Thread rule: as Collectives; the scheduler's thread calls submit().
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,10 @@ class RankSequence {
   RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
       : collectives_(std::move(collectives)), device_(device) {}
 
-  // Calls `issue`, which enqueues operations of this sequence and the work around them, and then
+  // Calls `issue`, which enqueues operations of this sequence and the work around them. Then calls
   // `then` on the scheduler's thread. If operations may block their caller, another thread calls
-  // `issue` after submit() has returned. Otherwise both have run on return.
+  // `issue` after submit() has returned. If operations do not block their caller, submit() calls
+  // `issue` and `then` before it returns.
   template <class Issue, class Then>
   void submit(Scheduler& scheduler, const Issue& issue, const Then& then) {
     if (!collectives_->may_block()) {

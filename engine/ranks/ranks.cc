@@ -1,6 +1,7 @@
 #include "engine/ranks/ranks.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -8,6 +9,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/ranks/local_units.h"
 #include "gpu/ranks/two_level_collectives.h"
 #include "io/checksum.h"
 
@@ -70,15 +72,19 @@ std::unique_ptr<Collectives> Ranks::open_level() {
 }
 
 void Ranks::reserve(const Config::Sharding& sharding, const Layout& layout) {
-  RankRange announced(
-      static_cast<std::uint64_t>(std::ranges::count_if(layout.units(), &UnitPlace::is_announced)));
-  all_reduce({}, std::span(&announced, 1), "the number of announced units");
+  const auto count = [&](auto member) {
+    return RankRange(static_cast<std::uint64_t>(std::ranges::count_if(layout.units(), member)));
+  };
+  std::array<RankRange, 2> counts = {count(&UnitPlace::is_announced), count(&UnitPlace::is_local)};
+  all_reduce({}, counts, "the number of announced units");
+  const auto& [announced, local] = counts;
+  if (local.most != 0) check_local_units(layout, *this);
   if (!announced.is_equal())
     throw Error(ErrorCode::kRanks,
                 fmt::format("one rank's model has {} announced units, another's {}; all need the "
                             "same model",
                             announced.least, announced.most));
-  if (are_several() && announced.most != 0)
+  if (are_several() && announced.most != local.most)
     announced_gathers_ = std::make_unique<RankSequence>(open_level(), device_);
   reserve_gathers(sharding, layout);
   const std::uint64_t elements = partial_sum_elements(sharding, count_, layout);

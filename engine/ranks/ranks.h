@@ -72,7 +72,7 @@ class Ranks {
   bool are_several() const { return count_ > 1; }
 
   // Whether ranks share the optimizer's state, or the parameters. Each of N ranks then has 1/N of
-  // them. The call shard_parameters() implies shard_optimizer().
+  // what is shared. The call shard_parameters() implies shard_optimizer().
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
   // The number of ranks, from rank 0 on, that together have all of the state.
@@ -82,8 +82,8 @@ class Ranks {
 
   // The result is null for one rank.
   RankSequence* gathers() const { return gathers_.get(); }
-  // This sequence is for announced units. The sequence is null if the model has none. Requires:
-  // reserve().
+  // This sequence is for announced units. The sequence is null if the model has no announced units.
+  // Requires: reserve().
   RankSequence* announced_gathers() const { return announced_gathers_.get(); }
   // Requires: are_several().
   RankSequence& resident_gathers() const { return *resident_gathers_; }
@@ -91,7 +91,7 @@ class Ranks {
   // part that this rank owns becomes the sum. If ranks do not share optimizer state, the whole
   // gradient becomes the sum. `then` runs on the scheduler's thread. From then on, later work on
   // `stream` waits for the sum. If operations do not block their caller, `then` has run on return.
-  // Requires: `then` of the call before has run.
+  // Requires: `then` of the previous call has run.
   void reduce(Scheduler& scheduler, const Reduction& reduction, StreamId stream,
               const std::function<void()>& then);
   // The part of `gathered_bytes` that crosses from node to node.
@@ -102,8 +102,8 @@ class Ranks {
   RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
   // Replaces `sums` by the sums over the ranks, and `ranges` by the unions over the ranks. One
-  // operation does both, and its size does not depend on the number of ranks. The call blocks. All
-  // ranks make the call at the same point. `subject` must live until the call returns.
+  // operation computes both, and its size does not depend on the number of ranks. The call blocks.
+  // All ranks make the call at the same point. `subject` must live until the call returns.
   // Fails with kRanks if a rank is gone or has failed.
   void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                   std::string_view subject);
@@ -122,9 +122,9 @@ class Ranks {
   void require_agreement(std::string_view description, std::string_view subject);
 
   // Runs `body`. If `body` fails on one rank, the call fails on all ranks, so that all ranks stay
-  // at the same point. The rank itself throws its own exception, and the others throw an error with
-  // the same code. For an exception that is no Error, the code is kInternal. The call blocks, and
-  // fails as all_reduce() does.
+  // at the same point. The rank that failed throws its own exception, and the others throw an error
+  // with the same code. For an exception that is no Error, the code is kInternal. The call blocks,
+  // and fails as all_reduce() does.
   template <class Body>
   void together(std::string_view subject, const Body& body) {
     std::optional<Error> failure;
@@ -189,7 +189,7 @@ class Ranks {
   DeviceBuffer gather_buffers_;          // nodes: parts of other nodes; from reserve() on
   Stream stream_;
   // Reductions whose calls may block have a stream of their own, so that the scheduler can go on
-  // with that of the gradients.
+  // with the stream of the gradients.
   Stream reduce_stream_;
   Event before_reduction_;
   Event after_reduction_;

@@ -38,6 +38,8 @@ ordered_json units_of(const Layout& layout) {
                      {"blocks", unit.block_count},
                      {"frozen", unit.is_frozen},
                      {"announced", unit.is_announced},
+                     {"pinned", unit.is_pinned},
+                     {"local", unit.is_local},
                      {"parameter_bytes", layout.unit_parameter_bytes(unit.id)},
                      {"tensors", tensors}});
   }
@@ -238,6 +240,8 @@ ModelSpec model_of_trace(const std::string& engine_section) {
       unit.name = from.at("name").get<std::string>();
       unit.is_frozen = from.at("frozen").get<bool>();
       unit.is_announced = from.value("announced", false);
+      unit.is_pinned = from.value("pinned", false);
+      unit.is_local = from.value("local", false);
       for (const nlohmann::json& tensor : from.at("tensors"))
         unit.tensors.push_back(
             {.name = tensor.at("name").get<std::string>(),

@@ -18,7 +18,7 @@ namespace sluice {
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
                             const Placement& placement, std::uint32_t ranks);
 
-// The totals of the storage queue, which are the section "store".
+// The text of the section "store": the totals of the storage queue.
 std::string describe_counters(const IoCounters& counters);
 
 // The parts of the section "engine" that planning depends on.

@@ -48,11 +48,14 @@ std::string describe_run(const Config& config, const ModelSpec& model, const Lay
   // Checkpoints beside training have collectives of their own, however many buffers they have.
   text += fmt::format("saves beside training: {}\n", placement.save_buffers.count != 0);
   for (const UnitSpec& unit : model.units) {
-    text += fmt::format("unit {}{}{}{}\n", unit.name, unit.is_announced ? " announced" : "",
-                        unit.is_frozen ? " frozen" : "", unit.is_opaque ? " opaque" : "");
+    // The names of local units are those of each rank.
+    text += fmt::format("unit {}{}{}{}{}\n", unit.is_local ? "of the rank's own" : unit.name,
+                        unit.is_announced ? " announced" : "", unit.is_pinned ? " pinned" : "",
+                        unit.is_frozen ? " frozen" : "",
+                        unit.is_opaque ? " opaque" : "");
     for (const TensorSpec& tensor : unit.tensors)
-      text += fmt::format("{} {} {}\n", tensor.name, fmt::join(tensor.shape, "x"),
-                          static_cast<int>(tensor.weight_decay));
+      text += fmt::format("{} {} {}\n", unit.is_local ? "" : tensor.name,
+                          fmt::join(tensor.shape, "x"), static_cast<int>(tensor.weight_decay));
   }
   for (const auto* order : {&model.forward_order, &model.backward_order})
     for (const UnitId unit : *order) text += fmt::format("{} ", index_of(unit));

@@ -45,7 +45,7 @@ class Scheduler {
   void await_settled(const std::function<bool()>& ready);
 
   // After every batch of tasks, the thread runs `settle` before it checks the waiters. The thread
-  // runs `settle` again and again, until it returns false because nothing has moved. An empty
+  // runs `settle` again and again, until `settle` returns false because nothing has moved. An empty
   // function ends these calls.
   void settle_with(std::function<bool()> settle);
 

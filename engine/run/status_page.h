@@ -2,9 +2,9 @@
 // mode 0600. The process writes this page after every step, and `sluice top` reads it. The format
 // is private to one version of Sluice. Reading needs no lock. A sequence counter is odd during a
 // write. A checksum detects a damaged page. The writer holds a lock (flock) on the file until the
-// process ends. So a reader recognises the page of a killed process. A reader can do so even from
-// another process namespace, and even after the process number is in use again. A forked child
-// neither keeps the lock, nor writes or removes the page of its parent.
+// process ends. So a reader recognises the page of a killed process. A reader can recognise such a
+// page even from another process namespace, and even after the process number is in use again. A
+// forked child neither keeps the lock, nor writes or removes the page of its parent.
 //
 // Thread rule: one thread writes. Any thread may call read_status_pages().
 #pragma once
@@ -52,7 +52,8 @@ struct DriveStatus {
 
   std::string_view name() const;
 };
-// The most that a page has. Further drives count in the links alone.
+// The largest number of drives on a page. Further drives are counted only in the totals of the
+// links.
 inline constexpr std::size_t kStatusDrives = 16;
 
 struct TierStatus {

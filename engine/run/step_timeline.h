@@ -1,14 +1,14 @@
 // How the time of a step was spent. The time consists of computation, as measured on its stream,
 // and of waits, each with its reason. The step loop reports when computation arrives at a unit, and
-// when it resumes with the unit. For the time in between, it reports why the unit is not ready.
-// When the step ends, these reports are combined.
+// when it resumes with the unit. For the time in between, the step loop reports why the unit is not
+// ready. When the step ends, these reports are combined.
 //
 // While a trace is written, spans are recorded when they end, and running spans are announced. So
 // the trace of a killed run shows what its last step did.
 //
 // Thread rule: the scheduler's thread calls waits_for() and ready(), while the application's thread
-// waits for them. The application's thread calls everything else. The trace's drainer polls between
-// the calls.
+// waits for these calls. The application's thread calls everything else. The trace's drainer polls
+// between the calls.
 // Invariant: the parts of StepTimes sum to its total.
 #pragma once
 
@@ -56,10 +56,10 @@ class StepTimeline {
   // records only its acquire() calls.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // The schedule has changed. Two waits count as caused by the change: those until the next use
-  // arrives, and the wait of that use itself.
+  // Called when the schedule has changed. Two waits count as caused by the change: those until the
+  // next use arrives, and the wait of that use itself.
   void change();
-  // The step has further uses.
+  // Called when the step has further uses.
   void lengthen(std::size_t uses);
 
   // Computation on `stream` reaches `use` when the work enqueued before arrive() is done.
@@ -89,12 +89,12 @@ class StepTimeline {
   // belongs to the step's end.
   void ends(EventId last_release);
 
-  // The step has ended with all its work. `finish_ns` is the time at which the application called
-  // finish(). The call records the step in the trace.
+  // Called when the step has ended with all its work. `finish_ns` is the time at which the
+  // application called finish(). The call records the step in the trace.
   // Requires: ends().
   StepTimes finish(std::uint64_t finish_ns, const WorkTimes& work);
 
-  // The step will not be finished.
+  // Called when the step will not be finished.
   void abandon();
 
   // The mean seconds that computation takes per use of each unit, without the first step. The

@@ -4,7 +4,7 @@
 // that capture at most two pointers need no allocation.
 // Thread rule: any thread may call post() and post_here(). The destructor runs the tasks that were
 // posted before it, and then joins the thread.
-// Invariants: tasks run one at a time, in order, on this thread or in post_here(). Wherever they
+// Invariants: tasks run one at a time, in order, on this thread or in post_here(). Wherever tasks
 // run, they find the environment of base/float_environment.h.
 #pragma once
 
@@ -37,11 +37,11 @@ class TaskThread {
   // The call returns immediately. The thread runs `task` later.
   void post(std::function<void()> task);
   // Does the same as post(). If the thread has nothing to do, the task has already run on return:
-  // on the calling thread, after the tasks posted before it. The tasks that it posted have run,
-  // too, up to a limit.
+  // on the calling thread, after the tasks posted before it. The tasks that `task` has posted have
+  // then run, too, up to a limit.
   void post_here(std::function<void()> task);
-  // Does the same as post_here(), unless other tasks wait, which may be long. Then it does the same
-  // as post().
+  // Does the same as post_here(), unless other tasks wait, because those may be long. Then it does
+  // the same as post().
   void post_here_if_idle(std::function<void()> task);
 
   // Every such thread runs `hook` before each task, for tests that change the order. Null removes

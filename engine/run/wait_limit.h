@@ -32,7 +32,7 @@ class LimitedWait {
   LimitedWait& operator=(const LimitedWait&) = delete;
 };
 
-// The limit of a wait that begins now on this thread. The result is nullopt if there is none.
+// The limit of a wait that begins now on this thread. The result is nullopt if there is no limit.
 std::optional<std::chrono::milliseconds> wait_limit();
 
 }  // namespace sluice

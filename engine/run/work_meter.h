@@ -1,5 +1,5 @@
 // The times for which the workers beside computation have been busy. The workers are storage,
-// copies to the device, and the processor. The meter measures each of them, and all of them
+// copies to the device, and the processor. The meter measures each worker, and all workers
 // together. A worker is busy while at least one task is under way. A task is under way from the
 // request until the scheduler learns of the task's end. The time under way includes hand-overs
 // between threads.
@@ -21,7 +21,7 @@ class WorkMeter {
   void begin(Work work);
   void end(Work work);
 
-  // Since the last call.
+  // The times since the last call.
   WorkTimes take();
 
  private:

@@ -1,7 +1,7 @@
 // The thread on which the engine's arithmetic runs: Adam, gradient accumulation and norms. Tasks
-// run in the order posted, and CpuOptimizer spreads each of them over the cores. A thread of its
-// own keeps the scheduler free for completions.
-// Thread rule: post() from the scheduler's thread.
+// run in the order in which they were posted, and CpuOptimizer spreads each task over the cores. A
+// thread of its own keeps the scheduler free for completions.
+// Thread rule: the scheduler's thread calls post() and post_here().
 #pragma once
 
 #include <functional>
@@ -21,8 +21,8 @@ class Worker {
   // has thrown. The exception becomes the scheduler's failure, and code that waits for `done`
   // continues.
   void post(std::function<void()> work, std::function<void()> done);
-  // The same, but if the worker has nothing to do, `work` has run on return, on the calling thread.
-  // For work that is shorter than the wake-up of the worker.
+  // Does the same as post(). If the worker has nothing to do, the calling thread has already run
+  // `work` on return. Meant for work that takes less time than waking the worker.
   void post_here(std::function<void()> work, std::function<void()> done);
 
   CpuOptimizer& optimizer() { return optimizer_; }

@@ -1,14 +1,17 @@
-// The uses of announced units in a step. The object knows the order of these uses, and which of
-// them have come. The fetches for these uses follow a plan of their own, beside the fetches of the
-// schedule.
+// The uses of announced units in a step. The object knows the order of these uses, and which uses
+// have come. The fetches for these uses follow a plan of their own, beside the fetches of the
+// schedule. With several ranks, local units (UnitSpec::is_local) have an order, a plan and places
+// of their own: ranks use them at different times, and must still gather the other units at the
+// same times.
 //
-// Thread rule: the application's thread calls check(), next(), has_come() and is_over(). The
-// application's thread also calls add(), but only while the scheduler's thread waits. The
+// Thread rule: the application's thread calls check(), next(), has_come() and are_shared_over().
+// The application's thread also calls add(), but only while the scheduler's thread waits. The
 // scheduler's thread calls everything else.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -24,40 +27,64 @@ class AnnouncedUnits {
   AnnouncedUnits(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
                  std::function<void()> on_change);
 
-  // Starts a step, with the parameters at `version`. Requires: fetches() are idle.
+  // Starts a step, with the parameters at `version`. Requires: idle().
   void begin(std::uint64_t version);
+  // Requires: check_announcement(units).
   void add(std::span<const UnitId> units, Pass pass);
 
   // Fails with kInvalidArgument if a unit does not exist, is not an announced unit, or is given
-  // twice.
+  // twice, or if some units are used by this rank alone, and others are not.
   void check_announcement(std::span<const UnitId> units) const;
-  // The announced units are numbered in the order of the model. The call number_of() gives a unit's
-  // number, and all() has the units by number.
+  // Whether this rank alone uses the unit. Requires: the unit is announced.
+  bool is_own(UnitId unit) const;
+  // The announced units that ranks use together are numbered in the order of the model. The call
+  // number_of() gives a unit's number, and all() has the units by number.
   std::uint32_t number_of(UnitId unit) const { return numbers_[index_of(unit)]; }
   std::span<const UnitId> all() const { return all_; }
   // Whether `unit` in `pass` is the next use.
   // Fails with kInvalidArgument if another use is next.
   void check_next(UnitId unit, Pass pass) const;
-  const ScheduledUse& next() const { return uses_.schedule()[come_]; }
-  void has_come() { ++come_; }
-  std::uint32_t come() const { return come_; }
-  std::uint32_t count() const { return static_cast<std::uint32_t>(uses_.schedule().size()); }
-  bool is_over() const { return come_ == count(); }
+  // The next use of a unit of the same kind as `unit`, and the number of these uses that have come.
+  const ScheduledUse& next(UnitId unit) const { return line_of(unit).next(); }
+  std::uint32_t come(UnitId unit) const { return line_of(unit).come; }
+  void has_come(UnitId unit) { ++line_of(unit).come; }
+  std::uint32_t shared_come() const { return shared_.come; }
+  bool are_shared_over() const { return shared_.is_over(); }
+  // The uses of all kinds.
+  std::uint32_t count() const { return shared_.count() + (local_ ? local_->count() : 0); }
   // Fails with kInvalidArgument if a use is still to come.
   void require_over() const;
-  std::uint64_t read_bytes() const { return uses_.read_bytes(); }
-  std::uint64_t update_bytes() const { return uses_.update_bytes(); }
+  std::uint64_t read_bytes() const;
+  std::uint64_t update_bytes() const;
 
-  Prefetcher& fetches() { return fetches_; }
-  const Prefetcher& fetches() const { return fetches_; }
+  Prefetcher& fetches_of(UnitId unit) { return line_of(unit).fetches; }
+  Prefetcher& shared_fetches() { return shared_.fetches; }
+  // All fetches.
+  void pump();
+  void stop();
+  bool idle() const;
+  void take_moved(StepReport& report);
 
  private:
+  // Uses that follow one another, with their fetches.
+  struct Line {
+    AnnouncedUses uses;
+    Prefetcher fetches;
+    std::uint32_t come = 0;
+
+    const ScheduledUse& next() const { return uses.schedule()[come]; }
+    std::uint32_t count() const { return static_cast<std::uint32_t>(uses.schedule().size()); }
+    bool is_over() const { return come == count(); }
+  };
+
+  const Line& line_of(UnitId unit) const { return is_own(unit) ? *local_ : shared_; }
+  Line& line_of(UnitId unit) { return is_own(unit) ? *local_ : shared_; }
+
   const Layout& layout_;
   std::vector<UnitId> all_;
   std::vector<std::uint32_t> numbers_;  // by unit; of others, without meaning
-  AnnouncedUses uses_;
-  Prefetcher fetches_;
-  std::uint32_t come_ = 0;
+  Line shared_;
+  std::unique_ptr<Line> local_;  // null with one rank, or without local units
 };
 
 }  // namespace sluice

@@ -31,7 +31,7 @@ struct EngineLink {
   bool is_open(std::uint64_t number) const { return loop != nullptr && walk == number; }
   // The call abandons step or inference `number`, if it is still open.
   void abandon(std::uint64_t number) noexcept;
-  // The engine is about to be destroyed.
+  // Called when the engine is about to be destroyed.
   void cut() noexcept;
   // Fails with kInvalidArgument if the stream is empty or of another device.
   void require_stream(const char* name, const Stream& stream) const;
@@ -40,7 +40,7 @@ struct EngineLink {
 // While one call runs, the guard refuses other calls of the same engine: from a second thread, or
 // from a function that the call runs. Without this guard, such a call would corrupt the engine
 // instead of failing. The call computes in the environment of base/float_environment.h, and leaves
-// the caller's as it was.
+// the caller's environment as it was.
 class CallGuard {
  public:
   // `link` is null for an object that has been moved from. The guarded call itself refuses such an

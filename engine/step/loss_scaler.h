@@ -1,9 +1,9 @@
 // The scale by which a loss is multiplied so that small gradients survive in fp16. The scale is
 // halved when a gradient overflows, and doubled after a window of steps without overflow. The rule
-// is that of DeepSpeed's DynamicLossScaler. Its hysteresis lets some overflows pass before the
-// scale is halved. With a hysteresis of 1 and a minimum of 0, the rule is that of PyTorch's
-// GradScaler. The state depends only on the overflows, so ranks that agree on the overflows agree
-// on the scale.
+// is the same as in DeepSpeed's DynamicLossScaler. Its hysteresis lets some overflows pass before
+// the scale is halved. With a hysteresis of 1 and a minimum of 0, the rule is the same as in
+// PyTorch's GradScaler. The state depends only on the overflows, so ranks that agree on the
+// overflows agree on the scale.
 //
 // Thread rule: one thread at a time.
 // Invariants: the scale is finite and positive in fp32.

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <sluice/error.h>
 namespace sluice {
 namespace {
 
@@ -77,9 +78,19 @@ bool ScheduleCursor::ends_with_a_batch() const {
   return !is_over() && next_use_ != 0 && next_use_ % uses_of_a_batch(schedule()) == 0;
 }
 
-bool ScheduleCursor::has_been_backward() const {
-  return std::any_of(schedule().begin(), schedule().begin() + next_use_,
-                     [](const ScheduledUse& use) { return use.pass == Pass::kBackward; });
+void ScheduleCursor::require_gradients(const char* call, std::uint32_t leases_held) const {
+  const auto refuse = [call](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", call, message));
+  };
+  if (!is_active()) refuse("no step is active");
+  if (leases_held != 0)
+    refuse(fmt::format("the step is not over: {} leases are held", leases_held));
+  if (std::none_of(schedule().begin(), schedule().begin() + next_use_,
+                   [](const ScheduledUse& use) { return use.pass == Pass::kBackward; }))
+    refuse(
+        fmt::format("no unit has been through backward in this step; the schedule expects {} "
+                    "next",
+                    describe(next_use_)));
 }
 
 std::string ScheduleCursor::describe(std::size_t use) const {

@@ -35,7 +35,10 @@ class ScheduleCursor {
   void advance() { ++next_use_; }
   bool is_over() const { return next_use_ == plan_->schedule.size(); }
   bool expects(UnitId unit, Pass pass) const;
-  bool has_been_backward() const;
+  // `call` names the application's call, which needs the gradients of a step.
+  // Fails with kInvalidArgument if no step is active, if leases are held, or if no unit has been
+  // through backward.
+  void require_gradients(const char* call, std::uint32_t leases_held) const;
   // A use in words, for messages. An index equal to the number of uses stands for the end of the
   // step.
   std::string describe(std::size_t use) const;
@@ -47,7 +50,7 @@ class ScheduleCursor {
   }
   // The plan without the uses that are still expected.
   StepPlan ended() const;
-  // From here on, the schedule is that of `plan`.
+  // From here on, the schedule of `plan` is followed.
   void follow(StepPlan plan);
   // How often the schedule was changed.
   std::uint32_t changes() const { return changes_; }

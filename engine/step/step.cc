@@ -236,6 +236,11 @@ std::uint64_t Step::number() const {
   return link("number").loop->scheduled_step() + 1;
 }
 
+double Step::gradient_norm(std::optional<double> gradient_divisor) {
+  const CallGuard guard(link_, "gradient_norm");
+  return link("gradient_norm").loop->gradient_norm(gradient_divisor);
+}
+
 StepReport Step::finish(const FinishOptions& options) {
   const CallGuard guard(link_, "finish");
   EngineLink& step = link("finish");

@@ -28,10 +28,10 @@ struct StepVote {
   std::uint64_t micro_batches = 0;
   std::uint64_t order = 0;
   std::uint64_t step = 0;
-  std::uint64_t use = 0;         // the next one
-  std::uint64_t unit = kNoUnit;  // that comes instead of the expected one; none: the step ends
-  std::uint64_t pass = 0;        // of that unit
-  std::uint64_t is_at_norm = 0;
+  std::uint64_t use = 0;            // the next one
+  std::uint64_t unit = kNoUnit;     // that comes instead of the expected one; none: the step ends
+  std::uint64_t pass = 0;           // of that unit
+  std::uint64_t at_norm = 0;        // a NormCall, or 0
   std::uint64_t is_announcing = 0;  // units for `pass`
   std::uint64_t reductions = 0;     // a hash of their order so far
 
@@ -41,7 +41,7 @@ struct StepVote {
             RankRange(group_rates),   RankRange(micro_batches),
             RankRange(order),         RankRange(step),
             RankRange(use),           RankRange(unit),
-            RankRange(pass),          RankRange(is_at_norm),
+            RankRange(pass),          RankRange(at_norm),
             RankRange(is_announcing), RankRange(reductions)};
   }
   std::string text(const Layout& layout, const StepVote& other) const {
@@ -61,7 +61,9 @@ struct StepVote {
                           name_of(Pass{static_cast<std::uint8_t>(pass)}), use);
     if (reductions != other.reductions)
       text += fmt::format(", whose backward uses come in an order of hash {:x}", reductions);
-    if (unit == kNoUnit && is_at_norm == 0 && is_announcing == 0)
+    if (at_norm == static_cast<std::uint64_t>(NormCall::kBefore))
+      text += fmt::format(", whose norm is asked for before finish(), behind {} uses", use);
+    if (unit == kNoUnit && at_norm == 0 && is_announcing == 0)
       text += fmt::format(", which ends early, behind {} uses", use);
     return text;
   }
@@ -115,14 +117,22 @@ StepVote vote_of(const StepOptions& options, std::uint64_t step, std::uint32_t u
           .reductions = reductions};
 }
 
-// With the norm's words travel one, the step and the gradients' divisor, and the squares of both.
-// If all members have the same values, the sums are the number of members times the own values. The
-// squares tell a member whose values happen to be the mean of all.
-NormAccumulator over_group(const NormGroup& group, const NormAccumulator& own, std::uint64_t step,
-                           double divisor) {
+// A point at which a member asks for the norm.
+struct NormPoint {
+  std::uint64_t step = 0;
+  double divisor = 1;
+  bool is_before_finish = false;
+};
+
+// With the norm's words travel one, the point in training and the gradients' divisor, and the
+// squares of both. If all members have the same values, the sums are the number of members times
+// the own values. The squares tell a member whose values happen to be the mean of all.
+NormAccumulator over_group(const NormGroup& group, const NormAccumulator& own,
+                           const NormPoint& at) {
   NormAccumulator::Words words = own.words();
-  const std::uint64_t bits = std::bit_cast<std::uint64_t>(divisor);
-  const std::array<std::uint64_t, 4> equal{step, bits, step * step, bits * bits};
+  const std::uint64_t point = 2 * at.step - (at.is_before_finish ? 1 : 0);
+  const std::uint64_t bits = std::bit_cast<std::uint64_t>(at.divisor);
+  const std::array<std::uint64_t, 4> equal{point, bits, point * point, bits * bits};
   std::vector<std::uint64_t> sums(words.begin(), words.end());
   sums.push_back(1);
   sums.insert(sums.end(), equal.begin(), equal.end());
@@ -133,11 +143,13 @@ NormAccumulator over_group(const NormGroup& group, const NormAccumulator& own, s
   const std::uint64_t members = sums[words.size()];
   for (std::size_t i = 0; i < equal.size(); ++i) {
     if (sums[words.size() + 1 + i] == members * equal[i]) continue;
-    throw Error(ErrorCode::kRanks,
-                fmt::format("the {} members of the norm group take different steps: here it is "
-                            "step {}, whose gradients are divided by {}; all have to call "
-                            "finish() equally often, with equal micro-batches and loss scales",
-                            members, step, divisor));
+    throw Error(
+        ErrorCode::kRanks,
+        fmt::format("the {} members of the norm group take different steps: here it is "
+                    "step {}{}, whose gradients are divided by {}; all have to call "
+                    "finish() equally often, with equal micro-batches and loss scales, and "
+                    "to ask for the norm before finish() at the same points",
+                    members, at.step, at.is_before_finish ? " before finish()" : "", at.divisor));
   }
   std::copy_n(sums.begin(), words.size(), words.begin());
   return NormAccumulator::of_words(words);
@@ -184,22 +196,25 @@ bool mark_vote(Device& device, EventId event, StreamId stream) noexcept {
 
 }  // namespace
 
-// The norm over all ranks, and over the norm group. All of them derive the same decisions from it.
-NormAccumulator StepLoop::agree() {
-  NormAccumulator norm = drain_.norm();
+// All members derive the same decisions from the result.
+NormAccumulator StepLoop::agree(NormAccumulator norm, const StepOptions& options, NormCall call) {
   if (ranks_.are_several()) {
-    StepVote own = vote_of(terms_.options(), step_, acquired_, reductions_.hash());
-    own.is_at_norm = 1;
-    NormAccumulator::Words words{};
-    if (ranks_.rank() < ranks_.owner_count()) words = norm.words();
+    StepVote own = vote_of(options, step_, acquired_together_, reductions_.hash());
+    own.at_norm = static_cast<std::uint64_t>(call);
+    const bool is_owner = ranks_.rank() < ranks_.owner_count();  // else a copy of an owner's
+    NormAccumulator::Words words = (is_owner ? norm : drain_.local_norm()).words();
     std::uint64_t none = 0;
     vote(ranks_, layout_, own, words, none, "the gradient norm");
-    if (commits_) scheduler_.run([this] { commits_->count_for_all(); });
+    if (commits_ && call == NormCall::kFinish)
+      scheduler_.run([this] { commits_->count_for_all(); });
     norm = NormAccumulator::of_words(words);
   }
   if (!norm_group_.add) return norm;
   try {
-    return over_group(norm_group_, norm, step_ + 1, terms_.gradient_count(scaler_.scale()));
+    return over_group(norm_group_, norm,
+                      {.step = step_ + 1,
+                       .divisor = terms_.gradient_count(options, scaler_.scale()),
+                       .is_before_finish = call == NormCall::kBefore});
   } catch (const Error& error) {
     scheduler_.fail(error);
     throw;
@@ -224,9 +239,10 @@ std::vector<UnitId> StepLoop::announce(std::span<const UnitId> units, Pass pass)
                        cursor_.is_inference() ? "an inference" : "a training step"));
   announced_->check_announcement(units);
   std::vector<UnitId> agreed(units.begin(), units.end());
-  if (ranks_.are_several()) {
+  const bool are_own = !units.empty() && announced_->is_own(units.front());
+  if (ranks_.are_several() && !are_own) {
     StepVote own = vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_,
-                           acquired_, reductions_.hash());
+                           acquired_together_, reductions_.hash());
     own.is_announcing = 1;
     own.pass = static_cast<std::uint64_t>(pass);
     while (vote_events_.size() < 2 * (votes_ + 1)) vote_events_.emplace_back(device_);
@@ -251,7 +267,8 @@ std::vector<UnitId> StepLoop::announce(std::span<const UnitId> units, Pass pass)
 // How far a rank has fetched ahead depends on its timing. Where each fetch is a gather, all fetch
 // as far as the one that is the farthest.
 WindowProgress StepLoop::halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass) {
-  const std::uint32_t acquired = &fetches == &prefetcher_ ? cursor_.next() : announced_->come();
+  const std::uint32_t acquired =
+      &fetches == &prefetcher_ ? cursor_.next() : announced_->shared_come();
   WindowProgress progress;
   scheduler_.run([&] {
     fetches.stop();
@@ -260,7 +277,7 @@ WindowProgress StepLoop::halt_fetches(Prefetcher& fetches, std::optional<UnitId>
   if (ranks_.are_several()) {
     // The options of a step say nothing about an inference.
     StepVote own = vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_,
-                           acquired_, reductions_.hash());
+                           acquired_together_, reductions_.hash());
     if (unit) own.unit = index_of(*unit);
     own.pass = static_cast<std::uint64_t>(pass);
     NormAccumulator::Words none{};
@@ -281,8 +298,8 @@ void StepLoop::end_inference_together() noexcept {
   if (!ranks_.shard_parameters() || !cursor_.is_inference()) return;
   try {
     if (!cursor_.is_over()) (void)halt_fetches(prefetcher_, {}, Pass::kInference);
-    if (announced_ && !announced_->is_over())
-      (void)halt_fetches(announced_->fetches(), {}, Pass::kInference);
+    if (announced_ && !announced_->are_shared_over())
+      (void)halt_fetches(announced_->shared_fetches(), {}, Pass::kInference);
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
   }
 }

@@ -1,6 +1,6 @@
-// The failures that stop an engine. Two failures do so: the scheduler's latched failure and the
-// device's failure. An update may be interrupted by a failure or by an abandoned step. The engine
-// then also has a permanent error, because the state is between two steps.
+// The failures that stop an engine. Two failures stop an engine: the scheduler's latched failure
+// and the device's failure. An update may be interrupted by a failure or by an abandoned step. The
+// engine then also has a permanent error, because the state is that of no step.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -33,9 +33,9 @@ class StepFailure {
   // says that the device may have failed after the last call, too.
   // Requires: nothing is in flight.
   std::optional<std::string> unheard(bool has_copies);
-  // The step of update `version` + 1 was abandoned after blocks had been updated.
+  // Called when the step of update `version` + 1 was abandoned after blocks had been updated.
   void abandoned_midway(std::uint64_t version);
-  // The same, but only one of several ranks abandoned the step.
+  // Called in the same case, if only one of several ranks abandoned the step.
   void abandoned_alone(std::uint64_t version, std::uint32_t rank, std::uint32_t rank_count);
 
  private:

@@ -5,11 +5,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <span>
+#include <string>
 
 #include <fmt/format.h>
 
 #include "base/trace/trace.h"
+#include "engine/plan/sharding.h"
 #include "engine/step/step_loop.h"
 
 namespace sluice {
@@ -23,18 +26,31 @@ void describe_times(const StepTimes& times, StepReport& report) {
 
 }  // namespace
 
+double StepLoop::gradient_norm(std::optional<double> gradient_divisor) {
+  failure_.throw_if_unusable();
+  cursor_.require_gradients("gradient_norm", leases_held_);
+  StepOptions options = terms_.options();
+  if (gradient_divisor) options.gradient_divisor = gradient_divisor;
+  terms_.check("gradient_norm", options);
+  if (ranks_.are_several() && !cursor_.is_over() &&
+      !reduces_each_use(ranks_.shard(), options.micro_batches, options.order))
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("gradient_norm: the schedule expects {} next: with several ranks at "
+                            "sharding.stage 0 or 1, gradients of {} micro-batches are added up at "
+                            "the end; ask for the norm behind the last backward use",
+                            cursor_.describe(cursor_.next()), options.micro_batches));
+  scheduler_.run([this] { drain_.measure(); });
+  failure_.await([this] { return drain_.is_measured(); });
+  failure_.throw_if_device_failed();
+  const NormAccumulator norm = agree(drain_.norm_so_far(), options, NormCall::kBefore);
+  if (!norm.finite()) return std::numeric_limits<double>::quiet_NaN();
+  return std::sqrt(norm.sum_of_squares()) / terms_.gradient_count(options, scaler_.scale());
+}
+
 StepReport StepLoop::finish_step(const FinishOptions& finish) {
   failure_.throw_if_unusable();
-  if (!is_active()) throw Error(ErrorCode::kInvalidArgument, "finish: no step is active");
-  if (leases_held_ != 0)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("finish: the step is not over: {} leases are held", leases_held_));
+  cursor_.require_gradients("finish", leases_held_);
   if (announced_) announced_->require_over();
-  if (!cursor_.has_been_backward())
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("finish: no unit has been through backward in this step; the schedule "
-                            "expects {} next",
-                            cursor_.describe(cursor_.next())));
   check_application("finish", finish.application);
   const bool is_announced = terms_.end(finish, policy_);
   const TraceRange range({.kind = TraceKind::kFinish});
@@ -51,7 +67,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
     scheduler_.run(
         [this] { timeline_.waits_for(kTraceNone, {.reason = TraceReason::kCollective}); });
   await_commits();  // of the steps before: the vote tells others that this rank has them
-  const NormAccumulator norm = agree();
+  const NormAccumulator norm = agree(drain_.norm(), terms_.options(), NormCall::kFinish);
   scheduler_.run([this] { timeline_.ready(); });
   StepReport report;
   report.policy = policy_;
@@ -96,7 +112,7 @@ void StepLoop::describe(StepReport& report) {
     report.rank_traffic = ranks_.take_traffic();
     report.rank_traffic.gathered_bytes += residents_.take_gathered_bytes();
     prefetcher_.take_moved(report);
-    if (announced_) announced_->fetches().take_moved(report);
+    if (announced_) announced_->take_moved(report);
     report.copies.gradient_bytes = drain_.take_copied_bytes();
     report.copies.update_bytes = pass_.take_copied_bytes();
     report.late_update_bytes = pass_.take_late_bytes();
@@ -123,7 +139,8 @@ void StepLoop::describe(StepReport& report) {
 
 // The norm is known: runs the update, or the rest of it.
 void StepLoop::apply(const NormAccumulator& norm, bool is_announced, StepReport& report) {
-  report.gradient_norm = std::sqrt(norm.sum_of_squares()) / terms_.gradient_count(scaler_.scale());
+  report.gradient_norm =
+      std::sqrt(norm.sum_of_squares()) / terms_.gradient_count(terms_.options(), scaler_.scale());
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
   const bool as_assumed = is_announced && report.clip_factor == 1 && !drain_.was_reopened();
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;

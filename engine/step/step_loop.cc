@@ -79,7 +79,7 @@ bool StepLoop::pump() {
   if (!has_changed_) return false;
   while (std::exchange(has_changed_, false)) {
     pass_.pump();
-    if (announced_) announced_->fetches().pump();  // first: nothing is known of them earlier
+    if (announced_) announced_->pump();  // first: nothing is known of them earlier
     prefetcher_.pump();
     saver_.pump();
     if (commits_)
@@ -152,7 +152,7 @@ void StepLoop::throw_if_active() const {
 
 // Begins to follow the schedule.
 void StepLoop::begin() {
-  leases_held_ = acquired_ = votes_ = 0;
+  leases_held_ = acquired_ = acquired_together_ = votes_ = 0;
   reductions_.begin();
   uses_.assign(cursor_.schedule().size(), {});
   timeline_.begin(cursor_.schedule(), step_ + 1);
@@ -187,7 +187,9 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
                      name_of(pass), cursor_.is_inference() ? "an inference" : "a training step"));
   if (acquired_ >= model_.concurrent_leases) {
     const UseState& earlier = uses_[acquired_ - model_.concurrent_leases];
-    if (!earlier.is_released)
+    const bool may_stay =
+        layout_.unit(earlier.scheduled.unit).is_pinned && earlier.scheduled.pass != Pass::kBackward;
+    if (!earlier.is_released && !may_stay)
       fail(
           fmt::format("the lease on unit \"{}\" ({}) is still held; "
                       "ModelSpec::concurrent_leases is {}",
@@ -209,9 +211,10 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   timeline_.arrive(use, stream);
   if (!is_announced && !cursor_.expects(unit, pass)) change_schedule(unit, pass);
   UseState& state = uses_[use];
-  state.scheduled = is_announced ? announced_->next() : cursor_.schedule()[cursor_.next()];
-  state.fetches = is_announced ? &announced_->fetches() : &prefetcher_;
-  state.place = is_announced ? announced_->come() : cursor_.next();
+  const bool is_own = is_announced && announced_->is_own(unit);
+  state.scheduled = is_announced ? announced_->next(unit) : cursor_.schedule()[cursor_.next()];
+  state.fetches = is_announced ? &announced_->fetches_of(unit) : &prefetcher_;
+  state.place = is_announced ? announced_->come(unit) : cursor_.next();
   {
     const LimitedWait may_end;
     failure_.await([&] { return is_ready(use); });
@@ -237,12 +240,13 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   state.range = begin_trace_range(
       {.unit = record.unit, .kind = TraceKind::kCompute, .detail = record.detail});
   if (is_announced) {
-    announced_->has_come();
+    announced_->has_come(unit);
   } else {
     cursor_.advance();
   }
-  if (state.has_gradient()) reductions_.note(unit);
+  if (state.has_gradient() && !is_own) reductions_.note(unit);
   ++acquired_;
+  acquired_together_ += is_own ? 0 : 1;
   ++leases_held_;
   return lease;
 }
@@ -260,7 +264,8 @@ bool StepLoop::is_ready(std::uint32_t use) {
                   .unit = index_of(scheduled.unit)};
   if (is_fetched) {
     if (has_gradient) state.has_gradient_set = drain_.try_lend_set(scheduled.unit);
-    if (has_gradient && !state.has_gradient_set) state.gradient_slot = drain_.try_take_slot();
+    if (has_gradient && !state.has_gradient_set)
+      state.gradient_slot = drain_.try_take_slot(scheduled.unit);
     if (!has_gradient || state.has_gradient()) {
       cause = {};
     } else if (drain_.waits_for().reason == TraceReason::kCollective) {
@@ -290,7 +295,7 @@ bool StepLoop::is_over() {
   timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
                                   : !pass_.is_begun() ? pass_.waits_for()
                                                       : WaitCause());
-  return is_drained && prefetcher_.idle() && (!announced_ || announced_->fetches().idle()) &&
+  return is_drained && prefetcher_.idle() && (!announced_ || announced_->idle()) &&
          pass_.is_begun();
 }
 
@@ -319,7 +324,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
 }
 
 bool StepLoop::is_idle() const {
-  return prefetcher_.idle() && (!announced_ || announced_->fetches().idle()) && drain_.idle() &&
+  return prefetcher_.idle() && (!announced_ || announced_->idle()) && drain_.idle() &&
          residents_.is_idle() && home_leases_.idle() && pass_.idle() && saver_.is_at_rest() &&
          (!commits_ || commits_->is_at_rest());
 }
@@ -327,7 +332,7 @@ bool StepLoop::is_idle() const {
 void StepLoop::settle() noexcept {
   scheduler_.run([this] {
     prefetcher_.stop();
-    if (announced_) announced_->fetches().stop();
+    if (announced_) announced_->stop();
     pass_.stop();
     saver_.stop();
     if (commits_) commits_->stop();
@@ -362,22 +367,21 @@ void StepLoop::abandon() noexcept {
   bool is_partial = false;
   scheduler_.run([&] {
     prefetcher_.stop();
-    if (announced_) announced_->fetches().stop();
+    if (announced_) announced_->stop();
     is_partial = pass_.is_begun() && pass_.is_partial();
     pass_.cancel();
     if (commits_) commits_->release();
   });
   if (is_partial) failure_.abandoned_midway(step_);
   scheduler_.await_settled([this] {
-    return store_.is_stuck() ||
-           (prefetcher_.idle() && (!announced_ || announced_->fetches().idle()) && drain_.idle() &&
-            !pass_.is_reading_gradients());
+    return store_.is_stuck() || (prefetcher_.idle() && (!announced_ || announced_->idle()) &&
+                                 drain_.idle() && !pass_.is_reading_gradients());
   });
   scheduler_.run([this] {
     waiting_.drop_step();
     StepReport dropped;  // of no step
     prefetcher_.take_moved(dropped);
-    if (announced_) announced_->fetches().take_moved(dropped);
+    if (announced_) announced_->take_moved(dropped);
     (void)drain_.take_copied_bytes();
     if (cursor_.is_inference()) (void)pass_.take_late_bytes();
   });

@@ -49,13 +49,14 @@ class StepLoop {
 
   void begin_step(const StepOptions& options);
   void begin_inference();
-  // Returns when every scheduled update has been applied and its state is at home.
+  // Returns when every scheduled update has been applied and the updated state is at home.
   void drain();
 
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
   LeasedUse acquire(UnitId unit, Pass pass, StreamId stream);
   void release(const LeasedUse& lease) noexcept;
 
+  double gradient_norm(std::optional<double> gradient_divisor);
   StepReport finish_step(const FinishOptions& finish = {});
   // Ends a step or an inference without an update, so that the state is as before. The call also
   // ends the leases of the step or inference. Returns when no transfer is in flight any more,
@@ -117,7 +118,7 @@ class StepLoop {
   // must live until end_save(), or settle(). If `saves_all` is false, another rank saves this
   // rank's part, and only work.finish is called.
   void begin_save(StateSaver::Work work, bool saves_all);
-  // The number of blocks saved so far. There is none if no save is under way.
+  // The number of blocks saved so far. If no save is under way, save_count() returns nothing.
   struct SaveCount {
     std::uint64_t saved_blocks = 0;
     std::uint64_t block_count = 0;
@@ -170,7 +171,7 @@ class StepLoop {
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
   // Stops the fetches ahead of computation, at the same use on all ranks. `unit` is the unit that
-  // comes next. Without a unit, no use comes.
+  // comes next. Without a unit, no further use follows.
   WindowProgress halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass);
   void end_schedule();
   void end_inference_together() noexcept;
@@ -178,7 +179,8 @@ class StepLoop {
   void describe(StepReport& report);
   void end_leases() noexcept;
   void await_computation(std::uint32_t first_use) noexcept;
-  NormAccumulator agree();
+  // The norm over all ranks, and over the norm group.
+  NormAccumulator agree(NormAccumulator norm, const StepOptions& options, NormCall call);
   void end_for_commit(const FinishOptions& finish);
   void await_commits();
   void count_commits_for_all();
@@ -222,7 +224,8 @@ class StepLoop {
   // The step under way:
   StepTerms terms_;
   std::uint32_t leases_held_ = 0;
-  std::uint32_t acquired_ = 0;  // uses, of the schedule and announced ones
+  std::uint32_t acquired_ = 0;           // uses, of the schedule and announced ones
+  std::uint32_t acquired_together_ = 0;  // those that are not of this rank alone
   ReductionOrder reductions_;
   std::vector<UseState> uses_;      // in the order in which they are acquired
   std::uint32_t votes_ = 0;         // about announcements

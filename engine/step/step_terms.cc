@@ -52,13 +52,14 @@ bool StepTerms::end(const FinishOptions& finish, OverlapPolicy policy) {
   return is_announced;
 }
 
-double StepTerms::gradient_count(double loss_scale) const {
-  return options_.gradient_divisor.value_or(options_.micro_batches) * rank_count_ * loss_scale;
+double StepTerms::gradient_count(const StepOptions& options, double loss_scale) const {
+  return options.gradient_divisor.value_or(options.micro_batches) * rank_count_ * loss_scale;
 }
 
 UnitCoefficients StepTerms::coefficients(const Scaling& scaling,
                                          std::span<const std::uint64_t> versions) const {
-  const auto scale = static_cast<float>(scaling.clip_factor / gradient_count(scaling.loss_scale));
+  const auto scale =
+      static_cast<float>(scaling.clip_factor / gradient_count(options_, scaling.loss_scale));
   UnitCoefficients coefficients;
   std::map<std::uint64_t, std::uint32_t> entries;  // by version
   for (const std::uint64_t version : versions) {

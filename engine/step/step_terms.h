@@ -13,6 +13,9 @@
 
 namespace sluice {
 
+// The calls that ask for the norm of a step: finish(), and gradient_norm() before it.
+enum class NormCall : std::uint8_t { kFinish = 1, kBefore = 2 };
+
 class StepTerms {
  public:
   // `config` must outlive the object. `model` is validated().
@@ -32,8 +35,8 @@ class StepTerms {
   const StepOptions& options() const { return options_; }
 
   // The gradients' homes hold gradients of the scaled loss, summed over the micro-batches and the
-  // ranks. Returns the factor by which this sum is larger than the wanted gradient.
-  double gradient_count(double loss_scale) const;
+  // ranks. Returns the factor by which this sum is larger than the gradient that `options` want.
+  double gradient_count(const StepOptions& options, double loss_scale) const;
   struct Scaling {
     std::uint64_t step = 0;  // that the update makes
     double loss_scale = 1;

@@ -1,8 +1,10 @@
 #include "engine/store/block_store.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -32,6 +34,10 @@ std::uint8_t trace_detail_of(Plane plane) {
 // A transfer that the application's thread waits for. On the heap: if the drive never answers, the
 // waiter leaves, and the completion, should it ever come, frees it.
 struct BlockStore::Blocking {
+  void start();
+  // Waits, but not forever.
+  static void await(std::unique_ptr<Blocking>& blocking);
+
   Transfer transfer;
   std::mutex mutex;
   std::condition_variable arrived;
@@ -254,37 +260,52 @@ void BlockStore::begin_at(BlockId block, std::uint64_t version) {
 }
 
 void BlockStore::read_now(BlockId block, Plane plane, std::byte* target) {
-  transfer_now(block, plane, IoKind::kRead, target);
+  const bool is_record = plane == Plane::kRecord;
+  transfer_now(block, IoKind::kRead, is_record ? nullptr : target, is_record ? target : nullptr);
 }
 
 void BlockStore::write_now(BlockId block, Plane plane, std::byte* source) {
-  transfer_now(block, plane, IoKind::kWrite, source);
+  const bool is_record = plane == Plane::kRecord;
+  transfer_now(block, IoKind::kWrite, is_record ? nullptr : source, is_record ? source : nullptr);
 }
 
-void BlockStore::transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data) {
-  auto blocking = std::make_unique<Blocking>();
-  Transfer& transfer = blocking->transfer;
-  prepare(transfer, block, plane, kind, data);
-  transfer.version = entry(block, plane).version;
-  while (true) {
-    move_blocking(blocking);
-    take_sum(transfer);
-    const std::optional<Error> fault = fault_of(transfer);
-    if (!fault) break;
-    trace(transfer);
-    if (!repeat_read(transfer, *fault)) throw *fault;
+void BlockStore::read_now(BlockId block, std::byte* parameters, std::byte* record) {
+  transfer_now(block, IoKind::kRead, parameters, record);
+}
+
+void BlockStore::write_now(BlockId block, std::byte* parameters, std::byte* record) {
+  transfer_now(block, IoKind::kWrite, parameters, record);
+}
+
+void BlockStore::transfer_now(BlockId block, IoKind kind, std::byte* parameters,
+                              std::byte* record) {
+  std::array<std::unique_ptr<Blocking>, 2> under_way;
+  const auto prepare_plane = [&](std::size_t i, Plane plane, std::byte* data) {
+    if (data == nullptr) return;
+    under_way[i] = std::make_unique<Blocking>();
+    prepare(under_way[i]->transfer, block, plane, kind, data);
+    under_way[i]->transfer.version = entry(block, plane).version;
+  };
+  prepare_plane(0, Plane::kParameter, parameters);
+  prepare_plane(1, Plane::kRecord, record);
+  for (const auto& blocking : under_way)
+    if (blocking) blocking->start();
+  std::exception_ptr failure;
+  for (auto& blocking : under_way) {
+    if (!blocking) continue;
+    try {
+      end_blocking(std::move(blocking));
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
   }
-  trace(transfer);
-  if (kind == IoKind::kRead) return;
-  accept_write(transfer);
-  make_home(planes_.index(block, plane), transfer.copy);
+  if (failure) std::rethrow_exception(failure);
 }
 
-// Submits and waits, but not forever.
-void BlockStore::move_blocking(std::unique_ptr<Blocking>& blocking) {
-  blocking->is_done = false;
-  blocking->transfer.request.context = blocking.get();
-  blocking->transfer.request.on_complete = [](IoRequest& request) {
+void BlockStore::Blocking::start() {
+  is_done = false;
+  transfer.request.context = this;
+  transfer.request.on_complete = [](IoRequest& request) {
     auto* ended = static_cast<Blocking*>(request.context);
     ended->transfer.store->watch_.remove(ended->transfer);
     std::unique_lock lock(ended->mutex);
@@ -296,16 +317,37 @@ void BlockStore::move_blocking(std::unique_ptr<Blocking>& blocking) {
     }
     ended->arrived.notify_one();  // under the lock: the waiter frees it as soon as it sees is_done
   };
-  submit(blocking->transfer);
+  transfer.store->submit(transfer);
+}
+
+void BlockStore::Blocking::await(std::unique_ptr<Blocking>& blocking) {
+  const BlockStore& store = *blocking->transfer.store;
   std::unique_lock lock(blocking->mutex);
   while (!blocking->arrived.wait_for(lock, std::chrono::milliseconds(50),
                                      [&] { return blocking->is_done; })) {
-    if (!watch_.is_stuck() || !scheduler_.failed()) continue;
+    if (!store.watch_.is_stuck() || !store.scheduler_.failed()) continue;
     blocking->is_abandoned = true;
     lock.unlock();
     (void)blocking.release();
-    scheduler_.throw_if_failed();
+    store.scheduler_.throw_if_failed();
   }
+}
+
+void BlockStore::end_blocking(std::unique_ptr<Blocking> blocking) {
+  Transfer& transfer = blocking->transfer;
+  while (true) {
+    Blocking::await(blocking);
+    take_sum(transfer);
+    const std::optional<Error> fault = fault_of(transfer);
+    if (!fault) break;
+    trace(transfer);
+    if (!repeat_read(transfer, *fault)) throw *fault;
+    blocking->start();
+  }
+  trace(transfer);
+  if (transfer.request.kind == IoKind::kRead) return;
+  accept_write(transfer);
+  make_home(planes_.index(transfer.block, transfer.plane), transfer.copy);
 }
 
 std::vector<std::string> BlockStore::take_notes() {

@@ -7,7 +7,8 @@
 //
 // Thread rule: the scheduler's thread calls all functions, except the blocking ones at the end. The
 // blocking functions are called while no step is active. Several threads may call the blocking
-// functions at once. Then each uses a different block, and all of them read or all of them write.
+// functions at once. Each thread then uses a different block, and either all threads read or all
+// threads write.
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h). A store goes to
 // a copy that no commit names, and this copy becomes home when the store has ended.
 //
@@ -47,13 +48,13 @@ class BlockStore;
 // One transfer of one block's plane. The owner must not move the object until `done` runs.
 struct Transfer {
   // The owner sets this function once. The function runs on the scheduler's thread when the
-  // transfer has ended, with success or failure. After a failure, the scheduler has failed() and
-  // the bytes are invalid.
+  // transfer has ended, with success or failure. After a failure, the scheduler keeps the failure,
+  // and the bytes are invalid.
   std::function<void()> done;
   // The owner sets this priority before a fetch. A busy drive serves reads by this priority. All
   // writes come last.
   IoPriority read_priority = IoPriority::kNormal;
-  // The owner sets this for activations. The value is their unit, for the trace.
+  // For an activation, the owner sets this to the activation's unit, for the trace.
   std::uint32_t activation_unit = kTraceNone;
   // The name that messages give to a transfer that is not state.
   std::string subject = {};
@@ -76,7 +77,7 @@ struct Transfer {
 
 class BlockStore {
  public:
-  // All must outlive the store.
+  // All arguments must outlive the store.
   BlockStore(const Config::Storage& storage, const Layout& layout, const Tiers& tiers,
              IoQueue& queue, Scheduler& scheduler);
 
@@ -86,18 +87,19 @@ class BlockStore {
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
   // Starts writing `source` as `version`, which is later than the home's version. `version` is the
-  // next version, unless the block has missed updates (engine/flow/late_updates.h). Other rules are
-  // those of fetch().
+  // next version, unless the block has missed updates (engine/flow/late_updates.h). The other rules
+  // are the same as for fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
   // Whether store() to `target` finds a free copy that no commit names. Always true for scratch
   // state.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
-  // Starts writing a plane that is at home in memory, for a commit of a durable store. Other rules
-  // are those of fetch().
+  // Starts writing a plane that is at home in memory, for a commit of a durable store. The other
+  // rules are the same as for fetch().
   // Requires: may_store(). `source` holds the plane's version, and stays as it is.
   void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
-  // Makes the shadow home. The shadow has been written as the version after the home's.
+  // Makes the shadow home. The shadow has been written as the version that follows the home's
+  // version.
   // Requires: no transfer of the plane is in flight.
   void adopt(BlockId block, Plane plane);
   // Discards the shadow's content, if the shadow has any.
@@ -110,7 +112,7 @@ class BlockStore {
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
-  // The watch is here for transfers outside of this class.
+  // Gives the watch to code that makes transfers outside of this class.
   TransferWatch& watch() { return watch_; }
 
   // The result is null if the state is scratch.
@@ -118,15 +120,15 @@ class BlockStore {
   // The plane's version on storage. For a plane at home in memory, this is the version of its last
   // save().
   std::uint64_t stored_version(BlockId block, Plane plane) const;
-  // The table of the commit under way. If no commit is under way, the table of the valid commit.
-  // The table lists every plane with the copy that the commit names.
+  // The table of the commit under way. If no commit is under way, the result is the table of the
+  // valid commit. The table lists every plane with the copy that the commit names.
   std::vector<CommitPlane> committed_planes() const;
-  // Sets storage to the state that a commit's table lists. Requires: a store of the same planes; no
-  // transfer is in flight.
+  // Sets storage to the state that a commit's table lists. Requires: the commit's store has the
+  // same planes, and no transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
   // Sets the version of the block's planes, for the next write or for planes in memory. The rules
-  // are those of the blocking transfers below.
+  // are the same as for the blocking transfers below.
   void begin_at(BlockId block, std::uint64_t version);
 
   // Blocking transfers, outside of steps. Several threads may make such transfers at the same time,
@@ -134,6 +136,10 @@ class BlockStore {
   // Fails with kIo, kDamaged or kTimeout. The message names unit, block, file, range and errno.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
+  // The same for both planes of a block at the same time. A plane without an address is left out.
+  // If a transfer fails, the other one has ended, too.
+  void read_now(BlockId block, std::byte* parameters, std::byte* record);
+  void write_now(BlockId block, std::byte* parameters, std::byte* record);
 
   // Whether a transfer has been in flight for longer than storage.timeout. The scheduler has then
   // failed with a list of the transfers. Such a transfer may never end. So callers should wait for
@@ -166,8 +172,8 @@ class BlockStore {
   void accept_write(const Transfer& transfer);
   std::optional<Error> fault_of(const Transfer& transfer) const;
   bool repeat_read(Transfer& transfer, const Error& fault);
-  void transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data);
-  void move_blocking(std::unique_ptr<Blocking>& blocking);
+  void transfer_now(BlockId block, IoKind kind, std::byte* parameters, std::byte* record);
+  void end_blocking(std::unique_ptr<Blocking> blocking);
   const Extent& extent_of(const Transfer& transfer) const {
     return planes_.extent(transfer.block, transfer.plane, transfer.copy);
   }

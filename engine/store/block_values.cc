@@ -149,6 +149,25 @@ PartInBlock part_in(const BlockPlace& block, const TensorPlace& tensor) {
                           block.offset_elements + block.element_count)};
 }
 
+// The arrays do not overlap; told so, the compiler works on many values at once.
+void split_masters(std::span<const float> values, std::uint16_t* __restrict highs,
+                   std::int16_t* __restrict lows) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const SplitMaster split = split_master(values[i]);
+    highs[i] = split.high;
+    lows[i] = split.low;
+  }
+}
+
+// `target` may have any alignment.
+void join_masters(const std::uint16_t* __restrict highs, const std::int16_t* __restrict lows,
+                  std::byte* __restrict target, std::uint64_t count) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const float master = join_master({.high = highs[i], .low = lows[i]});
+    std::memcpy(target + i * sizeof(float), &master, sizeof(float));
+  }
+}
+
 // Elements [first, first + values.size()) of the block.
 void set_masters(const Layout& layout, const BlockView& view, std::uint64_t first,
                  std::span<const float> values, bool is_opaque) {
@@ -162,11 +181,9 @@ void set_masters(const Layout& layout, const BlockView& view, std::uint64_t firs
   switch (layout.format().master) {
     case MasterLayout::kFp32: return;  // they are in their place
     case MasterLayout::kSplitBf16:
+      if (has_record)
+        return split_masters(values, halves, reinterpret_cast<std::int16_t*>(view.record) + first);
       for (std::size_t i = 0; i < values.size(); ++i) halves[i] = split_master(values[i]).high;
-      if (!has_record) return;
-      for (auto* low = reinterpret_cast<std::int16_t*>(view.record) + first;
-           const float value : values)
-        *low++ = split_master(value).low;
       return;
     case MasterLayout::kFp16: break;
   }
@@ -289,12 +306,9 @@ void read_values(const Layout& layout, const BlockView& view, StateKind kind, st
     std::memcpy(target.data(), masters + begin * sizeof(float), target.size());
     return;
   }
-  const auto* high = reinterpret_cast<const std::uint16_t*>(view.parameters) + begin;
-  const auto* low = reinterpret_cast<const std::int16_t*>(view.record) + begin;
-  for (std::size_t i = 0; i < target.size() / sizeof(float); ++i) {
-    const float master = join_master({.high = high[i], .low = low[i]});
-    std::memcpy(target.data() + i * sizeof(float), &master, sizeof(float));
-  }
+  join_masters(reinterpret_cast<const std::uint16_t*>(view.parameters) + begin,
+               reinterpret_cast<const std::int16_t*>(view.record) + begin, target.data(),
+               target.size() / sizeof(float));
 }
 
 }  // namespace sluice

@@ -38,8 +38,8 @@ bool read_masters(const Layout& layout, const BlockView& view, StateSource& sour
 // Fails with kNonFinite in the cases of set_values().
 void set_initial_values(const Layout& layout, const BlockView& view);
 
-// The function copies elements [begin, ...) of the block to `target`. Parameters come in their
-// type, and everything else as fp32. A moment that is not kept reads as zero.
+// The function copies elements [begin, ...) of the block to `target`. Parameters are copied in
+// their own type, and everything else is copied as fp32. A moment that is not kept reads as zero.
 // Requires: the range is inside the block.
 void read_values(const Layout& layout, const BlockView& view, StateKind kind, std::uint64_t begin,
                  std::span<std::byte> target);

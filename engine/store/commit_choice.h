@@ -65,7 +65,7 @@ struct CommitOffer {
   std::optional<std::uint64_t> older;
 };
 
-// The newest step that every rank can continue from. The result is empty if there is none.
+// The newest step that every rank can continue from. The result is empty if there is no such step.
 std::optional<std::uint64_t> common_step(std::span<const CommitOffer> ranks);
 
 }  // namespace sluice

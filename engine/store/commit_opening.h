@@ -33,8 +33,8 @@ class CommitOpening {
   // The commit of a step. Requires: offer() has `step`.
   const CommitRecord& of_step(std::uint64_t step) const;
 
-  // Makes the newest commit void unless it is the commit of `step`. Afterwards the newest commit is
-  // that of `step`. Durable on return.
+  // Makes the newest commit void unless it is the commit of `step`. Afterwards, the newest commit
+  // is the commit of `step`. Durable on return.
   // Requires: offer() has `step`.
   // Fails with kIo if the drive reports an error.
   void go_back(std::uint64_t step);

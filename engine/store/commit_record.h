@@ -1,8 +1,8 @@
 // A commit record as a value, its conversion to bytes and back, and the defects found in the bytes.
 //
 // Thread rule: pure.
-// Invariant: decode_commit() takes any bytes, and accepts only bytes that encode_commit() can have
-// made. In a whole record, planes lie inside their files' address range and do not overlap, and
+// Invariant: decode_commit() takes any bytes, and accepts only bytes that encode_commit() can
+// produce. In a whole record, planes lie inside their files' address range and do not overlap, and
 // each plane names one of its copies.
 #pragma once
 
@@ -47,15 +47,15 @@ struct CommitRecord {
   std::vector<std::byte> application = {};
 };
 
-// The bytes of the record. The call commit_slot_bytes() is the length of a slot for the record, in
-// whole pages.
+// The bytes of the record. The function commit_slot_bytes() gives the length of a slot for the
+// record, in whole pages.
 std::uint64_t commit_bytes(const CommitRecord& record);
 std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 
 // Writes the record to `target`, with zeros up to a whole page. Returns the number of bytes in
 // these pages, which the caller writes to the slot.
 // Requires: there is enough room, and settings and blob are within their limits. A void record has
-// neither of them.
+// neither settings nor a blob.
 std::uint64_t encode_commit(const CommitRecord& record, std::span<std::byte> target);
 
 enum class CommitState : std::uint8_t {

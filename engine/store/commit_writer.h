@@ -1,6 +1,6 @@
 // Makes commits durable beside the queue's other work. The writer goes through a commit's sequence
-// (commit_sequence.h) stage by stage. The queue's completions drive it. The writer owns the buffer
-// of the record that is written.
+// (commit_sequence.h) stage by stage. The queue's completions drive the writer. The writer owns the
+// buffer of the record that is written.
 //
 // Thread rule: one thread, which is the scheduler's in an engine. `post` brings completions to that
 // thread.

@@ -73,8 +73,10 @@ constexpr const char* kUnits = "units";
 constexpr std::size_t kUnitsBytesMax = std::size_t{512} << 10;
 
 constexpr const char* kOpaque = "opaque";
+constexpr const char* kLocal = "local";
 
-// [[unit, is frozen, [[tensor, shape], ...]], ...]; an opaque unit has "opaque" for true.
+// [[unit, is frozen, [[tensor, shape], ...]], ...]; an opaque unit has "opaque" for true, and a
+// local one has "local" as well.
 std::string text_of_units(const ModelSpec& model) {
   json units = json::array();
   for (const UnitSpec& unit : model.units) {
@@ -82,6 +84,7 @@ std::string text_of_units(const ModelSpec& model) {
     for (const TensorSpec& tensor : unit.tensors) tensors.push_back({tensor.name, tensor.shape});
     const json frozen = unit.is_opaque ? json(kOpaque) : json(unit.is_frozen);
     units.push_back({unit.name, frozen, std::move(tensors)});
+    if (unit.is_local) units.back().push_back(kLocal);
   }
   std::string text = units.dump(-1, ' ', false, json::error_handler_t::replace);
   return text.size() <= kUnitsBytesMax ? text : std::string();
@@ -132,6 +135,7 @@ class SettingsReader {
         added.name = unit.at(0).get<std::string>();
         added.is_opaque = unit.at(1) == kOpaque;
         added.is_frozen = added.is_opaque || unit.at(1).get<bool>();
+        added.is_local = added.is_announced = unit.size() > 3 && unit.at(3) == kLocal;
         for (const json& tensor : unit.at(2))
           added.tensors.push_back({.name = tensor.at(0).get<std::string>(),
                                    .shape = tensor.at(1).get<std::vector<std::uint64_t>>()});
@@ -159,8 +163,9 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
                                  std::uint32_t ranks) {
   std::string names;
   std::size_t tensors = 0;
-  std::string frozen;
+  std::string frozen, local;
   for (const UnitSpec& unit : model.units) {
+    if (unit.is_local) local += fmt::format("{}\n", unit.name);
     names += fmt::format("{}\n", unit.name);
     if (unit.is_frozen)
       frozen += fmt::format("{}{}\n", unit.name, unit.is_opaque ? " (opaque)" : "");
@@ -184,6 +189,7 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
     layout_["sharding.stage"] = fmt::format("{}", config.sharding.stage);
     layout_["sharding.group_ranks"] = fmt::format("{}", config.sharding.group_ranks);
   }
+  if (!local.empty()) layout_["local units"] = fmt::format("of hash {:016x}", hash_of(local));
   // With nodes the sums are others, and at stage 0 the blocks have another padding.
   const bool has_nodes = config.sharding.reduction == RankReduction::kNodes &&
                          first_level_ranks(config.sharding, ranks) > 1;

@@ -28,13 +28,14 @@ class DurableIdentity {
   // and their tensors if there is room. `changes` is an array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // The hashes and the settings are those of a record. The text says how the record's model or
-  // layout differs from this run's. The result is empty if model and layout are the same.
+  // The hashes and the settings come from a record. The text says how the record's model or layout
+  // differs from this run's. The result is empty if model and layout are the same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
   // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".
   std::vector<std::string> changes(const std::string& settings) const;
-  // The array `changes` of `settings`. The result of changes() is added to it, as of `step`.
+  // The array `changes` of `settings`. The call adds the result of changes() to this array, as of
+  // `step`.
   std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
 
  private:
@@ -49,8 +50,8 @@ class DurableIdentity {
   std::uint64_t config_hash_ = 0;
 };
 
-// The part of a run that a record's settings describe, which is the place of every element.
-// `config` has only precision, the optimizer's numbers, the block size and the sharding.
+// The part of a run that a record's settings describe: the place of every element. `config` has
+// only precision, the optimizer's numbers, the block size and the sharding.
 struct DescribedRun {
   ModelSpec model;
   Config config;

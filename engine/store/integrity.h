@@ -11,8 +11,8 @@
 // no harm.
 //
 // Thread rule: any thread may call wants(). The block store's thread calls everything else.
-// Invariant: the bytes of `current` have replaced other bytes, whose checksum is `previous` if it
-// was wanted.
+// Invariant: the bytes of `current` have replaced other bytes. If the checksum of those other bytes
+// was wanted, it is `previous`.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // The promises that a file system does not make to a durable store.
 //
-// Thread rule: a function of the file system.
+// Thread rule: any thread may call the function, which asks the file system.
 #pragma once
 
 #include <string>

@@ -30,25 +30,26 @@ class PlaneCopies {
   std::uint8_t named_by_next(std::uint32_t plane) const { return planes_[plane].next; }
   std::uint8_t named(std::uint32_t plane) const { return planes_[plane].counts; }
 
+  // Whether a store may go to the home itself.
+  enum class InPlace : std::uint8_t { kNo, kYes };
   // The copy that a store may go to. Such a copy is neither home nor named. If no such copy exists,
   // kYes allows the home itself, provided that no commit names the home. In this case, no read of
   // the home may be under way. If the result is empty, the store has to wait for a commit.
-  enum class InPlace : std::uint8_t { kNo, kYes };
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
-  // A store to `copy` has ended, so `copy` becomes home.
+  // Called when a store to `copy` has ended, so that `copy` becomes home.
   // Requires: `copy` came from target().
   void stored(std::uint32_t plane, std::uint8_t copy);
 
-  // A commit begins now, and names every home.
+  // Called when a commit begins. The commit names every home.
   // Requires: no commit is under way.
   void begin_commit();
   bool is_committing() const { return is_committing_; }
-  // The commit is now valid on every rank. A copy becomes free if only the previous commit names
-  // it.
+  // Called when the commit is valid on every rank. A copy becomes free if only the previous commit
+  // names it.
   // Requires: a commit is under way.
   void end_commit();
 
-  // The call is for opening: the valid record names `copy`.
+  // Called when a store is opened, if the store's valid record names `copy`.
   void restore(std::uint32_t plane, std::uint8_t copy);
 
   bool operator==(const PlaneCopies&) const = default;

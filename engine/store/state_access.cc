@@ -4,11 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "engine/store/block_places.h"
 
 namespace sluice {
 namespace {
@@ -94,13 +91,11 @@ BlockView StateAccess::load(const BlockPlace& block) {
   if (is_loaded(block)) return view;
   loaded_[place].reset();
   const std::uint32_t i = index_of(block.id);
-  if (placement_.parameter_tier[i] == Tier::kNvme)
-    store_.read_now(block.id, Plane::kParameter, view.parameters);
+  store_.read_now(block.id, placement_.parameter_tier[i] == Tier::kNvme ? view.parameters : nullptr,
+                  placement_.record_tier[i] == Tier::kNvme ? view.record : nullptr);
   if (!placement_.updates_parameters_at_home(block.id) &&
       placement_.parameter_tier[i] == Tier::kDevice)
     copy_now(view.parameters, tiers_.device_parameters(block), layout_.parameter_bytes(block.id));
-  if (placement_.record_tier[i] == Tier::kNvme)
-    store_.read_now(block.id, Plane::kRecord, view.record);
   if (placement_.record_tier[i] == Tier::kDevice)
     copy_now(view.record, tiers_.device_record(block.id), layout_.record_bytes(block.id));
   loaded_[place] = block.id;
@@ -110,10 +105,11 @@ BlockView StateAccess::load(const BlockPlace& block) {
 void StateAccess::store(const BlockView& view) {
   const std::uint32_t i = index_of(view.block);
   const bool is_durable = store_.copies() != nullptr;  // storage then has all of it
-  if (placement_.parameter_tier[i] == Tier::kNvme || is_durable)
-    store_.write_now(view.block, Plane::kParameter, view.parameters);
-  if (placement_.record_tier[i] == Tier::kNvme || (is_durable && !layout_.is_frozen(view.block)))
-    store_.write_now(view.block, Plane::kRecord, view.record);
+  const bool has_parameters = placement_.parameter_tier[i] == Tier::kNvme || is_durable;
+  const bool has_record =
+      placement_.record_tier[i] == Tier::kNvme || (is_durable && !layout_.is_frozen(view.block));
+  store_.write_now(view.block, has_parameters ? view.parameters : nullptr,
+                   has_record ? view.record : nullptr);
   bring_to_device(view);
 }
 
@@ -125,20 +121,16 @@ void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint
 
 // A source that allows it is read on the places' threads. Otherwise this thread reads it, while the
 // places' threads store. If the source has initial values, this thread reads the masters alone: the
-// places' threads convert and store them, and then clear the memory for the block that comes next.
+// places' threads convert and store them. Where the block that comes next would leave some of the
+// memory as it is, they also clear the memory.
 void StateAccess::restore(StateSource& source, const UnitVersions& versions) {
   invalidate();
   filled_ = {};
   const bool is_initial = dynamic_cast<const InitialSource*>(&source) != nullptr;
   const std::span<const BlockPlace> blocks = layout_.blocks();
-  const auto clear = [this](const BlockPlace& block) {
-    const BlockView view = view_of(block, place_of(block));
-    std::memset(view.parameters, 0, layout_.parameter_bytes(view.block));
-    std::memset(view.record, 0, layout_.record_bytes(view.block));
-  };
   BlockPlaces places(place_count());
   for (const BlockPlace& block : blocks.first(std::min<std::size_t>(place_count(), blocks.size())))
-    places.start(place_of(block), [&clear, &block] { clear(block); });
+    places.start(place_of(block), [this, &block] { clear(block); });
   for (const BlockPlace& block : blocks) {
     const BlockView view = view_of(block, place_of(block));
     places.await(place_of(block));
@@ -146,7 +138,7 @@ void StateAccess::restore(StateSource& source, const UnitVersions& versions) {
     const bool is_filled = !has_masters && !source.allows_threads();
     if (is_filled) set_values(layout_, view, source);
     places.start(place_of(block),
-                 [this, &source, &versions, &clear, &block, blocks, view, has_masters, is_filled] {
+                 [this, &source, &versions, &block, blocks, view, has_masters, is_filled] {
                    if (has_masters)
                      set_initial_values(layout_, view);
                    else if (!is_filled)
@@ -154,15 +146,42 @@ void StateAccess::restore(StateSource& source, const UnitVersions& versions) {
                    store_.begin_at(view.block, versions.of(block.unit));
                    store(view);
                    const std::size_t next = index_of(block.id) + place_count();
-                   if (next < blocks.size()) clear(blocks[next]);
+                   if (next < blocks.size() && !is_overwritten(block, blocks[next]))
+                     clear(blocks[next]);
                  });
   }
   places.finish();
   for (const BlockPlace& block : blocks) count_homes(block);
 }
 
+void StateAccess::clear(const BlockPlace& block) {
+  const BlockView view = view_of(block, place_of(block));
+  std::memset(view.parameters, 0, layout_.parameter_bytes(view.block));
+  std::memset(view.record, 0, layout_.record_bytes(view.block));
+}
+
+// Whether the values of `next` leave nothing of those of `before` in the place. Bytes that no value
+// reaches are then zero in both.
+bool StateAccess::is_overwritten(const BlockPlace& before, const BlockPlace& next) const {
+  const BlockView old_view = view_of(before, place_of(before));
+  const BlockView new_view = view_of(next, place_of(next));
+  if (old_view.parameters != new_view.parameters || old_view.record != new_view.record ||
+      before.element_count != next.element_count ||
+      layout_.is_frozen(before.id) != layout_.is_frozen(next.id))
+    return false;
+  std::uint64_t covered = 0;
+  const std::uint64_t block_end = next.offset_elements + next.element_count;
+  for (const TensorPlace& tensor : layout_.tensors_of(next.unit)) {
+    const std::uint64_t begin = std::max(tensor.offset_elements, next.offset_elements);
+    const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count, block_end);
+    covered += end > begin ? end - begin : 0;
+  }
+  return covered == next.element_count;
+}
+
 void StateAccess::replace(const std::vector<bool>& is_wanted, const InitialValues& values,
                           const UnitVersions& versions) {
+  stop_reading();
   const auto has_wanted = [&](const BlockPlace& block) {
     return std::ranges::any_of(layout_.tensors_of(block.unit), [&](const TensorPlace& tensor) {
       return is_wanted[index_of(tensor.id)] &&
@@ -214,14 +233,20 @@ void StateAccess::open() {
 void StateAccess::open(const BlockPlace& block) {
   const BlockView view = view_of(block, place_of(block));
   const std::uint32_t i = index_of(block.id);
-  if (placement_.parameter_tier[i] != Tier::kNvme)
-    store_.read_now(block.id, Plane::kParameter, view.parameters);
-  if (placement_.record_tier[i] != Tier::kNvme && !layout_.is_frozen(block.id))
-    store_.read_now(block.id, Plane::kRecord, view.record);
+  const bool has_record = placement_.record_tier[i] != Tier::kNvme && !layout_.is_frozen(block.id);
+  store_.read_now(block.id, placement_.parameter_tier[i] != Tier::kNvme ? view.parameters : nullptr,
+                  has_record ? view.record : nullptr);
   bring_to_device(view);
 }
 
+void StateAccess::invalidate() {
+  stop_reading();
+  read_end_.reset();
+  loaded_.assign(loaded_.size(), std::nullopt);
+}
+
 void StateAccess::visit_blocks(const Visit& visit) {
+  stop_reading();
   BlockPlaces places(place_count());
   for (const BlockPlace& block : layout_.blocks()) {
     places.await(place_of(block));
@@ -266,86 +291,6 @@ void StateAccess::count_homes(const BlockPlace& block) {
   filled_.add(pool_of(placement_.record_tier[i], MemoryPool::kDeviceRecords,
                       MemoryPool::kHostRecords, MemoryPool::kNvmeRecords),
               layout_.record_slot_bytes(block.id));
-}
-
-std::uint64_t StateAccess::element_bytes(StateKind kind) const {
-  return kind == StateKind::kParameter ? layout_.format().parameter_bytes() : sizeof(float);
-}
-
-void StateAccess::check_read(TensorId id, StateKind kind, std::uint64_t first_element,
-                             std::uint64_t size_bytes) const {
-  const auto fail = [](const std::string& message) {
-    throw Error(ErrorCode::kInvalidArgument, "read_state: " + message);
-  };
-  if (index_of(id) >= layout_.tensors().size())
-    fail(fmt::format("tensor {} does not exist; the model has {}, and ids count from 0",
-                     index_of(id), layout_.tensors().size()));
-  if (kind > StateKind::kExpAvgSq)
-    fail(fmt::format("StateKind {} does not exist", static_cast<int>(kind)));
-  const TensorPlace& tensor = layout_.tensor(id);
-  const UnitPlace& unit = layout_.unit(tensor.unit);
-  if (unit.is_frozen && (kind == StateKind::kExpAvg || kind == StateKind::kExpAvgSq))
-    fail(
-        fmt::format("\"{}\" has no {}, because its unit \"{}\" is frozen; it has parameters and "
-                    "masters",
-                    tensor.name, name_of(kind), unit.name));
-  if (size_bytes % element_bytes(kind) != 0)
-    fail(fmt::format("{} B are not a whole number of elements: the {} of \"{}\" takes {} B each",
-                     size_bytes, name_of(kind), tensor.name, element_bytes(kind)));
-  const std::uint64_t count = size_bytes / element_bytes(kind);
-  if (first_element > tensor.element_count || count > tensor.element_count - first_element)
-    fail(fmt::format("{} elements from {} on reach beyond the end of \"{}\", which has {}", count,
-                     first_element, tensor.name, tensor.element_count));
-}
-
-// Blocks that are not in a place are loaded at once: those of the range and, where this call
-// continues the one before, those that the next calls will want.
-void StateAccess::read(TensorId id, StateKind kind, std::uint64_t first_element,
-                       std::span<std::byte> target) {
-  const TensorPlace& tensor = layout_.tensor(id);
-  const std::uint64_t count = target.size() / element_bytes(kind);
-  const std::uint64_t begin = tensor.offset_elements + first_element;
-  const std::uint64_t end = begin + count;
-  const bool continues = read_end_ == Position{id, kind, first_element};
-  read_end_ = Position{id, kind, first_element + count};
-  std::vector<const BlockPlace*> wanted;
-  std::size_t missing = 0;
-  for (const BlockPlace& block : layout_.blocks_of(tensor.unit)) {
-    const bool is_asked_for =
-        block.offset_elements < end && begin < block.offset_elements + block.element_count;
-    const bool is_next = continues && missing != 0 && wanted.size() < place_count() &&
-                         end <= block.offset_elements &&
-                         block.offset_elements < tensor.offset_elements + tensor.element_count;
-    if (!is_asked_for && !is_next) continue;
-    wanted.push_back(&block);
-    if (!is_loaded(block)) ++missing;
-  }
-  const auto copy = [&, this](const BlockPlace& block) {
-    const BlockView view = load(block);
-    const std::uint64_t from = std::max(begin, block.offset_elements);
-    const std::uint64_t to = std::min(end, block.offset_elements + block.element_count);
-    if (from >= to) return;
-    read_values(
-        layout_, view, kind, from - block.offset_elements,
-        target.subspan((from - begin) * element_bytes(kind), (to - from) * element_bytes(kind)));
-  };
-  if (missing <= 1 && wanted.size() <= place_count()) {
-    for (const BlockPlace* const block : wanted) copy(*block);
-    return;
-  }
-  BlockPlaces places(place_count());
-  for (const BlockPlace* const block : wanted) {
-    places.await(place_of(*block));
-    places.start(place_of(*block), [&, block] {
-      if (block->offset_elements < end) return copy(*block);
-      try {
-        (void)load(*block);
-      } catch (const Error&) {
-        // No call has asked for this block yet. The call that does will fail.
-      }
-    });
-  }
-  places.finish();
 }
 
 }  // namespace sluice

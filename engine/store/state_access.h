@@ -3,7 +3,8 @@
 // once, in the memory of the optimizer's lanes. So the class needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
-// Invariant: between two calls nothing is in flight.
+// Invariant: between two calls only reads of blocks that the next calls of read() will want are in
+// flight. After invalidate() nothing is.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <sluice/device.h>
 #include <sluice/state.h>
 #include <sluice/state_source.h>
+#include "engine/store/block_places.h"
 #include "engine/store/block_store.h"
 #include "engine/store/block_values.h"
 #include "engine/store/tiers.h"
@@ -39,7 +41,7 @@ class StateAccess {
   // Fails with the errors of restore(). Each block then has its old or its new values.
   void replace(const std::vector<bool>& is_wanted, const InitialValues& values,
                const UnitVersions& versions);
-  // With a durable store, reads the state that is at home in memory. The call reads it from
+  // With a durable store, reads the state that is at home in memory. The call reads this state from
   // storage, where the last commit left it.
   // Other failures, such as kIo, come from the transfers.
   void open();
@@ -52,21 +54,24 @@ class StateAccess {
   void check_read(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::uint64_t size_bytes) const;
   // The call copies elements [first_element, ...) of `kind` to `target`.
+  // If calls follow one another through a tensor, or from tensor to tensor, the blocks that come
+  // next are read while the application works on these.
   // Requires: check_read().
   void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
             std::span<std::byte> target);
 
+  using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
   // Calls `visit` with every block of this rank in host memory. The block is at its home or in a
   // place. Several threads call `visit` at the same time, each for a different block. No two
-  // threads do so for the same place.
+  // threads call `visit` for the same place at the same time.
   // Fails with the errors of read(), and with the exceptions of `visit`.
-  using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
   void visit_blocks(const Visit& visit);
   // The number of blocks that visit_blocks() has in memory at once.
   std::uint32_t place_count() const { return static_cast<std::uint32_t>(loaded_.size()); }
 
-  // Forgets the blocks in the lanes, because the state has changed.
-  void invalidate() { loaded_.assign(loaded_.size(), std::nullopt); }
+  // Forgets the blocks in the lanes, because the state will change or has changed. On return,
+  // nothing uses the lanes.
+  void invalidate();
 
  private:
   // Where the last read() ended. The next read may continue there.
@@ -77,7 +82,28 @@ class StateAccess {
 
     bool operator==(const Position&) const = default;
   };
+  struct AwaitedBlocks;
+  // How the last calls of read() followed one another.
+  enum class Order : std::uint8_t { kNone, kInTensor, kFromTensorToTensor };
 
+  // The blocks of a read(), as a range of ids, and those that the next calls will want: from `end`
+  // to `ahead_end`.
+  struct WantedBlocks {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+    std::uint32_t ahead_end = 0;
+  };
+  void follow(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+              std::uint64_t count);
+  WantedBlocks wanted_blocks(const TensorPlace& tensor, std::uint64_t begin,
+                             std::uint64_t end) const;
+  // Calls `copy` for each wanted block, and begins to load those that come next.
+  using Copy = std::function<void(const BlockPlace& block)>;
+  void read_with_threads(const WantedBlocks& wanted, const Copy& copy);
+  void start_copy(const WantedBlocks& wanted, std::uint32_t i, const Copy& copy,
+                  AwaitedBlocks& awaited);
+  void load_ahead(const BlockPlace& block);
+  void stop_reading();
   std::uint64_t element_bytes(StateKind kind) const;
   BlockView view_of(const BlockPlace& block, std::uint32_t place) const;
   std::uint32_t place_of(const BlockPlace& block) const {
@@ -90,6 +116,8 @@ class StateAccess {
   void open(const BlockPlace& block);
   void store(const BlockView& view);
   void bring_to_device(const BlockView& view);
+  void clear(const BlockPlace& block);
+  bool is_overwritten(const BlockPlace& before, const BlockPlace& next) const;
   void count_homes(const BlockPlace& block);
   void copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes);
 
@@ -103,7 +131,11 @@ class StateAccess {
   std::mutex device_mutex_;                     // for the stream
   std::vector<std::optional<BlockId>> loaded_;  // by place: the block in it
   std::optional<Position> read_end_;
+  Order order_ = Order::kNone;
   PoolMarks filled_;  // homes that have their values
+  // By place: the block that the place's thread has loaded, or will load, while there are threads.
+  std::vector<std::optional<BlockId>> requested_;
+  std::optional<BlockPlaces> reading_;  // last: its threads use everything above
 };
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// The queues behind the storage paths. There is one per path, with its own thread, so that every
-// drive is kept busy and no drive waits for a slower one. The config or the kernel decides which
-// kind of queue is used.
+// The queues behind the storage paths. There is one queue per path, with its own thread, so that
+// every drive is kept busy and no drive waits for a slower one. The config or the kernel decides
+// which kind of queue is used.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The files of a durable store: their names, their creation, and the check that none is missing. A
 // store with the name NAME has a random id. Each storage path has NAME.lock (store_lock.h) and, for
 // each rank, NAME.ID.rRANK.dataK. The record files NAME.ID.rRANK.commit0 and .commit1 lie on two
-// paths, or on the only one.
+// paths, or on the only path.
 //
 // Files are made without a name. Then every path's mark says "creating ID". The data files get
 // names, and the folders are synced. The record files get names, and the folders are synced again.
@@ -80,7 +80,7 @@ class StoreFiles {
   // Fails with kInput, naming the missing files and the directories searched, and with kDamaged.
   static StoreFiles open_records(const Options& options);
   void open_data(std::uint32_t count);
-  // Gives each data file at least so many bytes. Requires: open_data().
+  // Gives each data file at least the given number of bytes. Requires: open_data().
   // Fails with: kNoSpace and others; every file then has its former size.
   void extend_data(std::span<const std::uint64_t> data_bytes);
   // Takes back what extend_data() has added.

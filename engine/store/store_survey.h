@@ -54,8 +54,8 @@ std::vector<std::uint32_t> absent_ranks(const StoreSurvey& store);
 std::string find_disagreement(const StoreSurvey& store);
 
 // Reads all data that a rank's commit names, and compares the data with the checksums. The commit
-// is that of StoreSurvey::step, from which a run would continue. If there is no such step, it is
-// the newest commit. Returns a line for each plane that differs or cannot be read.
+// of StoreSurvey::step is used, because a run would continue from this commit. If there is no such
+// step, the newest commit is used. Returns a line for each plane that differs or cannot be read.
 // Fails with kInput if files are missing.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
 
@@ -70,7 +70,7 @@ struct RemovedStore {
 };
 
 // Removes the store's files from the directories, even if parts of the store are missing. The lock
-// files stay. They then say that no store was made.
+// files stay. The lock files then say that no store was made.
 // Fails with kInput if there is no store, if the directories have files of several stores, or if a
 // job has the store's lock.
 RemovedStore remove_store(const std::string& name, const std::vector<std::string>& directories);

@@ -107,7 +107,7 @@ class Tiers {
   std::uint32_t storage_copies() const {
     return std::max(placement_.storage_copies, placement_.durable_copies);
   }
-  // The order is that of DurableHomes. The list is empty if the state is scratch.
+  // The planes are in the order of DurableHomes. The list is empty if the state is scratch.
   std::span<const CommitPlane> durable_planes() const { return durable_planes_; }
   // Requires: the block is homed on storage, or the state is durable.
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;

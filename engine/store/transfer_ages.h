@@ -2,7 +2,7 @@
 // is not stuck. So a transfer's age starts anew when the transfer goes to the kernel, and whenever
 // its drive completes a request. A drive may also lose one transfer and continue with others. Such
 // a transfer is found by its total time in the kernel. The limit for this time is kBusyFactor times
-// as long. Pure.
+// the limit of the age. Pure.
 //
 // Thread rule: one thread at a time.
 #pragma once

@@ -25,8 +25,8 @@ namespace sluice {
 class TransferWatch {
  public:
   struct Hooks {
-    // A function that names a transfer in a message. The watch's thread calls it while the transfer
-    // is in flight.
+    // A function that names a transfer in a message. The watch's thread calls this function while
+    // the transfer is in flight.
     std::function<std::string(const Transfer&)> describe;
     // The watch's thread calls this function when a transfer has not ended in time. The error is
     // kTimeout and names the transfers in flight.

@@ -1,7 +1,7 @@
 // The number of updates that each unit has seen, including an update under way. This number is the
 // version of the unit's blocks (engine/store/block_store.h). For the optimizer's bias correction,
-// it is also the number of the unit's next update. If every step updates every unit, all numbers
-// are equal. Under optimizer.untouched "skip", the numbers differ.
+// this number is also the number of the unit's next update. If every step updates every unit, all
+// numbers are equal. Under optimizer.untouched "skip", the numbers differ.
 //
 // Thread rule: one thread at a time; in an engine, the scheduler's thread changes them.
 // Invariant: a frozen unit stays at 0.
@@ -28,7 +28,7 @@ class UnitVersions {
   // Fails with kInput if a tensor has seen more updates than there were, or if tensors of one unit
   // have seen different numbers of updates. After a failure, nothing has changed.
   void restore(const StatePosition& position);
-  // The unit gets an update.
+  // Counts an update of the unit.
   void count(UnitId unit) { ++versions_[index_of(unit)]; }
 
   std::uint64_t of(UnitId unit) const { return versions_[index_of(unit)]; }

@@ -10,15 +10,16 @@
 
 namespace sluice {
 
-// The host memory (page-locked) and the device memory of one direction. Each of them has
+// The host memory (page-locked) and the device memory of one direction. Each piece of memory has
 // `size_bytes`; null means no copies.
 struct CopyEnds {
   std::byte* host = nullptr;
   std::byte* device = nullptr;
 };
 
-// The function copies `up` to the device and `down` to the host at the same time. The function does
-// so `rounds` times, each time in pieces of `piece_bytes`. Returns the elapsed seconds.
+// The function copies `up` to the device and `down` to the host at the same time. The function
+// repeats the copies `rounds` times, each time in pieces of `piece_bytes`. Returns the elapsed
+// seconds.
 // Fails with the errors of SLUICE_CUDA.
 double plain_copies_s(CudaDevice& device, const CopyEnds& up, const CopyEnds& down,
                       std::uint64_t size_bytes, std::uint64_t piece_bytes, unsigned rounds);

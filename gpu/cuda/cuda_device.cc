@@ -17,7 +17,7 @@
 #include "gpu/cuda/cuda_error.h"
 #include "gpu/cuda/cuda_memory.h"
 #include "gpu/cuda/cuda_notifier.h"
-#include "gpu/cuda/cuda_stream.h"
+#include "gpu/cuda/cuda_streams.h"
 #include "gpu/cuda/cuda_wait.h"
 #include "gpu/device/device_misuse.h"
 #include "gpu/device/host_call_queue.h"
@@ -73,7 +73,10 @@ class RuntimeCudaDevice final : public CudaDevice {
   void register_host_memory(std::span<std::byte> memory) override { memory_.register_host(memory); }
   void unregister_host_memory(std::span<std::byte> memory) noexcept override;
 
-  StreamId create_stream(std::string_view name, StreamPriority priority) override;
+  StreamId create_stream(std::string_view, StreamPriority priority) override {
+    return streams_.create(priority);
+  }
+  Stream adopt_stream(void* native) override;
   void destroy_stream(StreamId stream) noexcept override;
   EventId create_event() override;
   void destroy_event(EventId event) noexcept override;
@@ -93,7 +96,10 @@ class RuntimeCudaDevice final : public CudaDevice {
   void notify(StreamId stream, std::function<void()> function) override;
 
  private:
-  CudaStream& stream_of(StreamId id) const;
+  CudaStream& stream_of(StreamId id) const {
+    require_outside_host_function(name_);
+    return streams_.at(id);
+  }
   cudaEvent_t event_of(EventId id) const;
   // Makes `call`, a call of the runtime, on this GPU and returns its result. The call is made in
   // any case, because resources have to be given back after a failure too.
@@ -113,16 +119,15 @@ class RuntimeCudaDevice final : public CudaDevice {
   const int ordinal_;
   const bool takes_all_;  // all free memory
   std::string name_;
-  int high_priority_ = 0;  // numerically the least
   CudaMemory memory_;
   CudaBatch batch_;
   mutable FailureLatch failure_;
+  CudaStreams streams_;
 
-  mutable std::mutex objects_mutex_;
-  // Guarded by objects_mutex_, except the objects that the pointers refer to.
-  std::uint32_t last_id_ = 0;
+  mutable std::mutex events_mutex_;
+  // Guarded by events_mutex_.
+  std::uint32_t last_event_ = 0;
   std::unordered_map<EventId, cudaEvent_t> events_;
-  std::unordered_map<StreamId, std::unique_ptr<CudaStream>> streams_;
 
   // Runs host functions that the runtime refuses after a failure.
   FailureLatch never_fails_;
@@ -145,15 +150,12 @@ RuntimeCudaDevice::RuntimeCudaDevice(const CudaDeviceOptions& options)
       memory_(ordinal_, name_, takes_all_ ? available_bytes(ordinal_) : options.memory_bytes,
               options.memory_source),
       batch_(memory_),
+      streams_(ordinal_, name_, failure_),
       last_resort_("cuda failed", {}, never_fails_),
-      notifier_(ordinal_, failure_) {
-  const CudaCurrentDevice current(ordinal_);
-  int least = 0;
-  SLUICE_CUDA(cudaDeviceGetStreamPriorityRange(&least, &high_priority_));
-}
+      notifier_(ordinal_, failure_) {}
 
 RuntimeCudaDevice::~RuntimeCudaDevice() {
-  SLUICE_CHECK(streams_.empty() && events_.empty(), "streams and events go before their device");
+  SLUICE_CHECK(streams_.are_none() && events_.empty(), "streams and events go before their device");
 }
 
 void RuntimeCudaDevice::latch(cudaError_t status, const char* expression, int line) const {
@@ -176,37 +178,17 @@ void RuntimeCudaDevice::unregister_host_memory(std::span<std::byte> memory) noex
 }
 
 // Streams and events.
-StreamId RuntimeCudaDevice::create_stream(std::string_view, StreamPriority priority) {
-  const CudaCurrentDevice current(ordinal_);
-  auto stream = std::make_unique<CudaStream>();
-  stream->calls = std::make_shared<HostCallQueue>(failure_);
-  SLUICE_CUDA(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking,
-                                           priority == StreamPriority::kHigh ? high_priority_ : 0));
-  if (const cudaError_t status = cudaEventCreateWithFlags(
-          &stream->reached, cudaEventBlockingSync | cudaEventDisableTiming);
-      status != cudaSuccess) {
-    (void)cudaStreamDestroy(stream->stream);
-    throw cuda_error(static_cast<int>(status), "cudaEventCreateWithFlags", __FILE__, __LINE__);
-  }
-  const std::scoped_lock lock(objects_mutex_);
-  const StreamId id{++last_id_};
-  streams_.emplace(id, std::move(stream));
-  return id;
+Stream RuntimeCudaDevice::adopt_stream(void* native) {
+  require_outside_host_function(name_);
+  return {*this, streams_.adopt(native)};
 }
 
 void RuntimeCudaDevice::destroy_stream(StreamId id) noexcept {
-  std::unique_ptr<CudaStream> leaving;
-  {
-    const std::scoped_lock lock(objects_mutex_);
-    const auto entry = streams_.find(id);
-    SLUICE_CHECK(entry != streams_.end(), "the stream exists");
-    leaving = std::move(entry->second);
-    streams_.erase(entry);
-  }
+  const std::unique_ptr<CudaStream> leaving = streams_.take(id);
   notifier_.drain(leaving->stream);
   await_all(*leaving);
-  SLUICE_CUDA_ENQUEUE(cudaEventDestroy(leaving->reached));
-  SLUICE_CUDA_ENQUEUE(cudaStreamDestroy(leaving->stream));
+  if (const int status = streams_.give_back(*leaving); status != 0)
+    latch(static_cast<cudaError_t>(status), "giving a stream back", __LINE__);
 }
 
 // With timing, for elapsed_ns(). A thread that waits for an event sleeps, because spinning would
@@ -215,8 +197,8 @@ EventId RuntimeCudaDevice::create_event() {
   const CudaCurrentDevice current(ordinal_);
   cudaEvent_t event = nullptr;
   SLUICE_CUDA(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));
-  const std::scoped_lock lock(objects_mutex_);
-  const EventId id{++last_id_};
+  const std::scoped_lock lock(events_mutex_);
+  const EventId id{++last_event_};
   events_.emplace(id, event);
   return id;
 }
@@ -225,23 +207,15 @@ EventId RuntimeCudaDevice::create_event() {
 void RuntimeCudaDevice::destroy_event(EventId id) noexcept {
   const cudaEvent_t event = event_of(id);
   {
-    const std::scoped_lock lock(objects_mutex_);
+    const std::scoped_lock lock(events_mutex_);
     events_.erase(id);
   }
   SLUICE_CUDA_ENQUEUE(cudaEventDestroy(event));
 }
 
-CudaStream& RuntimeCudaDevice::stream_of(StreamId id) const {
-  require_outside_host_function(name());
-  const std::scoped_lock lock(objects_mutex_);
-  const auto entry = streams_.find(id);
-  if (entry == streams_.end()) refuse_stream(name_, id);
-  return *entry->second;
-}
-
 cudaEvent_t RuntimeCudaDevice::event_of(EventId id) const {
   require_outside_host_function(name());
-  const std::scoped_lock lock(objects_mutex_);
+  const std::scoped_lock lock(events_mutex_);
   const auto entry = events_.find(id);
   if (entry == events_.end()) refuse_event(name_, id);
   return entry->second;

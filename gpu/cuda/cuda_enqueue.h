@@ -1,6 +1,6 @@
-// Launches kernels. A launch that fails is a failure of the device, as with copies. The call
-// synchronize() rethrows it. The threads that launch kernels could not handle an error in the
-// middle of their work. Thread rule: as Device.
+// Launches kernels. A launch that fails is a failure of the device, like a copy that fails. The
+// call synchronize() rethrows this failure. The threads that launch kernels could not handle an
+// error in the middle of their work. Thread rule: as Device.
 #pragma once
 
 #include <new>

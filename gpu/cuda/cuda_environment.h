@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-// Sets CUDA_MODULE_LOADING=EAGER, which loads all code at the start. So no code has to load behind
-// a waiting collective. Sets CUDA_DEVICE_MAX_CONNECTIONS=32, which gives each stream a hardware
+// Sets CUDA_MODULE_LOADING=EAGER, which loads all code at the start. So no code has to be loaded
+// while a collective waits. Sets CUDA_DEVICE_MAX_CONNECTIONS=32, which gives each stream a hardware
 // queue. The engine has more streams than the default of eight queues, and a waiting copy would
 // delay computation in the same queue. The function does not change variables that are already set.
 // Requires: no other thread runs yet, and the runtime has not been called.

@@ -1,7 +1,7 @@
 // The memory of a CUDA device: zero-filled allocations under a budget, and page-locked host memory.
 // Memory is allocated and freed a few times per run, in large pieces that their owners divide.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 // Invariant: the ledger has every allocation, with the requested number of bytes. The GPU takes up
 // to 4 KiB more for each allocation.
 #pragma once

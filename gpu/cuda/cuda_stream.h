@@ -1,5 +1,5 @@
 // A stream of the CUDA device: the runtime's handles, and the host functions that have not run yet.
-// Thread rule: beside the members.
+// Thread rule: stated at each member.
 #pragma once
 
 #include <condition_variable>
@@ -9,7 +9,7 @@
 
 #include "gpu/device/host_call_queue.h"
 
-// cudaStream_t and cudaEvent_t point to these.
+// A cudaStream_t points to a CUstream_st, and a cudaEvent_t points to a CUevent_st.
 struct CUstream_st;
 struct CUevent_st;
 
@@ -17,6 +17,7 @@ namespace sluice {
 
 struct CudaStream {
   CUstream_st* stream = nullptr;
+  bool is_adopted = false;        // the application destroys it
   CUevent_st* reached = nullptr;  // recorded by synchronize()
 
   std::shared_ptr<HostCallQueue> calls;  // the runtime's threads may call after the stream is gone

@@ -1,7 +1,7 @@
 // Waits for work on a GPU before its memory is freed. A wait may fail although the GPU still works.
 // So after a failed wait, other waits are tried. If the GPU no longer works, the other waits return
 // at once.
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 namespace sluice {

@@ -1,6 +1,6 @@
 // A list of every kernel that the program can launch. With the list, all kernels can be loaded
 // before the program needs the first one. CUDA loads a kernel at the kernel's first launch. While
-// it loads the kernel, it waits for the GPU's work. Suppose that the GPU's work is a collective
+// CUDA loads the kernel, CUDA waits for the GPU's work. Suppose that the GPU's work is a collective
 // that waits for another rank. If the other rank waits for this rank's next call, both ranks wait
 // forever.
 //

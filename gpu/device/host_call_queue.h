@@ -3,7 +3,7 @@
 // call back, or may call back late or in another order. The functions still run in the order of the
 // queue. So when a function runs, all earlier functions have run.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 // Invariant: functions run one at a time.
 #pragma once
 

@@ -4,7 +4,7 @@
 // enqueued. So a new record does not disturb an earlier wait, and two records on two streams may
 // complete in any order.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 // Invariants: a ticket completes once. A ticket is never reused for a second record while anything
 // else holds the ticket. A ticket outlives its event while a stream holds the ticket.
 #pragma once

@@ -90,8 +90,8 @@ class HostStream {
   // The destructor runs the enqueued tasks, and then joins the thread.
   ~HostStream();
 
-  // Returns at once, or after a task that is as short as that. `task` runs after all tasks that
-  // were enqueued earlier.
+  // Returns at once, or after a short task that ran on the calling thread. `task` runs after all
+  // tasks that were enqueued earlier.
   void enqueue(HostTask task);
   // The call blocks until all tasks have run that were enqueued before it.
   void await();

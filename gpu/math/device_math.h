@@ -1,7 +1,7 @@
-// The operations on gradients and state in device memory: conversions, accumulation, the squared
-// norm, unscaling, and the optimizers. Every result has the bits of the scalar definitions, as on
-// the CPU (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h). Only the sign and the
-// payload of a NaN may differ.
+// The operations on gradients and state in device memory: accumulation, the squared norm, and the
+// optimizers. Every result has the bits of the scalar definitions, as on the CPU (sluice/dtype.h,
+// base/optimizer_math.h, base/norm_accumulator.h). Only the sign and the payload of a NaN may
+// differ.
 //
 // Thread rule: as Device. Every call enqueues its work and returns. Later work on the same stream
 // may reuse the memory. Arrays are device memory and do not overlap. All arrays except the scales
@@ -63,14 +63,9 @@ class DeviceMath {
   DeviceMath& operator=(const DeviceMath&) = delete;
   virtual ~DeviceMath() = default;
 
-  virtual void convert(DType to, void* target, DType from, const void* source,
-                       std::uint64_t element_count, StreamId stream) = 0;
   // target[i] = round(float(target[i]) + float(source[i])).
   virtual void accumulate(DType type, void* target, const void* source, std::uint64_t element_count,
                           StreamId stream) = 0;
-  // values[i] = round(float(values[i]) * factor). Sets *overflow to 1 when a result is not finite.
-  virtual void unscale(DType type, void* values, float factor, std::uint64_t element_count,
-                       std::uint32_t* overflow, StreamId stream) = 0;
   // leaves[i] = the sum of the squares of leaf i, added in fp64 in the same tree as on the CPU.
   // These sums are for NormAccumulator::add(). A shorter last leaf counts as if padded with zeros.
   virtual void norm_leaves(DType type, const void* gradient, std::uint64_t element_count,

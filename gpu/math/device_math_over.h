@@ -15,18 +15,6 @@ class DeviceMathOver final : public DeviceMath {
  public:
   explicit DeviceMathOver(const Launcher& launcher) : launcher_(launcher) {}
 
-  void convert(DType to, void* target, DType from, const void* source, std::uint64_t count,
-               StreamId stream) override {
-    check_aligned({target, source});
-    with_element_type(to, [&]<class To>(To*) {
-      with_element_type(from, [&]<class From>(From*) {
-        launcher_.elements(stream, packs(count),
-                           ConvertBody<To, From>{static_cast<To*>(target),
-                                                 static_cast<const From*>(source), count});
-      });
-    });
-  }
-
   void accumulate(DType type, void* target, const void* source, std::uint64_t count,
                   StreamId stream) override {
     check_aligned({target, source});
@@ -34,15 +22,6 @@ class DeviceMathOver final : public DeviceMath {
       launcher_.elements(
           stream, packs(count),
           AccumulateBody<T>{static_cast<T*>(target), static_cast<const T*>(source), count});
-    });
-  }
-
-  void unscale(DType type, void* values, float factor, std::uint64_t count, std::uint32_t* overflow,
-               StreamId stream) override {
-    check_aligned({values});
-    with_element_type(type, [&]<class T>(T*) {
-      launcher_.elements(stream, packs(count),
-                         UnscaleBody<T>{static_cast<T*>(values), factor, count, overflow});
     });
   }
 

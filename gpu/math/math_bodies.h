@@ -42,19 +42,6 @@ SLUICE_HOST_DEVICE inline void store_pack(const Pack<T>& pack, T* array, std::ui
     if (begin + i < count) array[begin + i] = pack.values[i];
 }
 
-template <class To, class From>
-struct ConvertBody {
-  To* target;
-  const From* source;
-  std::uint64_t count;
-  SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
-    const Pack<From> from = load_pack(source, index, count);
-    Pack<To> to;
-    for (unsigned i = 0; i < kPackElements; ++i) store(load(from.values[i]), to.values[i]);
-    store_pack(to, target, index, count);
-  }
-};
-
 template <class T>
 struct AccumulateBody {
   T* target;
@@ -66,24 +53,6 @@ struct AccumulateBody {
     for (unsigned i = 0; i < kPackElements; ++i)
       store(load(sum.values[i]) + load(other.values[i]), sum.values[i]);
     store_pack(sum, target, index, count);
-  }
-};
-
-template <class T>
-struct UnscaleBody {
-  T* values;
-  float factor;
-  std::uint64_t count;
-  std::uint32_t* overflow;
-  SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
-    Pack<T> pack = load_pack(values, index, count);
-    bool is_finite = true;
-    for (unsigned i = 0; i < kPackElements; ++i) {
-      store(load(pack.values[i]) * factor, pack.values[i]);
-      is_finite = is_finite && is_finite_below(load(pack.values[i]), kInfinite);
-    }
-    store_pack(pack, values, index, count);
-    if (!is_finite) *overflow = 1;  // all threads write the same value
   }
 };
 
@@ -300,8 +269,8 @@ struct DeviceCodes {
 };
 
 // UpdateBody for moments as 8-bit codes. A team has one group. Every thread updates its packs
-// twice. The first update finds the new scales, and the second one encodes with them. So nothing
-// needs to be kept in between.
+// twice. The first update finds the new scales, and the second update encodes with these scales. So
+// nothing needs to be kept in between.
 template <class Masters, class Gradient, class Coefficients>
 struct UpdateCodesBody {
   using R = Rule<Coefficients>;

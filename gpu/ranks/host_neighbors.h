@@ -1,6 +1,7 @@
-// The ranks of this rank's host that need no messages. These ranks share memory. In it, they signal
-// their progress and exchange small data. These ranks may also read each other's memory. If the
-// system refuses sharing or reading to one of these ranks, all of these ranks use messages.
+// The ranks of this rank's host that need no messages. These ranks share memory. In this memory,
+// the ranks signal their progress and exchange small data. These ranks may also read each other's
+// memory. If the system refuses sharing or reading to one of these ranks, all of these ranks use
+// messages.
 //
 // The shared memory is one segment, allocated at the start. The segment has kPlaces places per
 // rank, one place per sequence of operations. The segment takes 2 MiB of addresses per rank. Only
@@ -99,7 +100,7 @@ class HostNeighbors {
     std::atomic<std::uint64_t> number;
     ~Proof() { number.store(0); }
   };
-  // The data by which other ranks find a rank's process, and the address of its proof.
+  // The data by which other ranks find a rank's process and the proof in its memory.
   struct Process {
     std::int32_t id = 0;
     std::uint64_t proof_address = 0;

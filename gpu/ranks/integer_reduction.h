@@ -1,8 +1,8 @@
 // An all-reduce of integers over any connection. This file defines how the words of two ranks are
 // combined, and between which ranks messages go. Sums modulo 2^64 and minima do not depend on the
 // order. So a few ranks exchange all words in one round. Many ranks exchange words in several
-// rounds, and each round doubles the number of ranks that a word combines. In rounds, a rank sends
-// log2 N messages instead of N - 1.
+// rounds, and each round doubles the number of ranks that a word combines. With several rounds, a
+// rank sends log2 N messages instead of N - 1.
 //
 // Thread rule: pure.
 #pragma once

@@ -19,8 +19,8 @@ struct Launch {
   std::uint32_t local_rank = 0;
   std::uint32_t local_rank_count = 1;
   bool knows_local_ranks = false;  // the launcher has set both numbers
-  // The address and port at which torchrun's ranks meet. The address and the port are empty and 0
-  // for other launchers.
+  // The address and port at which torchrun's ranks meet. For other launchers, the address is empty
+  // and the port is 0.
   std::string master_address;
   std::uint16_t master_port = 0;
 };

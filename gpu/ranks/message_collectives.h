@@ -36,12 +36,12 @@ class MessageWorld {
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
   std::string version() const;
-  // The number of other ranks whose memory this rank reads. The ranks counted are the other ranks
-  // of this host. The number is 0 if the system refuses.
+  // The number of other ranks whose memory this rank reads. Only the other ranks of this host are
+  // counted. The number is 0 if the system does not let this rank read their memory.
   std::uint32_t neighbor_count() const;
   // Ends every process of the run. If the launcher ends the other processes when one process ends,
-  // this call ends only this process. The call returns if that fails within the timeout, or if
-  // leave() was called before.
+  // this call ends only this process. The call returns if the processes have not ended within the
+  // timeout, or if leave() was called earlier.
   void abort() noexcept;
 
   // Makes the collectives over all ranks. Called once. `device` and this world must outlive the

@@ -21,8 +21,8 @@ class MessagePort {
   MessagePort() = default;
   MessagePort(const MessagePort&) = delete;
   MessagePort& operator=(const MessagePort&) = delete;
-  // Ends the connection of this process. If ends_with_others(), the destructor waits until the
-  // other ranks end their ports, too.
+  // Ends the connection of this process. If ends_with_others() is true, the destructor waits until
+  // the other ranks end their ports, too.
   virtual ~MessagePort() = default;
   virtual bool ends_with_others() const { return true; }
 
@@ -43,8 +43,8 @@ class MessagePort {
 
   // The next three functions wait for other ranks without a deadline. Their callers have a
   // deadline. The call host_ranks() returns the ranks of this host in order, including this rank.
-  // The result is empty if the connection cannot tell. Every rank calls host_ranks() once, at the
-  // same time.
+  // The result is empty if the connection does not know these ranks. Every rank calls host_ranks()
+  // once, at the same time.
   virtual std::vector<std::uint32_t> host_ranks() = 0;
   // Every rank of the host calls the next two functions at the same time. Requires: host_ranks()
   // has returned at least two ranks. Sends the first rank's data to all ranks of the host. Returns

@@ -4,10 +4,10 @@
 // threads that started them compute. Waiting has a deadline, because only a deadline can detect a
 // stopped rank or a dead link.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 // Invariants: at most one thread is inside the port. Batches start in the order of the start()
-// calls, and the messages of a batch in the order of the batch. After a failure, no messages are
-// moved. Messages that the port has begun stay unfinished, and the process is about to end.
+// calls, and the messages of a batch start in the order of the batch. After a failure, no messages
+// are moved. Messages that the port has begun stay unfinished, and the process is about to end.
 #pragma once
 
 #include <chrono>
@@ -38,8 +38,8 @@ struct Message {
   bool is_send = false;
 };
 
-// A batch of messages. One wait() waits for all of them. The batch and the memory of its messages
-// must live until wait() has returned or thrown.
+// A batch of messages. One call of wait() waits for all messages of the batch. The batch and the
+// memory of its messages must live until wait() has returned or thrown.
 struct MessageBatch {
   std::vector<Message> messages;
   // The value is true if the batch's owner computes between start() and wait() while the class's

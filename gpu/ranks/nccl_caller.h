@@ -1,8 +1,8 @@
 // The thread that makes NCCL's calls for threads that must not wait. NCCL may take a while until an
-// operation is on its stream, so the engine's scheduler hands its operations over
+// operation is on its stream, so the engine's scheduler hands its operations to another thread
 // (Collectives::hand_over()).
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 // Invariant: work runs in the order of post(), one at a time. The queue has no limit, because the
 // caller's slots limit the work in flight.
 #pragma once
@@ -20,12 +20,12 @@ class NcclCaller {
   NcclCaller();
   NcclCaller(const NcclCaller&) = delete;
   NcclCaller& operator=(const NcclCaller&) = delete;
-  // Requires: drain().
+  // Requires: drain() has returned, and nothing was posted since.
   ~NcclCaller();
 
   // Returns immediately. `work` must not throw.
   void post(std::function<void()> work);
-  // Returns when the work posted before has run, and its captures are gone.
+  // Returns when the work that was posted earlier has run, and its captures are gone.
   void drain();
 
  private:

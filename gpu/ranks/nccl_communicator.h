@@ -5,8 +5,8 @@
 // abort() and notes(), also at the same time as other calls.
 // Invariants: after abort() every call throws, and NCCL's work on the device ends. A call that
 // fails does not abort the communicator: earlier work would end, and look like a result, before the
-// failure is known. The caller makes the failure known, then calls abort(). If the caller does not,
-// the destructor aborts.
+// failure is known. The caller makes the failure known, then calls abort(). If the caller does not
+// call abort(), the destructor does.
 #pragma once
 
 #include <atomic>
@@ -66,8 +66,9 @@ class NcclCommunicator {
   void reduce_scatter(std::byte* target, const std::byte* source, DType type,
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
-  // The call reduces words of 64 bits: first those that are added, then those of which the least
-  // counts. Both are one launch. The order of the ranks does not change the result.
+  // The call reduces words of 64 bits: the first `sum_count` words are added, and the next
+  // `minimum_count` words become their minimum. One launch computes both the sums and the minima.
+  // The order of the ranks does not change the result.
   void all_reduce_words(std::byte* data, std::uint64_t sum_count, std::uint64_t minimum_count,
                         void* stream);
 
@@ -80,7 +81,7 @@ class NcclCommunicator {
   // from the start, others after register_memory().
   std::vector<std::string> notes();
 
-  // The failure of NCCL's background work. The result is empty if there is none. Empty after
+  // The failure of NCCL's background work. The result is empty if nothing has failed, and after
   // abort().
   std::string failure();
   void abort() noexcept;

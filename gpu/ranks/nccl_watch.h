@@ -1,9 +1,10 @@
 // The watch supervises NCCL's operations. An operation may wait for other ranks only for a limited
-// time, counted from the end of earlier work. NCCL's reports from its background work are also
-// watched. The first failure becomes a failure of the device, and then is latched (RankFailure).
-// NCCL's work is ended only after that, so that no unfinished operation looks like a result.
+// time, counted from the end of earlier work. The watch also looks for errors that NCCL reports
+// from its background work. The first failure becomes a failure of the device, and then is latched
+// (RankFailure). NCCL's work is ended only after that, so that no unfinished operation looks like a
+// result.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 #include <array>

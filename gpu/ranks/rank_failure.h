@@ -1,7 +1,7 @@
 // The first failure of a rank's collectives, shared by all sequences of the rank. The failure is
 // latched and passed to one handler. Every later operation fails with the same error.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 #include <functional>

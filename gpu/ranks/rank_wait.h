@@ -1,7 +1,7 @@
 // How a thread waits for other ranks over any connection. The class covers how long the thread
 // polls before it sleeps, what it reports while it waits, and when the wait fails.
 //
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 #include <chrono>

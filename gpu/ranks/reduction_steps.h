@@ -1,6 +1,6 @@
 // The steps of an exact reduction (gpu/ranks/nccl_collectives.h). In each step a rank receives a
-// piece from every other rank in its staging memory, and adds the pieces. With two halves of that
-// memory, the pieces of one step come while those of the step before are added. Pure.
+// piece from every other rank in its staging memory, and adds the pieces. If that memory has two
+// halves, the pieces of one step arrive while the pieces of the previous step are added. Pure.
 //
 // For example, 1,024 ranks share 2^33 bf16 elements: 2^23 elements, or 16 MiB, for each rank. The
 // staging memory of 1,023 MiB has two halves, each with 512 KiB for every other rank. So there are
@@ -15,11 +15,11 @@
 
 namespace sluice {
 
-// The least staging memory. If smaller, there are more kernels for few ranks.
+// The least staging memory. With less memory, a few ranks need more kernels.
 inline constexpr std::uint64_t kStagingBytesMin = 8_MiB;
-// A half's room for the messages of one other rank. Steps are of equal length, so that a share of
-// more than one step has messages of at least 2/3 of this. Shorter messages are all latency; longer
-// ones take more memory for many ranks.
+// The room that each half has for the messages of one other rank. Steps are of equal length, so
+// that a share of more than one step has messages of at least 2/3 of this size. Shorter messages
+// cost mostly latency; longer messages take more memory when there are many ranks.
 inline constexpr std::uint64_t kStagedMessageBytes = 512_KiB;
 inline constexpr std::uint64_t kPieceAlignElements = 64;  // pieces begin at a line of 128 bytes
 
@@ -46,7 +46,7 @@ struct ReductionSteps {
   std::uint32_t halves = 1;  // of the staging memory: 2 where steps overlap
 };
 
-// `share`: the elements that each rank adds. `overlaps`: steps may overlap.
+// `share` is the number of elements that each rank adds. `overlaps` says whether steps may overlap.
 inline ReductionSteps reduction_steps(std::uint64_t share, std::uint64_t element_bytes,
                                       std::uint32_t rank_count, std::uint64_t staging_bytes,
                                       bool overlaps) {

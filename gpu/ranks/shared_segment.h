@@ -1,6 +1,7 @@
 // Memory without a name that processes of one host share. One process makes the segment and tells
-// the others its place. The others open the segment there. The system lets only the same user and
-// root open the segment. The segment vanishes when the processes end, even if they crash.
+// the others its place. The other processes open the segment at this place. The system lets only
+// the same user and root open the segment. The segment vanishes when the processes end, even if
+// they crash.
 //
 // Thread rule: a value.
 // Invariant: an open segment is the segment that the first process made, and has the same size.

@@ -1,6 +1,7 @@
-// Collectives in two levels. One level is among the ranks of a node. The other is among the ranks
-// that have the same place in their nodes. The network between nodes then carries each gathered
-// byte once per node instead of once per rank, and its messages are longer by the same factor.
+// Collectives in two levels. One level is among the ranks of a node. The other level is among the
+// ranks that have the same place in their nodes. The network between nodes then carries each
+// gathered byte once per node instead of once per rank, and its messages are longer by the same
+// factor.
 //
 // The sums of floating-point values differ from the sums in one level. These sums run over the
 // ranks of each node in rank order, and then over the nodes in order. All additions are in fp32,
@@ -30,10 +31,10 @@ class TwoLevelCollectives final : public Collectives {
   // Device memory for the sums of this rank's node. This memory must outlive the last reduction.
   // Requires: 4 / node_ranks bytes for each element of the longest reduction's source.
   void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
-  // Device memory for the shards that this rank brings to its node, with the same lifetime. A
-  // gather does not change this rank's own part of the target, not even for a moment. So other
-  // ranks may read that part meanwhile. Requires: 1 / node_ranks of the bytes of the longest
-  // gather's target.
+  // Device memory for the shards that this rank brings to its node; this memory must live as long
+  // as the memory for sums. A gather does not change this rank's own part of the target, not even
+  // for a moment. So other ranks may read that part meanwhile. Requires: 1 / node_ranks of the
+  // bytes of the longest gather's target.
   void use_for_gathers(std::span<std::byte> memory) { shards_ = memory; }
 
   std::string_view name() const override { return whole_.name(); }

@@ -1,50 +1,126 @@
 """DeepSpeed's config files, read by the importer of `sluice config import`: one table of keys for both (docs/deepspeed.md)."""
 
+import base64
+import contextlib
 import ctypes as C
 import json
 import logging
 import os
 from typing import Any, Mapping
 
+import torch
+from torch import nn
+
 from . import library as lib
 from .engine import Config, config_of_text
 from .errors import ArgumentError, ConfigError
+from .offload import managed_places
+from .plans import bytes_of
 from .processes import count_processes
 
 logger = logging.getLogger("sluice_offload")
+
+
+class DeepspeedConfig:
+    """A DeepSpeed config, whose "auto" get their values later."""
+
+    def __init__(self, text: bytes, name: str) -> None:
+        self.text, self.name = text, name
+
+    def resolved(self, auto: "Mapping[str, Any] | None" = None) -> "ResolvedConfig":
+        """The config that it stands for. `auto`: the values of capi/sluice.h's sluice_import_deepspeed(). Raises ConfigError
+        with all that is refused. The log has what was understood otherwise than written, and what needs no key."""
+        report = C.c_char_p()
+        values = json.dumps({**(auto or {}), "ranks": count_processes()}).encode()
+        try:
+            lib.library().import_deepspeed(self.text, os.fsencode(self.name), values, C.byref(report))
+        except ConfigError as error:
+            if "\n  " in str(error) and "give: --" in str(error) and "names" not in (auto or {}):
+                raise ConfigError(f"{error} (here as auto={{\"batch\": 4}}, with the option's name without dashes)") from None
+            raise
+        assert report.value is not None
+        answer = json.loads(report.value)
+        for level, kind, said in ((logging.WARNING, "understood", ""), (logging.INFO, "not_needed", "not needed: ")):
+            for line in answer[kind]:
+                logger.log(level, "%s%s", said, " ".join(part for part in (line["place"], line["key"], line["text"]) if part))
+        return ResolvedConfig(answer)
+
+
+class ResolvedConfig:
+    """A config of Sluice, made of one of DeepSpeed's. has_optimizer, has_scheduler: whether DeepSpeed's has these sections."""
+
+    def __init__(self, answer: "dict[str, Any]") -> None:
+        self.config = dict(answer["config"])
+        self.written = {line["key"] for line in answer["mapped"] if "value" in line}
+        self.has_optimizer, self.has_scheduler = (f"{name}.type" in self.written for name in ("optimizer", "scheduler"))
+
+
+def find_config(config: "Config | str | os.PathLike[str]") -> "DeepspeedConfig | dict[str, Any]":
+    """A dictionary, file or base64 text as what it is: DeepSpeed's config, or one of Sluice."""
+    text, name = _text_of(config)
+    is_one = C.c_int()
+    lib.library().is_deepspeed(text, C.byref(is_one))
+    return DeepspeedConfig(text, name) if is_one.value else config_of_text(text, name)
+
+
+def _text_of(config: "Config | str | os.PathLike[str]") -> "tuple[bytes, str]":
+    if isinstance(config, Mapping):
+        return json.dumps(config).encode(), "config"
+    name = os.fspath(config)
+    if not os.path.exists(name):
+        with contextlib.suppress(ValueError):  # it is no base64 either
+            digits = name.rstrip("=").translate(str.maketrans("-_", "+/"))
+            text = base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
+            if b"{" in text:
+                return text, "config"
+    with open(config, "rb") as file:
+        return file.read(), name
 
 
 def read_any_config(config: "Config | str | os.PathLike[str]", auto: "Mapping[str, Any] | None" = None,
                     ) -> "tuple[dict[str, Any], bool]":
     """A config of Sluice, from one of Sluice or DeepSpeed, and whether it was DeepSpeed's. `auto`: what its "auto" stand
     for."""
-    if isinstance(config, Mapping):
-        text, name = json.dumps(config).encode(), "config"
-    else:
-        name = os.fspath(config)
-        with open(config, "rb") as file:
-            text = file.read()
-    is_one = C.c_int()
-    lib.library().is_deepspeed(text, C.byref(is_one))
-    if is_one.value:
-        return import_deepspeed(text, name, auto), True
+    found = find_config(config)
+    if isinstance(found, DeepspeedConfig):
+        return found.resolved(auto).config, True
     if auto:
+        name = "config" if isinstance(config, Mapping) else os.fspath(config)
         raise ArgumentError(f"{name} is no DeepSpeed config, so that nothing in it is \"auto\"; leave auto= out")
-    return config_of_text(text, name), False
+    return found, False
 
 
-def import_deepspeed(text: bytes, name: str, auto: "Mapping[str, Any] | None" = None) -> "dict[str, Any]":
-    """The config that a DeepSpeed text stands for. Raises ConfigError with all that is refused. Lines that were understood
-    otherwise than written are logged."""
-    report = C.c_char_p()
-    try:
-        lib.library().import_deepspeed(text, os.fsencode(name), json.dumps({**(auto or {}), "ranks": count_processes()}).encode(), C.byref(report))
-    except ConfigError as error:
-        if "\n  " in str(error) and "give: --" in str(error):
-            raise ConfigError(f"{error} (here as auto={{\"batch\": 4}}, with the option's name without dashes)") from None
-        raise
-    assert report.value is not None
-    answer = json.loads(report.value)
-    for line in answer["understood"]:
-        logger.warning("%s", " ".join(part for part in (line["place"], line["key"], line["text"]) if part))
-    return dict(answer["config"])
+def add_keys(settings: "dict[str, Any]", more: "Mapping[str, Any]", where: str, section: str = "") -> None:
+    """Adds keys to a config; `where` is their argument in messages. Raises ConfigError for one that is there with another value,
+    and for a value that no config can have."""
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(settings.get(key, {}), dict):
+            add_keys(settings.setdefault(key, {}), value, where, f"{section}{key}.")
+            continue
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{where} says {section}{key} = {value!r}, a {type(value).__name__}; configs have texts, numbers, true, "
+                              "false, lists and dictionaries") from None
+        if settings.setdefault(key, value) != value and (bytes_of(value) is None or bytes_of(settings[key]) != bytes_of(value)):
+            raise ConfigError(f"{where} says {section}{key} = {json.dumps(value)}, but the config means "
+                              f"{json.dumps(settings[key])}; change the config instead")
+
+
+def leave_checkpoints(settings: "dict[str, Any]") -> None:
+    """Takes what DeepSpeed's activation_checkpointing has become out of the config of a torch program."""
+    if settings.pop("activations", "keep") != "keep":
+        logger.warning("activation_checkpointing: only sets up the checkpoints that the program itself makes, as in DeepSpeed; with "
+                       "torch.utils.checkpoint they work without it")
+
+
+def convert_buffers(model: nn.Module, settings: "dict[str, Any]") -> None:
+    """Gives the buffers of an offloaded model that do not move with units the 16-bit type of the parameters, as DeepSpeed does."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.get("precision", {}).get("parameters", ""))
+    if dtype is None:
+        return
+    managed = managed_places(model)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and (id(module), name) not in managed:
+                module._buffers[name] = buffer.to(dtype)

@@ -302,7 +302,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         assert self._engine is not None
         self._engine.log_notes()
 
-    def answer_clipping(self, max_norm: float) -> Any:
+    def answer_clipping(self, max_norm: float, *_: Any) -> Any:
         """For guards.py: clip_grad_norm_ was called on parameters whose gradients have gone."""
         raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: with gradients=\"backward\" the gradients have been "
                             "taken in backward; give the optimizer clip_norm=, or clip with gradients=\"step\"")

@@ -5,6 +5,7 @@ Thread rule: one thread at a time; the library refuses a second one. In a forked
 """
 
 import atexit
+import contextlib
 import copy
 import ctypes as C
 import json
@@ -12,7 +13,7 @@ import math
 import logging
 import os
 import weakref
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 import torch
 
@@ -148,7 +149,7 @@ class Engine:
             try:
                 add(torch.frombuffer((C.c_int64 * count).from_address(C.addressof(sums.contents)), dtype=torch.int64))
                 return 0
-            except BaseException as error:  # raised by finish_step(), on the other side of the C call
+            except BaseException as error:  # raised by _norm_group_failures(), on the other side of the C call
                 self._norm_failure = error
                 return 1
         self._norm_group = (lib.Sums(call), order_of([member.tensor for member in elsewhere]), len(elsewhere))
@@ -304,16 +305,30 @@ class Engine:
         rates = (C.c_double * len(group_rates))(*group_rates) if group_rates else None
         options = lib.FinishOptions(rate, 1, rates, len(group_rates), 0)
         report = lib.StepReport()
-        try:
+        with self._norm_group_failures():
             self._lib.finish_step(self._handle, C.byref(options), C.byref(report))
+        self._figures.loss = math.nan  # of one step alone
+        self.log_notes()
+        return report
+
+    def gradient_norm(self) -> float:
+        """The norm of the gradients that have come so far, as finish_step() would report it now; NaN where one is not finite. All
+        ranks ask."""
+        norm = C.c_double()
+        with self._norm_group_failures():
+            self._lib.gradient_norm(self._handle, 1, C.byref(norm))
+        return norm.value
+
+    @contextlib.contextmanager
+    def _norm_group_failures(self) -> "Iterator[None]":
+        """Raises what the norm group's function has raised inside of a call, instead of the call's error."""
+        try:
+            yield
         except Exception as error:
             failure, self._norm_failure = self._norm_failure, None
             if failure is not None:
                 raise failure from error
             raise
-        self._figures.loss = math.nan  # of one step alone
-        self.log_notes()
-        return report
 
     def loss_scale(self) -> float:
         scale = C.c_double()

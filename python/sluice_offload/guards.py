@@ -62,7 +62,7 @@ def _install() -> None:
         owner = owner_of(listed)
         if owner is None:
             return original(listed, max_norm, *args, **kwargs)
-        return owner.answer_clipping(float(max_norm))
+        return owner.answer_clipping(float(max_norm), *_norm_options(*args, **kwargs))
 
     original_value = module.clip_grad_value_
 
@@ -90,6 +90,11 @@ def _install() -> None:
     clip_grad_norm_.__doc__ = original.__doc__
     module.clip_grad_norm_ = clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+
+
+def _norm_options(norm_type: Any = 2.0, error_if_nonfinite: bool = False, foreach: Any = None) -> "tuple[float, bool]":
+    """The rest of clip_grad_norm_'s arguments."""
+    return float(norm_type), error_if_nonfinite
 
 
 def _wrap(kind: Any, module: Optional[nn.Module] = None, *args: Any, **kwargs: Any) -> Any:

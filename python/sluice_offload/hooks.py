@@ -8,7 +8,8 @@ backward, and release it after; gradients go to the engine as they come.
     end of backward      releases what is left
 
 Rules: the engine asks that before use i the lease of use i - leases has ended, so older leases are ended before each
-acquire; a gradient that comes after that acquires anew. In backward nothing else ends a lease: the gradient that ends one
+acquire; a gradient that comes after that acquires anew. A module with units inside has a pinned unit, whose lease lasts as
+long as the step or the inference. In backward nothing else ends a lease: the gradient that ends one
 module's backward is mostly the one that begins the next one's. Where torch's own code stands between two modules, the lease,
 its place in the window and its place for gradients stay taken through that code. Thread rule: one thread at a time, not
 always the same.
@@ -94,7 +95,7 @@ class Walk:
         self.leases = units.leases
         self.announcements = self._announcements()
         self.held: "dict[int, _Held]" = {}  # by unit, in order of use
-        self.kept: "set[int]" = set()       # held units that have been copied for this step or inference
+        self.kept: "dict[int, int]" = {}    # leases on pinned units, by unit, which last as long as this step or inference
         self.uses = 0
         self.active: Optional[int] = None   # FORWARD in a step, INFERENCE
         self.depth = 0
@@ -197,6 +198,14 @@ class Walk:
         for _, _, parameter in self._parameters:
             parameter.grad = None
 
+    def gradient_norm(self) -> "Optional[float]":
+        """The norm of the gradients that this step has so far; None without any. Further ones may come."""
+        if self.active != FORWARD or not self.has_gradients or self.in_backward:
+            return None
+        self._release_all()
+        self._drop_kept()  # until a module uses them again
+        return self.engine.gradient_norm()
+
     def finish(self) -> "Any | None":
         """The update, if there are gradients. Returns its report."""
         if self.in_backward:
@@ -288,17 +297,18 @@ class Walk:
         """Makes the unit's parameters readable."""
         if unit.is_held:
             if unit.index not in self.kept:
-                self.storages[unit.index].attach(self._acquire(unit, which))
-                self._release(unit.index)
-                self.kept.add(unit.index)
+                address = self._acquire(unit, FORWARD if which == BACKWARD else which)
+                self.kept[unit.index] = self.held.pop(unit.index).id
+                self.storages[unit.index].attach(address)
             return
         if unit.index in self.held:
             self._release(unit.index)
         self.storages[unit.index].attach(self._acquire(unit, which))
 
     def _drop_kept(self) -> None:
-        for index in self.kept:
+        for index, lease in self.kept.items():
             self.storages[index].detach()
+            self.engine.release(lease)
         self.kept.clear()
 
     def _is_lent_backward(self, unit: Unit) -> bool:

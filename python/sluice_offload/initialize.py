@@ -15,14 +15,13 @@ from typing import Any, Iterable, Mapping, Optional
 import torch
 from torch import nn
 
-from .deepspeed import read_any_config
+from .deepspeed import add_keys, convert_buffers, leave_checkpoints, read_any_config
 from .described import describe
 from .engine import Config
-from .errors import ArgumentError, ConfigError
+from .errors import ArgumentError
 from .files import replace_file
-from .offload import managed_places, offload
+from .offload import offload
 from .optimizer import OffloadOptimizer
-from .plans import bytes_of
 from .schedule import ConfigSchedule, names_schedule
 
 logger = logging.getLogger("sluice_offload")
@@ -57,10 +56,9 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     if given is None:
         raise ArgumentError("initialize(): config= is missing: a dictionary, or the path of a file")
     settings, is_deepspeed = read_any_config(given, auto)
-    _add(settings, sluice or {})
-    if is_deepspeed and settings.pop("activations", "keep") != "keep":
-        logger.warning("activation_checkpointing: only sets up the checkpoints that the program itself makes, as in DeepSpeed; with "
-                       "torch.utils.checkpoint they work without it")
+    add_keys(settings, sluice or {}, "initialize(): sluice=")
+    if is_deepspeed:
+        leave_checkpoints(settings)
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer([p for p in model.parameters() if p.requires_grad] if model_parameters is None
                               else model_parameters)
@@ -70,14 +68,9 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     if has_schedule and (optimizer is not None or lr_scheduler is not None):
         raise ArgumentError("the config has a schedule of the learning rate, which is for the config's own optimizer, and "
                             f"{'optimizer' if lr_scheduler is None else 'lr_scheduler'}= is given, too; leave one of them out")
-    buffers = _buffer_dtype(settings, is_deepspeed)
     ours = offload(model, settings, optimizer=optimizer, **options)
-    if buffers is not None:
-        managed = managed_places(model)
-        for module in model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.is_floating_point() and (id(module), name) not in managed:
-                    module._buffers[name] = buffer.to(buffers)
+    if is_deepspeed:
+        convert_buffers(model, settings)
     if lr_scheduler is None:
         scheduler: Any = ConfigSchedule(ours, settings) if has_schedule else None
     elif callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
@@ -95,23 +88,6 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
                                              shuffle=sampler is None, sampler=sampler, collate_fn=collate_fn)
     engine.training_dataloader = loader
     return engine, ours, loader, scheduler
-
-
-def _add(settings: "dict[str, Any]", more: "Mapping[str, Any]", section: str = "") -> None:
-    """Adds keys to a config. Raises ConfigError for one that is there with another value, and for a value that no config can
-    have."""
-    for key, value in more.items():
-        if isinstance(value, Mapping) and isinstance(settings.get(key, {}), dict):
-            _add(settings.setdefault(key, {}), value, f"{section}{key}.")
-            continue
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"initialize(): sluice= says {section}{key} = {value!r}, a {type(value).__name__}; configs have texts, "
-                              "numbers, true, false, lists and dictionaries") from None
-        if settings.setdefault(key, value) != value and (bytes_of(value) is None or bytes_of(settings[key]) != bytes_of(value)):
-            raise ConfigError(f"initialize(): sluice= says {section}{key} = {json.dumps(value)}, but the config means "
-                              f"{json.dumps(settings[key])}; change the config instead")
 
 
 def _take_groups(settings: "dict[str, Any]", model: nn.Module, parameters: "Iterable[Any]", is_deepspeed: bool) -> None:
@@ -136,12 +112,6 @@ def _take_groups(settings: "dict[str, Any]", model: nn.Module, parameters: "Iter
         if "weight_decay" in group or is_deepspeed:
             made["weight_decay"] = float(group.get("weight_decay", section.get("weight_decay", 0)))
     section["groups"] = groups
-
-
-def _buffer_dtype(settings: "dict[str, Any]", is_deepspeed: bool) -> Optional[torch.dtype]:
-    """DeepSpeed converts buffers together with the parameters."""
-    name = settings.get("precision", {}).get("parameters") if is_deepspeed else None
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
 
 
 class OffloadEngine(nn.Module):

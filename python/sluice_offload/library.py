@@ -11,7 +11,7 @@ from .errors import SluiceError, error_of
 ABI_VERSION = 2
 FORWARD, BACKWARD, INFERENCE = 0, 1, 2
 PARAMETER, MASTER, EXP_AVG, EXP_AVG_SQ = 0, 1, 2, 3
-OPAQUE, ANNOUNCED = 2, 4  # of Unit.is_frozen
+OPAQUE, ANNOUNCED, PINNED = 2, 4, 8  # of Unit.is_frozen
 PENDING = 16  # a status that is no failure
 FP32, BF16, FP16 = 0, 1, 2
 ALL_TENSORS = 0xffffffff
@@ -114,6 +114,7 @@ _ARGUMENTS = {
     "begin_step": [_ENGINE, C.POINTER(StepOptions)],
     "finish_step": [_ENGINE, C.POINTER(FinishOptions), C.POINTER(StepReport)],
     "abandon_step": [_ENGINE],
+    "gradient_norm": [_ENGINE, C.c_double, C.POINTER(C.c_double)],
     "show_status": [_ENGINE, C.POINTER(Figures)],
     "loss_scale": [_ENGINE, C.POINTER(C.c_double)],
     "begin_inference": [_ENGINE],

@@ -4,7 +4,7 @@
     trainer = Trainer(strategy="sluice_nvme", gradient_clip_val=1.0)
 
 "sluice" places everything as the config says, "sluice_offload" in host memory, "sluice_nvme" on NVMe.
-SluiceStrategy(config=..., units=...) names budgets and folders.
+SluiceStrategy(config=..., units=...) names budgets and folders; the config may be one for DeepSpeed.
 """
 
 import contextlib
@@ -18,12 +18,34 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-from .engine import Config, read_config
+from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
+from .described import KEYS, describe
+from .engine import Config
 from .errors import ArgumentError
 from .offload import offload
 from .optimizer import OffloadOptimizer
 
 _STATE = ".sluice"  # beside Lightning's checkpoint: the folder of Sluice's
+# What messages about a DeepSpeed config call the values that come from Lightning.
+_NAMES = {"batch": "the loader's batch_size", "micro_batches": "the Trainer's accumulate_grad_batches",
+          "clip_norm": "the Trainer's gradient_clip_val", "precision": "the type by the Trainer's precision",
+          **{key: f"{name} in configure_optimizers" for key, name in (("lr", "lr"), ("betas", "betas"), ("eps", "eps"),
+                                                                      ("weight_decay", "weight_decay"))}}
+
+
+def auto_values(trainer: "pl.Trainer", optimizer: torch.optim.Optimizer) -> "dict[str, Any]":
+    """The values for which "auto" in a DeepSpeed config stands, and with which the others have to agree."""
+    group, precision = optimizer.param_groups[0], str(trainer.precision)
+    values: "dict[str, Any]" = {"names": _NAMES, "micro_batches": trainer.accumulate_grad_batches,
+                                "precision": {"bf": "bf16", "16": "fp16"}.get(precision[:2], "fp32")}
+    values |= {key: float(group[key]) for key in ("lr", "eps", "weight_decay") if key in group}
+    if "betas" in group:
+        values["betas"] = [float(beta) for beta in group["betas"]]
+    if trainer.gradient_clip_val is not None:
+        values["clip_norm"] = float(trainer.gradient_clip_val)
+    loader = trainer.fit_loop._data_source.instance
+    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return values | ({} if size is None else {"batch": int(size)})
 
 
 class SluiceStrategy(ParallelStrategy):
@@ -39,11 +61,16 @@ class SluiceStrategy(ParallelStrategy):
 
     def __init__(self, config: "Config | str | os.PathLike[str] | None" = None, *, placement: Optional[str] = None,
                  units: "Sequence[type | str] | None" = None, values: Any = None, buffers: "Sequence[str]" = (),
-                 **arguments: Any) -> None:
+                 keys: "Mapping[str, Any] | None" = None, **arguments: Any) -> None:
+        """config: Sluice's or DeepSpeed's, a dictionary or a file. keys: keys of Sluice for which DeepSpeed has none."""
         super().__init__(**arguments)
-        self._config = read_config({} if config is None else config)
+        self._given = find_config({} if config is None else config)
+        self._keys = keys or {}
         if placement is not None:
-            self._config["placement"] = {"parameters": placement, "optimizer": placement, **self._config.get("placement", {})}
+            if isinstance(self._given, DeepspeedConfig):
+                raise ArgumentError(f"{self._given.name} is DeepSpeed's and says where the state lives; leave placement= out, and use "
+                                    "the strategy \"sluice\"")
+            self._given["placement"] = {"parameters": placement, "optimizer": placement, **self._given.get("placement", {})}
         self._options = {"units": units, "values": values, "buffers": buffers}
         self.offloaded: Optional[OffloadOptimizer] = None
 
@@ -101,11 +128,38 @@ class SluiceStrategy(ParallelStrategy):
         self.optimizers = [self.offloaded]
 
     def _offload(self, trainer: "pl.Trainer", given: Any) -> OffloadOptimizer:
-        section = self._config.setdefault("optimizer", {})
+        found = self._given
+        settings = self._deepspeeds(found, trainer, given) if isinstance(found, DeepspeedConfig) else found
+        add_keys(settings, self._keys, "SluiceStrategy(): keys=")
+        section = settings.setdefault("optimizer", {})
         section.setdefault("clip_norm", float(trainer.gradient_clip_val or 0))
         section.setdefault("clip_epsilon", 1e-6)  # as in torch
         assert self.lightning_module is not None
-        return offload(self.lightning_module, self._config, optimizer=given, **self._options)
+        made = offload(self.lightning_module, settings, optimizer=given, **self._options)
+        if isinstance(found, DeepspeedConfig):
+            convert_buffers(self.lightning_module, settings)
+        return made
+
+    def _deepspeeds(self, found: DeepspeedConfig, trainer: "pl.Trainer", given: Any) -> "dict[str, Any]":
+        """The config that a DeepSpeed config stands for, beside the optimizer of configure_optimizers."""
+        resolved = found.resolved(auto_values(trainer, given))
+        settings = resolved.config
+        if resolved.has_scheduler:
+            raise ArgumentError(f"{found.name}: scheduler: here configure_optimizers makes it; leave it out of the file")
+        if settings["precision"]["parameters"] == "fp16":
+            raise ArgumentError(f"{found.name}: fp16.enabled: this strategy does not scale the loss; write bf16, or train with "
+                                "sluice_offload.initialize()")
+        section = settings["optimizer"]
+        assert self.lightning_module is not None
+        kind = describe(given, self.lightning_module)["type"]
+        if resolved.has_optimizer and section["type"] != kind:
+            raise ArgumentError(f"{found.name}: optimizer.type means {section['type']}, but configure_optimizers makes {kind}; leave "
+                                "optimizer out of the file")
+        settings["optimizer"] = {key: value for key, value in section.items() if key not in KEYS}
+        if trainer.gradient_clip_val is None and "gradient_clipping" not in resolved.written:
+            settings["optimizer"]["clip_norm"] = 0.0
+        leave_checkpoints(settings)
+        return settings
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Lightning calls the module's training_step, not its forward, which would begin to keep activations by itself."""

@@ -19,7 +19,7 @@ from .hooks import Walk
 from .optimizer import OffloadOptimizer
 from .processes import World, find_world, processes_of_host, require_member
 from .state import Gatherer, hook_state_dict
-from .storage import CopyStorage, MixedStorage, UnitStorage, storage_factory
+from .storage import MixedStorage, UnitStorage, storage_factory
 from .units import Member, Unit, Units, find_units, rounded_text
 
 Values = "Mapping[str, torch.Tensor] | Callable[[str], torch.Tensor]"
@@ -247,7 +247,7 @@ def _storages(units: Units, engine: Engine, way: Optional[str]) -> "list[UnitSto
     make = storage_factory(way, max(sizes))
 
     def of(unit: Unit, size: int) -> UnitStorage:
-        made = CopyStorage(size) if unit.is_held else make(size)
+        made = make(size)
         if not unit.rounded:
             return made
         dtype = unit.rounded[0].rounded

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 from typing import Any, Callable, Optional
@@ -11,7 +12,7 @@ import torch
 
 from .activations import ActivationStore
 from .engine import Engine
-from .errors import NOT_COPIED, ArgumentError
+from .errors import NOT_COPIED, ArgumentError, NonFiniteError
 from .hooks import Walk
 from .library import BACKWARD, StepReport
 from .units import Member, Units, opaque_types
@@ -79,7 +80,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     @property
     def gradient_norm(self) -> float:
-        """The norm of the last step, before clipping; 0 before the first."""
+        """The norm of the last step, before clipping; 0 before the first. That of a step which is not over comes from
+        torch.nn.utils.clip_grad_norm_."""
         return 0.0 if self.report is None else float(self.report.gradient_norm)
 
     @property
@@ -117,14 +119,22 @@ class OffloadOptimizer(torch.optim.Optimizer):
         is_backward = torch._C._current_graph_task_id() != -1  # a checkpoint computes a part of forward again
         coming.announce(indices, BACKWARD if is_backward else self._walk.active)
 
-    def answer_clipping(self, max_norm: float) -> torch.Tensor:
-        """Answers clip_grad_norm_ for these parameters: there is nothing to do, since the engine has clipped to the
-        same bound."""
-        if max_norm != self.clip_norm:
+    def answer_clipping(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
+        """Answers clip_grad_norm_ for these parameters: nothing is clipped, since step() clips to the same bound. Returns the norm of
+        the gradients that have come in this step, or without any that of the last step. All processes ask together."""
+        if norm_type != 2:
+            raise ArgumentError(f"clip_grad_norm_ with norm_type {norm_type}: the engine has the gradients of an offloaded model, and "
+                                "knows and clips their norm of type 2")
+        if max_norm not in (self.clip_norm, math.inf):
             raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: the engine has the gradients of an offloaded "
                                 f"model and clips them itself, to optimizer.clip_norm, which is {self.clip_norm}; set it "
                                 "in the config, and leave this call out or give it the same number")
-        return torch.tensor(self.gradient_norm)
+        assert self._walk is not None
+        norm = self._walk.gradient_norm()
+        if error_if_nonfinite and norm is not None and not math.isfinite(norm):
+            raise NonFiniteError("the norm of the gradients is not finite, so they cannot be clipped; optimizer.zero_grad() drops "
+                                 "them, and error_if_nonfinite=False leaves them to step()")
+        return torch.tensor(self.gradient_norm if norm is None else norm)
 
     def answer_wrapping(self, processes: Optional[int]) -> None:
         """Answers DistributedDataParallel around the model, over so many processes; None: over those that a launcher knows. There

@@ -100,5 +100,5 @@ def _shape(found: Units) -> "list[str]":
     lines = [f"{trained + frozen:,} parameters, {frozen:,} of them frozen, in {len(found.units)} units",
              f"the largest unit is {largest.name} with {elements:,} parameters; computation holds {found.leases} at a time"]
     if held:
-        lines.append(f"{held:,} parameters belong to modules with units inside, and are copied for each step")
+        lines.append(f"{held:,} parameters belong to modules with units inside, and stay in device memory")
     return lines

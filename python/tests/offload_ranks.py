@@ -50,9 +50,11 @@ def train(model, optimizer, first, steps, micro_batches=1):
             loss = model(*halves(step * micro_batches + micro)[1]) / micro_batches
             loss.backward()
             losses.append(loss.item())
+        asked = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf")).item()  # before step(), of all ranks
         optimizer.step()
         optimizer.zero_grad()
         norms.append(optimizer.gradient_norm)
+        assert asked == torch.tensor(norms[-1]).item()
     return losses, norms
 
 

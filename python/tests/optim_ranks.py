@@ -3,6 +3,7 @@ compares with torch's own optimizer, or with whole states, and raises where they
 
 import copy
 import itertools
+import json
 import os
 import sys
 
@@ -13,7 +14,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -181,6 +182,61 @@ def disagreement(folder):
     ours.close()
 
 
+def misplaced(folder):
+    """A gradient that is placed otherwise than its parameter would be counted wrong, and is refused before anything changes."""
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    whole, split = (nn.Parameter(distribute_tensor(torch.ones(8 * size, 3), mesh, [placement])) for placement in (Replicate(), Shard(0)))
+    for p, placement in ((whole, Partial()), (whole, Shard(0)), (split, Replicate())):
+        ours = optim.AdamW([("here", p)], config=config(folder))
+        local = torch.ones(8 if isinstance(placement, Shard) else 8 * size, 3)
+        p.grad = DTensor.from_local(local, mesh, [placement], run_check=False)
+        try:
+            ours.step()
+            raise AssertionError(f"a gradient that is {placement} was accepted")
+        except sluice.ArgumentError as error:
+            assert f"the gradient of here is placed as ({placement!r},)" in str(error) and "redistribute" in str(error), error
+        assert full(p).eq(1).all() and ours.state[p]["step"] == 0
+        p.grad = p.grad.redistribute(mesh, p.placements)
+        ours.step()
+        assert not full(p).eq(1).any() and ours.state[p]["step"] == 1
+        ours.close()
+        p.grad = None
+        with torch.no_grad():
+            p.fill_(1)
+
+
+def resident_bytes():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def ddp_state(folder):
+    """Each of N ranks has one N-th of the state, on storage and in host memory, as the process's memory tells, too."""
+    size, elements = dist.get_world_size(), 3 << 20
+    p = nn.Parameter(torch.ones(elements))
+    p.grad = torch.ones(elements)
+    found = {}
+    for place in ("nvme", "host"):
+        for is_whole in (False, True):
+            settings = config(folder, "64MiB" if place == "host" else "1MiB")
+            settings["placement"]["optimizer"] = place
+            before = resident_bytes()
+            ours = optim.AdamW([p], config=settings, shard=not is_whole)
+            ours.step()
+            report = counted(ours)
+            found[place, is_whole] = (report.nvme_bytes if place == "nvme" else report.host_bytes, resident_bytes() - before)
+            ours.close()
+    for place in ("nvme", "host"):
+        part, whole = found[place, False][0], found[place, True][0]
+        assert whole >= 8 * elements and abs(part * size / whole - 1) <= 0.05, (place, part, whole)
+    part, whole = found["host", False][1], found["host", True][1]
+    assert whole >= 8 * elements and part <= 1.5 * whole / size, (part, whole)
+    if dist.get_rank() == 0:
+        print("state per rank:", json.dumps({f"{place}, {'whole' if is_whole else 'sharded'}": sizes
+                                              for (place, is_whole), sizes in found.items()}), flush=True)
+
+
 def compare(folder, distribute, rank, **options):
     """A model that `distribute` spreads, with our optimizer and with torch's; then through checkpoint's state dicts."""
     start = Net()
@@ -282,7 +338,7 @@ def fsdp_tp(folder):
     compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
 
 
-CASES = {2: (ddp, disagreement, fsdp, reshard, tp), 4: (ddp, hsdp, fsdp_tp)}
+CASES = {2: (ddp, ddp_state, disagreement, misplaced, fsdp, reshard, tp), 4: (ddp, ddp_state, hsdp, fsdp_tp)}
 
 
 def main():

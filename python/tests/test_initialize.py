@@ -1,10 +1,12 @@
 """DeepSpeed's face: initialize() with DeepSpeed's and Sluice's configs, against torch in memory."""
 
+import base64
 import copy
 import errno
 import json
 import math
 import os
+import re
 import warnings
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 import sluice_offload as sluice
 from conftest import Block, Tiny, adamw, batch, budgeted, moves_as_planned, tiny, worst
+from sluice_offload.deepspeed import find_config
 from sluice_offload.plans import bytes_of
 
 RATE, WARMUP = 1e-3, 4
@@ -310,6 +313,32 @@ def test_buffers_have_the_parameters_type(deepspeed):
     assert engine.module.scale.dtype == torch.bfloat16 and engine.module.count.dtype == torch.int64
     assert engine.backward(engine(*batch(0))).dtype == torch.bfloat16
     engine.destroy()
+
+
+def test_base64_and_what_needs_no_key(deepspeed, caplog):
+    caplog.set_level("INFO", logger="sluice_offload")
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        caplog.clear()
+        text = encode(json.dumps(deepspeed | {"_comment": "?>?>?>"}).encode()).decode()
+        engine = sluice.initialize(model=tiny(), config=text, units=[Block])[0]
+        assert engine.train_batch_size() == 8 and re.search(r"not needed: config:1:\d+ zero_optimization.overlap_comm", caplog.text)
+        engine.destroy()
+    for name in ("ds_config.json", "bm9uZQ=="):  # the second is base64 of another text
+        with pytest.raises(FileNotFoundError, match=name):
+            sluice.initialize(model=tiny(), config=name)
+
+
+def test_values_of_a_program(deepspeed):
+    """They stand for "auto", and have to be those of the file otherwise; messages have the program's names."""
+    found = find_config(deepspeed | {"gradient_clipping": "auto"})
+    found_config = found.resolved({"clip_norm": 0.25, "lr": RATE, "micro_batches": 2, "names": {}}).config
+    assert found_config["optimizer"]["clip_norm"] == 0.25
+    with pytest.raises(sluice.ConfigError, match=r"params.lr 0.001: the file says 0.001, but args.lr is 0.5: write \"auto\""):
+        found.resolved({"clip_norm": 0.25, "lr": 0.5, "names": {"lr": "args.lr"}})
+    resolved = find_config(deepspeed).resolved()
+    assert resolved.has_optimizer and resolved.has_scheduler and "gradient_clipping" in resolved.written
+    deepspeed.pop("optimizer")
+    assert not find_config(deepspeed).resolved({"lr": RATE}).has_optimizer
 
 
 @pytest.mark.parametrize("section", [{}, {"cpu_checkpointing": True}])

@@ -30,5 +30,6 @@ def test_ranks(size, tmp_path):
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
+    print(next(line for line in said[0].splitlines() if line.startswith("state per rank:")))
     for case in optim_ranks.CASES[size]:
         assert f"passed: {case.__name__}" in said[0]

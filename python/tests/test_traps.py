@@ -98,15 +98,34 @@ def test_state_dict(pair):
 
 
 def test_clip_grad_norm_(pair):
-    """torch's would find no gradient, clip nothing and return 0."""
+    """torch's would find no gradient, clip nothing and return 0. The engine's norm is this step's, before step(), also of a part of
+    its micro-batches and of gradients that are not finite."""
     reference, model, torchs, ours = pair
-    train(model, ours, 1)
-    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item() == pytest.approx(ours.gradient_norm)
-    assert ours.gradient_norm > 1
+    clip = torch.nn.utils.clip_grad_norm_
+    for step in range(3):
+        for micro_batch in range(2):
+            reference(*batch(2 * step + micro_batch)).backward()
+            model(*batch(2 * step + micro_batch)).backward()
+            expected = clip(reference.parameters(), float("inf")).item()
+            norm = clip(model.parameters(), 1.0).item()
+            assert norm == pytest.approx(expected, rel=2e-6) and norm > 1
+            assert clip(model.parameters(), float("inf")).item() == norm
+        clip(reference.parameters(), 1.0)
+        torchs.step()
+        torchs.zero_grad()
+        ours.step()
+        assert norm == pytest.approx(ours.gradient_norm, rel=1e-6)
+        assert clip(model.parameters(), 1.0).item() == pytest.approx(ours.gradient_norm), "without gradients, the last step's"
+        ours.zero_grad()
     with pytest.raises(sluice.ArgumentError, match="optimizer.clip_norm, which is 1.0"):
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    reference(*batch(0)).backward()
-    assert torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5).item() == pytest.approx(ours.gradient_norm)
+        clip(model.parameters(), 0.5)
+    with pytest.raises(sluice.ArgumentError, match="norm of type 2"):
+        clip(model.parameters(), 1.0, norm_type=float("inf"))
+    (model(*batch(0)) * float("nan")).backward()
+    assert clip(model.parameters(), 1.0).isnan()
+    with pytest.raises(sluice.NonFiniteError, match="zero_grad"):
+        clip(model.parameters(), 1.0, error_if_nonfinite=True)
+    ours.zero_grad()
 
 
 class Failing(Block):

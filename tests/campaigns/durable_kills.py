@@ -6,8 +6,9 @@ undisturbed run.
 
 Each case draws placement, policy, precision, ranks (1 to 4), ZeRO stage and commit_every. The run is killed with SIGKILL one to five times, and goes
 on each time with --resume=required (the first time --resume) under a placement and policy drawn anew. state_sha256 at the end has to be that of an
-uninterrupted run, and so have the losses, loss scales and skips of all steps. The hash covers parameters, masters, moments and updates; the application's
-text has the position in the data, without which the losses would differ.
+uninterrupted run, and so have the losses, loss scales and skips of all steps. The hash covers parameters, masters, moments and updates. Both stores are
+exported, and the manifests of the two checkpoints have to be equal: the checksums of all values, the loss scale with its hysteresis and its count of good
+steps, and the application's texts of all ranks.
 
 With --shim the runs use the backends "sync" and "threads", and each kill is counted by what a process was doing: writing a commit record, flushing, or
 something else. A third of the kills is aimed: a process dies inside a record's write, which it has half done, or inside a flush.
@@ -53,6 +54,17 @@ def command(case, config, ranks, name, *options):
         json.dump(config, file)
     made = [os.path.abspath(case.options.sluice), "train", name, "--quiet", *options]
     return [case.options.mpirun, "-n", str(ranks), *made] if ranks > 1 else made
+
+
+def manifest_of(case, name, store):
+    """The manifest of the store's last commit as a checkpoint; or why there is none, as a text."""
+    kept = f"{store}.kept"
+    done = subprocess.run([os.path.abspath(case.options.sluice), "state", "export", name, kept, "--set", f"storage.state.name={store}"], cwd=case.folder,
+                          capture_output=True, text=True, timeout=mpi_runs.PATIENCE_S, check=False)
+    if done.returncode != 0:
+        return done.stderr
+    with open(os.path.join(case.folder, kept, "latest", "sluice_state.json"), encoding="utf-8") as file:
+        return json.load(file)
 
 
 def phases_of(case):
@@ -140,7 +152,8 @@ def make_case(case):
         return merged(config, {"optimizer": {"overlap": "auto"}}) if precision == "fp16" and config["optimizer"]["overlap"] == "eager" else config
 
     begin = time.monotonic()
-    code, said = run(case, command(case, merged(fixed, {"optimizer": {"overlap": "serial"}}), ranks, "whole.json", "--json", "whole.out"), mpi_runs.PATIENCE_S)
+    undisturbed = merged(fixed, {"optimizer": {"overlap": "serial"}, "storage": {"state": {"name": "whole"}}})
+    code, said = run(case, command(case, undisturbed, ranks, "whole.json", "--json", "whole.out"), mpi_runs.PATIENCE_S)
     length_s = time.monotonic() - begin
     if code != 0:
         return campaign.Outcome("start", "broken case", said)
@@ -175,6 +188,9 @@ def make_case(case):
     wrong = [step for step, loss in seen.items() if losses[step] != loss]
     if wrong:
         return campaign.Outcome("end", "silent", f"{what}: losses or loss scales of steps {wrong} differ")
+    whole, resumed = manifest_of(case, "whole.json", "whole"), manifest_of(case, "whole.json", "run")
+    if isinstance(whole, str) or whole != resumed:
+        return campaign.Outcome("end", "silent", f"{what}: manifests differ: {whole} and {resumed}")
     return campaign.Outcome(f"killed {len(phases)} times", "same result", what)
 
 

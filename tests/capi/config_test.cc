@@ -59,6 +59,30 @@ TEST(CApiConfig, ImportsDeepspeedsWithWhatAutoStandsFor) {
   EXPECT_NE(text.find("\"new_key\": \"optimizer.learning_rate\""), std::string::npos) << text;
 }
 
+TEST(CApiConfig, ImportsWithTheNamesAndTheSizeOfAProgram) {
+  constexpr const char* kFile = R"({
+    "train_batch_size": "auto", "gradient_accumulation_steps": 4,
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto"}
+  })";
+  const char* report = nullptr;
+  ASSERT_EQ(
+      sluice_import_deepspeed(kFile, "ds.json",
+                              R"({"batch": 3, "precision": "fp32", "hidden_size": 70})", &report),
+      SLUICE_OK)
+      << sluice_last_error();
+  const std::string text = report;
+  EXPECT_NE(text.find("\"keep_gathered\": \"2800\""), std::string::npos) << text;
+  EXPECT_EQ(
+      sluice_import_deepspeed(
+          kFile, "ds.json",
+          R"({"batch": 3, "micro_batches": 2, "names": {"micro_batches": "args.steps"}})", &report),
+      SLUICE_CONFIG);
+  const std::string message = sluice_last_error();
+  EXPECT_NE(message.find("the file says 4, but args.steps is 2"), std::string::npos) << message;
+  EXPECT_EQ(sluice_import_deepspeed(kFile, "ds.json", R"({"names": {"lr": 3}})", &report),
+            SLUICE_INVALID_ARGUMENT);
+}
+
 TEST(CApiConfig, RefusesWithAllReasons) {
   const char* report = "";
   EXPECT_EQ(sluice_import_deepspeed(kDeepspeed, "ds.json", nullptr, &report), SLUICE_CONFIG);

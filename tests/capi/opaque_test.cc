@@ -1,4 +1,5 @@
-// Opaque units through the C interface: tensors of any number of bytes, and every byte as it was.
+// Units of other kinds through the C interface. Opaque ones have tensors of any number of bytes,
+// and every byte is as it was. Pinned ones are leased through a step. Tensors may be empty.
 #include <cstring>
 
 #include "tests/capi/capi_support.h"
@@ -102,6 +103,74 @@ TEST_F(CApiOpaque, WhatBytesDoNotHaveIsRefused) {
   sluice_engine* other = nullptr;
   EXPECT_EQ(sluice_engine_create(config().c_str(), &made, &other), SLUICE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(sluice_last_error()).find("units[0].is_frozen is 3"), std::string::npos);
+}
+
+TEST_F(CApiOpaque, APinnedUnitIsHeldThroughTheStep) {
+  const sluice_unit pinned[2] = {{"first", first_, 2, SLUICE_TRAINED | SLUICE_PINNED}, units_[1]};
+  sluice_model made = model();
+  made.units = pinned;
+  ASSERT_EQ(sluice_engine_create(config().c_str(), &made, &engine_), SLUICE_OK)
+      << sluice_last_error();
+  ASSERT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK) << sluice_last_error();
+  for (std::uint64_t number = 1; number <= 2; ++number) {
+    ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
+    sluice_lease held{};
+    ASSERT_EQ(sluice_acquire(engine_, 0, SLUICE_FORWARD, &held), SLUICE_OK) << sluice_last_error();
+    const float before = static_cast<const float*>(held.parameters)[1];
+    use(1, SLUICE_FORWARD, 1);
+    use(1, SLUICE_BACKWARD, 1);
+    use(0, SLUICE_BACKWARD, 1);
+    EXPECT_EQ(static_cast<const float*>(held.parameters)[1], before);
+    sluice_step_report report{};
+    EXPECT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_INVALID_ARGUMENT);
+    ASSERT_EQ(sluice_release(engine_, held.id), SLUICE_OK);
+    ASSERT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK) << sluice_last_error();
+    EXPECT_EQ(report.step, number);
+  }
+  EXPECT_NE(master(0, 5000)[1], std::sin(1.0f));
+  sluice_unit wrong[2] = {units_[0], units_[1]};
+  wrong[1].is_frozen = SLUICE_ANNOUNCED | SLUICE_PINNED;
+  made.units = wrong;
+  sluice_engine* other = nullptr;
+  EXPECT_EQ(sluice_engine_create(config().c_str(), &made, &other), SLUICE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(sluice_last_error()).find("pinned and announced"), std::string::npos);
+}
+
+TEST_F(CApiOpaque, EmptyTensorsAreTensors) {
+  const std::uint64_t none[2] = {0, 4};
+  const sluice_tensor some[3] = {{"none", none, 2, 1}, first_[0], {"end", none, 1, 0}};
+  const sluice_tensor nothing[1] = {{"nothing", none, 2, 0}};
+  const sluice_tensor bytes[2] = {{"no.bytes", none, 2, 0}, {"zeros", three_, 1, 0}};
+  const sluice_unit all[3] = {{"some", some, 3, SLUICE_TRAINED},
+                              {"nothing", nothing, 1, SLUICE_TRAINED},
+                              {"opaque", bytes, 2, SLUICE_OPAQUE}};
+  sluice_model made = model();
+  made.units = all;
+  made.unit_count = 3;
+  ASSERT_EQ(sluice_engine_create(config().c_str(), &made, &engine_), SLUICE_OK)
+      << sluice_last_error();
+  const auto values = [](void*, std::uint32_t tensor, std::uint64_t, float* target,
+                         std::uint64_t count) {
+    EXPECT_TRUE(tensor == 1 || tensor == 5) << tensor << " is empty";
+    std::memset(target, 0, tensor == 5 ? count : count * sizeof(float));
+    return 0;
+  };
+  ASSERT_EQ(sluice_initialize(engine_, values, nullptr), SLUICE_OK) << sluice_last_error();
+  for (const std::uint32_t tensor : {0u, 2u, 3u, 4u}) {
+    sluice_tensor_info info{};
+    ASSERT_EQ(sluice_tensor_describe(engine_, tensor, &info), SLUICE_OK);
+    EXPECT_EQ(info.element_count, 0u) << tensor;
+    std::uint8_t byte = 7;
+    EXPECT_EQ(sluice_read_state(engine_, tensor, SLUICE_PARAMETER, 0, 0, &byte), SLUICE_OK)
+        << sluice_last_error();
+    EXPECT_EQ(byte, 7);
+  }
+  ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
+  for (const std::uint32_t unit : {0u, 1u, 2u}) use(unit, SLUICE_FORWARD, 1);
+  for (const std::uint32_t unit : {2u, 1u, 0u}) use(unit, SLUICE_BACKWARD, 1);
+  sluice_step_report report{};
+  ASSERT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK) << sluice_last_error();
+  EXPECT_EQ(report.schedule_changes, 0u);
 }
 
 }  // namespace

@@ -99,6 +99,25 @@ TEST_F(CApiTraining, OtherValuesBetweenTwoSteps) {
   EXPECT_EQ(sluice_replace_values(engine_, &bias, 1, ones, nullptr), SLUICE_UNSUPPORTED);
 }
 
+TEST_F(CApiTraining, TheNormBeforeTheEnd) {
+  make(kSgd);
+  double norm = 0;
+  EXPECT_EQ(sluice_gradient_norm(engine_, 0, &norm), SLUICE_INVALID_ARGUMENT);
+  ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
+  EXPECT_EQ(sluice_gradient_norm(engine_, 0, &norm), SLUICE_INVALID_ARGUMENT) << "no gradient";
+  EXPECT_EQ(sluice_gradient_norm(engine_, 0, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_gradient_norm(nullptr, 0, &norm), SLUICE_INVALID_ARGUMENT);
+  walk();
+  ASSERT_EQ(sluice_gradient_norm(engine_, 0, &norm), SLUICE_OK) << sluice_last_error();
+  double half = 0;
+  ASSERT_EQ(sluice_gradient_norm(engine_, 2, &half), SLUICE_OK) << sluice_last_error();
+  sluice_step_report report{};
+  ASSERT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK) << sluice_last_error();
+  EXPECT_EQ(norm, report.gradient_norm);
+  EXPECT_EQ(2 * half, norm);
+  EXPECT_GT(norm, 0);
+}
+
 // The other member has the same gradients.
 int add_an_equal_member(void* context, uint64_t* sums, uint64_t count) {
   ++*static_cast<int*>(context);

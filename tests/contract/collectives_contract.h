@@ -127,8 +127,8 @@ TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
   });
 }
 
-// The sums wrap around, and the minima are those of unsigned values. Each result goes into the next
-// operation, so an implementation that reads words after they have changed fails.
+// The sums wrap around, and the minima treat the words as unsigned values. Each result goes into
+// the next operation, so an implementation that reads words after they have changed fails.
 TEST_P(CollectivesContract, IntegersAddUpAndTheLeastIsFound) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");

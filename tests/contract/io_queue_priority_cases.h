@@ -1,6 +1,6 @@
 // The cases of the IoQueue contract about priorities. The queue has depth 1, and the callback of
 // one request blocks the queue until all other requests wait. Then requests complete in the order
-// in which they start. (The sync queue is not blocked. Its order is the order of one submit().)
+// in which they start. The sync queue cannot be blocked, so it keeps the order of one submit().
 // This file is a part of io_queue_contract.h.
 #pragma once
 

@@ -61,7 +61,7 @@ TEST_P(IoQueueContract, RandomDirectTransfersKeepEveryByte) {
 }
 
 // There are pieces of every length at every offset. The file is divided into pieces in one way for
-// writing. For reading, it is divided in another way.
+// writing. For reading, the file is divided in another way.
 TEST_P(IoQueueContract, UnalignedTransfersThroughThePageCacheKeepEveryByte) {
   constexpr std::uint64_t kFileBytes = 300'001;
   const UniqueFd file = open_plain(kFileBytes);

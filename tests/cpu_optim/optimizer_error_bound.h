@@ -1,10 +1,10 @@
-// The formulas of base/optimizer_math.h in fp64, for one element. Each value has a bound on the
-// distance of the fp32 result. The bound is the running error bound of numerical analysis (Higham,
-// "Accuracy and Stability of Numerical Algorithms", 3.3). Every fp32 operation adds an error of
-// half a unit in the last place of its result. This error is kUnit times the result's magnitude, or
-// half of the smallest denormal number. The errors of the operands propagate by the rules of the
-// operation. The coefficients have fp32 values, so that the bound is about the arithmetic and not
-// about the fp32 rounding of 0.999.
+// The formulas of base/optimizer_math.h in fp64, for one element. Each value has a bound on its
+// distance from the fp32 result. The bound is the running error bound of numerical analysis
+// (Higham, "Accuracy and Stability of Numerical Algorithms", 3.3). Every fp32 operation adds an
+// error of half a unit in the last place of its result. This error is kUnit times the result's
+// magnitude, or half of the smallest denormal number. The errors of the operands propagate by the
+// rules of the operation. The coefficients have fp32 values, so that the bound is about the
+// arithmetic and not about the fp32 rounding of 0.999.
 #pragma once
 
 #include <algorithm>

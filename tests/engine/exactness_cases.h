@@ -105,8 +105,8 @@ inline const Case kCases[] = {
      }},
 };
 
-// A policy, and a bound on the gradient norm. The bound is 0 for none. Any other bound never clips,
-// sometimes clips, or always clips.
+// A policy, and a bound on the gradient norm. A bound of 0 means that there is no bound. Any other
+// bound never clips, sometimes clips, or always clips.
 struct PolicyCase {
   std::string name;
   OverlapPolicy policy = OverlapPolicy::kSerial;

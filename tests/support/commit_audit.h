@@ -1,4 +1,4 @@
-// An IoQueue that wraps a real one and checks the order of a durable store's requests.
+// An IoQueue that wraps a real queue and checks the order of a durable store's requests.
 //
 //   - a commit record is written after all data that the record names. This data has been written
 //     with the record's checksums, and flushed;

@@ -1,4 +1,4 @@
-// An IoQueue that wraps a real one and injects faults that are rare on real drives and kernels.
+// An IoQueue that wraps a real queue and injects faults that are rare on real drives and kernels.
 // Faults of the kernel (errno, short transfers) are injected below the rules of
 // io/transfer_progress.h. These rules have to handle the faults. Faults of the drive (lost,
 // misplaced and altered writes) are not reported. The same seed and the same order of submission
@@ -44,8 +44,8 @@ struct FaultOptions {
 
 class FaultQueue : public IoQueue {
  public:
-  // The number of requests that have met the fault so far. Also the right offset of the last such
-  // request.
+  // The number of requests that have met the fault so far. The function struck_offset_bytes() gives
+  // the right offset of the last such request.
   virtual std::uint64_t struck() const = 0;
   virtual std::uint64_t struck_offset_bytes() const = 0;
 };

@@ -1,4 +1,4 @@
-// An IoQueue that wraps a real one. The first `passed` flushes pass. The next flush fails with
+// An IoQueue that wraps a real queue. The first `passed` flushes pass. The next flush fails with
 // `error`. If `error` is 0, the flush does not complete until someone waits for the queue.
 //
 // Thread rule: as IoQueue.

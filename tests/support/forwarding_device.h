@@ -1,4 +1,5 @@
-// A host device that forwards every call to another one, for tests that change one function.
+// Devices that forward every call to another device, for tests that change one function.
+// ForwardingDevice is a host device. DeviceForwarder is any Device.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +14,10 @@
 
 namespace sluice::test {
 
-class ForwardingDevice : public HostDevice {
+template <class Interface>
+class DeviceForwarder : public Interface {
  public:
-  explicit ForwardingDevice(std::unique_ptr<HostDevice> inner) : inner_(std::move(inner)) {}
+  explicit DeviceForwarder(std::unique_ptr<Interface> inner) : inner_(std::move(inner)) {}
 
   std::string_view name() const override { return inner_->name(); }
   bool has_own_memory() const override { return inner_->has_own_memory(); }
@@ -59,15 +61,24 @@ class ForwardingDevice : public HostDevice {
   void notify(StreamId stream, std::function<void()> function) override {
     inner_->notify(stream, std::move(function));
   }
-  void launch(StreamId stream, std::function<void()> work) override {
-    inner_->launch(stream, std::move(work));
-  }
-  void occupy(StreamId stream, std::uint64_t duration_ns) override {
-    inner_->occupy(stream, duration_ns);
-  }
+
+ protected:
+  Interface& inner() const { return *inner_; }
 
  private:
-  std::unique_ptr<HostDevice> inner_;
+  std::unique_ptr<Interface> inner_;
+};
+
+class ForwardingDevice : public DeviceForwarder<HostDevice> {
+ public:
+  using DeviceForwarder::DeviceForwarder;
+
+  void launch(StreamId stream, std::function<void()> work) override {
+    inner().launch(stream, std::move(work));
+  }
+  void occupy(StreamId stream, std::uint64_t duration_ns) override {
+    inner().occupy(stream, duration_ns);
+  }
 };
 
 }  // namespace sluice::test

@@ -55,8 +55,8 @@ inline unsigned control() {
 inline void set_control(unsigned) {}
 #endif
 
-// Runs `body` under `hostile` and says what the control register holds afterwards. On x86, the
-// other unit, which libc asks for the mode, rounds downward meanwhile.
+// Runs `body` under `hostile` and says what the control register holds afterwards. On x86, the x87
+// unit rounds downward meanwhile, because libc asks this unit for the mode.
 template <class Body>
 unsigned run_under(unsigned hostile, const Body& body) {
   (void)std::fesetround(FE_DOWNWARD);

@@ -1,10 +1,10 @@
 // An IoQueue over files in memory that simulates a drive whose power can be cut. A cut keeps, drops
-// or tears unflushed data, sector by sector. The seed decides which. A read returns written data
-// even before a flush, as from a drive's cache.
+// or tears unflushed data, sector by sector. The seed decides what happens to each sector. A read
+// returns written data even before a flush, as from a drive's cache.
 //
-// All requests wait for run_one(), which completes one of them. The seed decides which one. For
-// code that waits for its requests, submit() completes requests itself. The call throws PowerCut at
-// a given point.
+// All requests wait for run_one(), which completes one of them. The seed decides which request
+// run_one() completes. For code that waits for its requests, submit() completes requests itself.
+// The call throws PowerCut at a given point.
 //
 // Thread rule: one thread.
 #pragma once

@@ -1,5 +1,5 @@
-// For libraries that LD_PRELOAD puts before libc: counts the calls on the files of a folder, writes
-// a log of them, and says which of them goes wrong.
+// This header is for libraries that LD_PRELOAD puts before libc. The header counts the calls on the
+// files of a folder, writes a log of the calls, and says which call goes wrong.
 //
 //   SLUICE_FAULT_FOLDER=DIR  absolute, without links
 //   SLUICE_FAULT_AT=N        the call that goes wrong, counted from 1; 0 = none
@@ -27,7 +27,7 @@
 
 namespace sluice::test {
 
-// The function of that name that this library hides.
+// Finds the function of that name that this library hides.
 template <class Function>
 Function* next(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));

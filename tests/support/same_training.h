@@ -1,6 +1,6 @@
-// Compares a run of the toy training with its oracle. The comparison compares the state at the end,
-// and the activations that were loaded. The comparison also compares the parameters that every use
-// of every step and evaluation found on the device. Pure.
+// Compares a run of the toy training with its oracle. The comparison covers the state at the end,
+// and the activations that were loaded. The comparison also covers the parameters that every use of
+// every step and evaluation found on the device. Pure.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Runs the cases of a randomized test side by side. Such cases wait for random delays most of the
-// time. So several of them take little longer together than one alone. Thread rule: one thread.
+// time. So several cases together take little longer than one case alone. Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>

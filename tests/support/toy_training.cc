@@ -1,6 +1,7 @@
 #include "tests/support/toy_training.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <deque>
 #include <optional>
@@ -122,11 +123,11 @@ class Walker {
         activations_(activations) {}
 
   void train(Step& step, const ToyUses& uses, const ToyOptions& options = {}) {
-    std::size_t announced = 0;  // uses before it have been
+    std::array<std::size_t, 2> announced{};  // uses before it have been; by UnitPlace::is_local
     for (const ToyUse& use : uses) {
       const auto at = static_cast<std::size_t>(&use - uses.data());
-      if (at >= announced && layout_.unit(use.unit).is_announced)
-        announced = announce(step, uses, at, options);
+      std::size_t& end = announced[layout_.unit(use.unit).is_local ? 1 : 0];
+      if (at >= end && layout_.unit(use.unit).is_announced) end = announce(step, uses, at, options);
       add(use.unit, use.pass, step.number() - 1,
           [&](const Stream& stream) { return step.acquire(use.unit, use.pass, stream); });
       pass_on(step, activation_use_of(use));
@@ -158,7 +159,8 @@ class Walker {
   };
 
   // Announces uses from `begin` on: those that follow one another or, ahead, all of the pass; one
-  // call per unit's use. Returns the end of the uses that have been announced.
+  // call per unit's use, and only local units or only others. Returns the end of the uses that have
+  // been announced.
   std::size_t announce(Step& step, const ToyUses& uses, std::size_t begin,
                        const ToyOptions& options) const {
     const Pass pass = uses[begin].pass;
@@ -166,7 +168,8 @@ class Walker {
     std::size_t end = begin;
     for (; end < uses.size() && uses[end].pass == pass; ++end) {
       const UnitId unit = uses[end].unit;
-      if (!layout_.unit(unit).is_announced) {
+      const bool is_local = layout_.unit(unit).is_local;
+      if (!layout_.unit(unit).is_announced || is_local != layout_.unit(uses[begin].unit).is_local) {
         if (options.announces_ahead) continue;
         break;
       }

@@ -17,12 +17,12 @@
 
 namespace sluice::test {
 
-// A model with units of uneven sizes, tensors with and without decay, a unit that is used twice,
-// and a unit of a single element.
 enum class ToySize : std::uint8_t {
   kUsual,  // 116,000 elements
   kSmall,  // a third of that, for tests of many runs
 };
+// A model with units of uneven sizes, tensors with and without decay, a unit that is used twice,
+// and a unit of a single element.
 ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::uint32_t leases = 1,
                     ToySize size = ToySize::kUsual);
 // The bytes of the boundary activations of the model, for an engine that keeps activations.
@@ -50,7 +50,7 @@ struct ToyOptions {
   // gives this number.
   std::uint32_t leases = 1;
   // Gives the model of run_toy() boundary activations. If config.activations lets the engine keep
-  // them, every use saves and loads them.
+  // these activations, every use saves and loads them.
   bool has_boundaries = false;
   // The number of streams on which the uses take turns.
   std::uint32_t streams = 1;
@@ -67,7 +67,7 @@ struct ToyOptions {
   // announced right before it.
   bool announces_ahead = false;
   // Whether a rank computes in a use of an announced unit. A rank that does not compute announces
-  // nothing, and gives a gradient of zeros. If this is empty, every rank always computes.
+  // nothing, and gives a gradient of zeros. If the function is empty, every rank always computes.
   std::function<bool(std::uint32_t rank, const ToyUse& use)> computes = {};
   // Each rank computes different gradients. The oracle computes all ranks. Without `reduces_each`,
   // the oracle adds the micro-batches of each rank before it adds the ranks.
@@ -82,8 +82,8 @@ struct ToyOptions {
 // The model that run_toy() makes.
 ModelSpec toy_model_of(const ToyOptions& options);
 
-// The state of all tensors, one tensor after another. Each has parameter, master, exp_avg and
-// exp_avg_sq.
+// The state of all tensors, one tensor after another. Each tensor has parameter, master, exp_avg
+// and exp_avg_sq.
 using StateBytes = std::vector<std::byte>;
 
 StateBytes read_state(Engine& engine);

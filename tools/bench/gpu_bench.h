@@ -50,7 +50,7 @@ std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& opti
                                     const PlainCopies& plain);
 
 // The bytes for AdamW over bf16 parameters with a split master and bf16 gradients. The parameter,
-// the low half, both moments and the gradient are read. All of them except the gradient are
+// the low half, both moments and the gradient are read. Everything except the gradient is also
 // written.
 inline constexpr std::uint64_t kAdamBytesPerParameter = 14 + 12;
 struct AdamKernelBench {
@@ -87,8 +87,9 @@ struct TrainingBench {
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
-// The function measures how fast the drive under `path` reads, writes, and does both. The results
-// become the drive's rates in `rates`. The test file has no name.
+// The function measures how fast the drive under `path` reads, how fast the drive writes, and how
+// fast the drive reads and writes at the same time. The results become the drive's rates in
+// `rates`. The test file has no name.
 // Fails with kNoSpace, kInput or kIo.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 

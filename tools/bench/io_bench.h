@@ -33,7 +33,8 @@ struct IoCase {
   IoPattern pattern = IoPattern::kRead;
   std::uint64_t request_bytes = 0;  // a multiple of 4096
   std::uint32_t depth = 0;          // requests in flight
-  // If given, this path is measured alone. Otherwise all paths are measured at the same time.
+  // If there is a value, this path is measured alone. Otherwise all paths are measured at the same
+  // time.
   std::optional<std::uint32_t> drive = std::nullopt;
 };
 

@@ -32,7 +32,27 @@ std::string name_of(const StepBenchModel& bench) {
   return fmt::format("sluice-bench-{}-{}", ::getpid(), bench.number);
 }
 
+// The adapters stand first, so that their homes come first. Each is used behind its unit.
+ModelSpec model_with_adapters(const StepBenchModel& bench) {
+  ModelSpec model;
+  const std::uint64_t adapter = div_ceil(bench.parameters, bench.units * (kAdapterShare + 1));
+  const auto add = [&](const char* kind, std::uint32_t number, std::uint64_t elements) {
+    const std::string name = fmt::format("{}.{}", kind, number);
+    model.units.push_back({.name = name,
+                           .tensors = {{.name = name + ".weight", .shape = {elements}}},
+                           .is_frozen = elements != adapter});
+  };
+  for (std::uint32_t i = 0; i < bench.units; ++i) add("adapter", i, adapter);
+  for (std::uint32_t i = 0; i < bench.units; ++i) add("unit", i, adapter * kAdapterShare);
+  for (std::uint32_t i = 0; i < bench.units; ++i) {
+    model.forward_order.push_back(UnitId{bench.units + i});
+    model.forward_order.push_back(UnitId{i});
+  }
+  return validated(model);
+}
+
 ModelSpec model_of(const StepBenchModel& bench) {
+  if (bench.has_adapters) return model_with_adapters(bench);
   ModelSpec model;
   for (std::uint32_t i = 0; i < bench.unit_count(); ++i)
     model.units.push_back({.name = fmt::format("unit.{}", i),
@@ -40,6 +60,22 @@ ModelSpec model_of(const StepBenchModel& bench) {
                                         .shape = {div_ceil(bench.parameters, bench.unit_count())}}},
                            .is_announced = i >= bench.units});
   return validated(model);
+}
+
+// All state of the adapters is in memory, and the frozen units are on storage: the device has room
+// for the adapters beside the window, and the host for their records and for the buffers.
+void place_adapters(const ModelSpec& model, const Layout& layout, Config& config) {
+  for (const UnitPlace& unit : layout.units())
+    if (!unit.is_frozen)
+      *config.memory.device_bytes +=
+          align_up(layout.unit_parameter_bytes(unit.id), kStorageAlignBytes);
+  config.placement.optimizer = TierChoice::kHost;
+  config.memory.host_bytes = UINT64_MAX;
+  config.memory.host_bytes = plan_run(config, model, layout, {}).placement.host_bytes();
+  config.placement.parameters = TierChoice::kAuto;
+  // With homes on the device, the adapters need fewer buffers. The rest is no home for others.
+  const Placement wider = plan_run(config, model, layout, {}).placement;
+  *config.memory.host_bytes = wider.host_bytes() - wider.host_parameter_bytes;
 }
 
 Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPolicy policy) {
@@ -51,7 +87,7 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   if (bench.commit_every != 0)
     config.storage.state = {.name = name_of(bench), .commit_every = bench.commit_every};
   const std::uint64_t unit_bytes =
-      align_up(model.units.front().tensors.front().element_count(), kAlignElements) * 2;
+      align_up(model.units.back().tensors.front().element_count(), kAlignElements) * 2;
   const std::uint64_t window_units = bench.window_holds_all ? bench.units : bench.window_units;
   const std::uint64_t expert_places = bench.experts == 0 ? 0 : kExpertPlaces;
   if (bench.experts != 0) config.optimizer.untouched = UntouchedPolicy::kSkip;
@@ -63,6 +99,10 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   config.threads = bench.threads;
   config.memory.save_buffers = bench.save_every == 0 ? 0 : kSaveBuffers;
   config.placement.parameters = config.placement.optimizer = TierChoice::kNvme;
+  if (bench.has_adapters) {
+    place_adapters(model, layout, config);
+    return config;
+  }
   if (bench.memory_share == 0) return config;
   config.placement.parameters = config.placement.optimizer = TierChoice::kHost;
   if (bench.memory_share == 1) return config;
@@ -201,6 +241,7 @@ void StepBench::count(const std::optional<SavedCheckpoint>& saved) {
 // Experts that the step uses behind `unit`. They begin at a place of their own in each step.
 std::vector<UnitId> StepBench::experts_of(std::uint32_t unit, std::uint64_t step) const {
   std::vector<UnitId> units;
+  if (unit >= bench_.routers()) return units;
   const auto begin =
       static_cast<std::uint32_t>((step * 31 + unit * 17) * 0x9e3779b97f4a7c15u >> 40);
   for (std::uint32_t i = 0; i < bench_.active_experts; ++i)
@@ -215,33 +256,47 @@ void StepBench::use(Step& step, UnitId unit, Pass pass) {
 }
 
 // Each unit's router speaks at the end of its forward, and so for backward once forward is over.
+// The rows of a table are known at once.
 StepReport StepBench::step() {
   Step step = engine_->begin_step({.learning_rate = 1e-3});
+  const auto active_of = [&](UnitId unit) {
+    return bench_.active_experts == 0 ? std::vector<UnitId>()
+                                      : experts_of(index_of(unit), step.number());
+  };
+  const auto announce = [&](UnitId unit, Pass pass) {
+    const std::vector<UnitId> units = active_of(unit);
+    if (!units.empty()) step.announce(units, pass);
+  };
+  if (bench_.has_table) announce(model_.forward_order.front(), Pass::kForward);
   for (const UnitId unit : model_.forward_order) {
     use(step, unit, Pass::kForward);
-    if (bench_.active_experts == 0) continue;
-    for (const UnitId expert :
-         step.announce(experts_of(index_of(unit), step.number()), Pass::kForward))
-      use(step, expert, Pass::kForward);
+    if (!bench_.has_table) announce(unit, Pass::kForward);
+    for (const UnitId expert : active_of(unit)) use(step, expert, Pass::kForward);
   }
+  for (const UnitId unit : model_.backward_order) announce(unit, Pass::kBackward);
   for (const UnitId unit : model_.backward_order) {
-    if (bench_.active_experts == 0) break;
-    step.announce(experts_of(index_of(unit), step.number()), Pass::kBackward);
-  }
-  for (const UnitId unit : model_.backward_order) {
-    for (const UnitId expert : experts_of(index_of(unit), step.number()))
-      use(step, expert, Pass::kBackward);
+    for (const UnitId expert : active_of(unit)) use(step, expert, Pass::kBackward);
     use(step, unit, Pass::kBackward);
   }
   return step.finish();
 }
 
+std::uint64_t StepBench::frozen_parameters() const {
+  std::uint64_t parameters = 0;
+  for (const UnitSpec& unit : model_.units)
+    if (unit.is_frozen) parameters += unit.tensors.front().element_count();
+  return parameters;
+}
+
 PlannedStep StepBench::planned() const {
   std::vector<PlannedAnnouncement> announcements;
-  for (std::uint32_t unit = 0; unit < bench_.units && bench_.active_experts != 0; ++unit)
-    announcements.push_back(
-        {.before_use = unit + 1, .pass = Pass::kForward, .units = experts_of(unit, 0)});
-  for (std::uint32_t unit = bench_.units; unit-- > 0 && bench_.active_experts != 0;)
+  const std::uint32_t routers = bench_.active_experts == 0 ? 0 : bench_.routers();
+  for (std::uint32_t unit = 0; unit < routers; ++unit)
+    announcements.push_back({.before_use = unit + 1,
+                             .announced_before = bench_.has_table ? 0 : unit + 1,
+                             .pass = Pass::kForward,
+                             .units = experts_of(unit, 0)});
+  for (std::uint32_t unit = routers; unit-- > 0;)
     announcements.push_back({.before_use = 2 * bench_.units - 1 - unit,
                              .announced_before = bench_.units,
                              .pass = Pass::kBackward,

@@ -47,15 +47,28 @@ struct StepBenchModel {
   // The number of steps from one checkpoint beside training to the next; 0 = none. Checkpoints go
   // past the throttled drive.
   std::uint32_t save_every = 0;
-  // The number of experts that follow each unit, and the number of them that a step uses. Experts
-  // are announced units of the same size. Every step chooses other experts, and leaves the other
-  // experts alone.
+  // The number of experts that follow each unit, and the number of experts that a step uses.
+  // Experts are announced units of the same size. Every step chooses its experts anew, and leaves
+  // the other experts alone.
   std::uint32_t experts = 0;
   std::uint32_t active_experts = 0;
+  // The first unit alone has experts. These are the rows of a table, in units of rows. The rows of
+  // a step are known before the step begins.
+  bool has_table = false;
+  // Every unit is frozen, and is followed by an adapter, a trained unit of 1/kAdapterShare of its
+  // size. The adapters' state is in memory.
+  bool has_adapters = false;
 
-  std::uint32_t unit_count() const { return units * (1 + experts); }
-  std::uint32_t used_units() const { return units * (1 + active_experts); }
+  std::uint32_t routers() const { return has_table ? 1 : units; }
+  std::uint32_t unit_count() const {
+    return (has_adapters ? 2 * units : units) + routers() * experts;
+  }
+  std::uint32_t used_units() const {
+    return (has_adapters ? 2 * units : units) + routers() * active_experts;
+  }
 };
+
+inline constexpr std::uint64_t kAdapterShare = 128;
 
 // The rates of Adam and of gradient norms, in parameters per second.
 struct CpuRates {
@@ -94,6 +107,8 @@ class StepBench {
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
+  // The parameters of the frozen units.
+  std::uint64_t frozen_parameters() const;
   // The rates of Adam and of the norms in the last run(), measured while all other work of the
   // steps went on.
   const CpuRates& cpu_rates() const { return cpu_rates_; }

@@ -31,6 +31,8 @@ struct Regime {
   double bus_rate = 8e9;      // bytes a second of copies, each way
   std::uint32_t experts = 0;  // behind each of a quarter of the units; parameters are shared out
   std::uint32_t active_experts = 0;
+  bool has_table = false;  // as in StepBenchModel
+  bool has_adapters = false;
 };
 // With all state in memory a step is short, and its copies and Adam want the same cores and memory.
 // Like the drive, both are held well below the machine's rates, so their limits are exact;
@@ -45,7 +47,9 @@ constexpr Regime kRegimes[] = {
      .bus_rate = 3e9},
     {.name = "adam-unpaced", .of_storage_s = 0, .of_adam_s = 0.05},
     {.name = "balanced", .of_storage_s = 1},
-    {.name = "experts", .of_storage_s = 2, .experts = 64, .active_experts = 4}};
+    {.name = "experts", .of_storage_s = 2, .experts = 64, .active_experts = 4},
+    {.name = "rows", .of_storage_s = 2, .experts = 512, .active_experts = 16, .has_table = true},
+    {.name = "lora", .of_storage_s = 2, .has_adapters = true}};
 constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
                                        OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
 
@@ -98,13 +102,29 @@ Rates rates_of(const StepRegimeOptions& options, const Regime& regime, const Ste
   rates.adam_parameters_per_second = cpu.adam;
   rates.norm_parameters_per_second = cpu.norm;
   const std::uint64_t used = options.parameters * model.used_units() / model.unit_count();
-  const double compute_s =
-      regime.of_storage_s * ideal_storage_s(rates, used) * (1 - options.memory_share) +
-      regime.of_adam_s * static_cast<double>(options.parameters) / cpu.adam;
-  const double unit_s = compute_s / model.used_units();
-  rates.units.assign(model.unit_count(), {.forward_s = kForwardShare * unit_s,
-                                          .backward_s = (1 - kForwardShare) * unit_s});
+  const double storage_s = regime.has_adapters ? 4 * static_cast<double>(options.parameters) /
+                                                     rates.read_bytes_per_second
+                                               : ideal_storage_s(rates, used);
+  const double compute_s = regime.of_storage_s * storage_s * (1 - options.memory_share) +
+                           regime.of_adam_s * static_cast<double>(options.parameters) / cpu.adam;
+  const auto time_of = [](double unit_s) {
+    return UnitTime{.forward_s = kForwardShare * unit_s,
+                    .backward_s = (1 - kForwardShare) * unit_s};
+  };
+  rates.units.assign(model.unit_count(), time_of(compute_s / model.used_units()));
+  if (!regime.has_adapters) return rates;
+  const double adapter_s = compute_s / static_cast<double>(model.units * (kAdapterShare + 1));
+  for (std::uint32_t unit = 0; unit < model.unit_count(); ++unit)
+    rates.units[unit] = time_of(unit < model.units ? adapter_s : adapter_s * kAdapterShare);
   return rates;
+}
+
+// The time of the units that a step uses.
+double compute_of(const Rates& rates, const StepBenchModel& model) {
+  double compute_s = 0;
+  for (std::uint32_t unit = 0; unit < model.used_units(); ++unit)
+    compute_s += rates.units[unit].forward_s + rates.units[unit].backward_s;
+  return compute_s;
 }
 
 StepBenchModel model_of(const StepRegimeOptions& options, const Regime& regime, unsigned threads) {
@@ -123,7 +143,9 @@ StepBenchModel model_of(const StepRegimeOptions& options, const Regime& regime, 
           .write_cache_bytes = options.write_cache_bytes,
           .save_every = options.save_every,
           .experts = regime.experts,
-          .active_experts = regime.active_experts};
+          .active_experts = regime.active_experts,
+          .has_table = regime.has_table,
+          .has_adapters = regime.has_adapters};
 }
 
 // An engine of each wanted policy, and one of the same without commits and checkpoints before it.
@@ -180,6 +202,7 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
   RegimeResult result{.name = name,
                       .rates = rates_of(options, regime, model, first),
                       .used_units = model.used_units()};
+  result.compute_s = compute_of(result.rates, model);
   add_benches(options, model, result);
   BareDrive drive(options.path);
   // Turns of whole periods: each checkpoint is begun and ended in the steps that are measured.
@@ -216,6 +239,7 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
     // Each engine has the buffers of its policy, so any of them may move the fewest bytes.
     const StepCost least = policy.bench->minimum(result.rates);
     if (result.least.step_s == 0 || least.step_s < result.least.step_s) result.least = least;
+    result.frozen_parameters = policy.bench->frozen_parameters();
     policy.late_s = policy.bench->late_s();
     policy.saves = policy.bench->saves();
     policy.bench.reset();

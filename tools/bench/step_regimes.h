@@ -1,8 +1,9 @@
 // The bench measures steps of every overlap policy under the regimes in which the policies differ.
 // The limit of a regime is computation, the drive, or Adam at a fixed rate or at full speed. In one
-// regime, computation and the drive are equal limits. In the regime of experts, a step uses some of
-// the units, and announces them while it runs. The policies take turns, with a few steps each, so
-// that a shared machine's disturbances affect all of them.
+// regime, computation and the drive are equal limits. In the regimes of experts and of rows, a step
+// uses some of the units, and announces them. In the regime of adapters, most units are frozen. The
+// policies take turns, with a few steps each, so that a shared machine's disturbances affect all of
+// them.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -31,8 +32,8 @@ struct StepRegimeOptions {
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;
   std::uint32_t save_every = 0;
-  // If true, each policy is also measured without commits and checkpoints. The measurements with
-  // and without them take turns.
+  // If true, each policy is also measured without commits and checkpoints. Measurements with
+  // commits and checkpoints take turns with measurements without them.
   bool has_bare = false;
 };
 
@@ -69,6 +70,8 @@ struct RegimeResult {
   std::string name;
   Rates rates;
   std::uint32_t used_units = 0;  // by each step
+  std::uint64_t frozen_parameters = 0;
+  double compute_s = 0;
   std::vector<PolicyResult> policies{};
   StepCost least{};
   Summary adam{};  // parameters a second, measured between the runs
@@ -78,8 +81,8 @@ struct RegimeResult {
   std::optional<bool> states_equal = std::nullopt;
 };
 
-// The cost of commits and checkpoints. Steps with them are compared with the same steps without
-// them, pair by pair.
+// The cost of commits and checkpoints. Steps with commits and checkpoints are compared, pair by
+// pair, with the same steps without commits and checkpoints.
 struct CostResult {
   OverlapPolicy policy{};
   std::size_t pairs = 0;
@@ -89,8 +92,8 @@ struct CostResult {
 };
 std::vector<CostResult> costs_of(const RegimeResult& regime);
 
-// The names of all regimes: compute-bound, drive-bound, adam-bound, adam-unpaced, balanced and
-// experts.
+// The names of all regimes: compute-bound, drive-bound, adam-bound, adam-unpaced, balanced,
+// experts, rows and lora.
 const std::vector<std::string>& step_regimes();
 
 // Requires: `regime` is one of step_regimes().

@@ -1,6 +1,6 @@
 // A web server for one user of this machine. The server listens on 127.0.0.1 and answers GET
-// requests. Their address must end with `?token=` and the server's token, which no other user
-// knows.
+// requests. The address of a request must end with `?token=` and the server's token, which no other
+// user knows.
 //
 // Thread rule: one thread.
 // Invariants: a slow or silent client does not delay other clients. Such a client is dropped after
@@ -39,8 +39,8 @@ class LocalServer {
 
   // The address of the first page, with the token.
   std::string address() const;
-  // Waits for clients, for at most `timeout_ms` or until a signal comes. Then answers those that
-  // have asked.
+  // Waits for clients, for at most `timeout_ms` or until a signal comes. Then answers the clients
+  // that have asked.
   void serve(int timeout_ms, const Respond& respond);
 
  private:
@@ -54,7 +54,8 @@ class LocalServer {
     bool is_answered = false;  // what it still sends is read and thrown away
   };
 
-  // The oldest client that is not receiving an answer. If there is none, the end.
+  // The oldest client that is not receiving an answer. If there is no such client, the result is
+  // the end of the list.
   std::vector<Client>::iterator oldest_without_answer();
   void admit();
   // Whether the client is done.

@@ -1,6 +1,6 @@
 // The checks that every number on the command line has to pass. The parser alone would wrap -1
-// around to 2^64 - 1, read 010 as 8, and let NaN through every range. People write 8B, 24G and
-// 7000MB/s. Only this file reads such numbers.
+// around to 2^64 - 1, read 010 as 8, and let NaN through every range. Options also take numbers
+// such as 8B, 24G and 7000MB/s. Only this file reads such numbers.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -23,8 +23,8 @@ CLI::Validator rate_suffix();
 
 // The call comes once, when all options are defined. Makes each numeric option of `app` and its
 // subcommands require a finite decimal number. For an integer type, the number must be whole. For
-// an unsigned type, it must not be negative. The number may end in K, M, B, G or T, in upper or
-// lower case, for thousands, millions, billions (both B and G) and trillions.
+// an unsigned type, the number must not be negative. The number may end in K, M, B, G or T, in
+// upper or lower case, for thousands, millions, billions (both B and G) and trillions.
 void check_numbers(CLI::App& app);
 
 }  // namespace sluice

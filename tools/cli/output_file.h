@@ -1,6 +1,6 @@
 // This class writes all files that the command writes. Before anything is opened, an output is
-// compared with every input and every other output. Its folder is tried, too. The output is then
-// created under a temporary name, and a rename gives it the final name:
+// compared with every input and every other output. The output's folder is tried, too. The output
+// is then created under a temporary name, and a rename gives it the final name:
 //
 //   begin() .. write() .. commit()              once, whole: models, JSON, pages
 //   begin() .. accept() .. write() .. commit()  growing files: the final name comes as soon as the
@@ -13,7 +13,7 @@
 // and several outputs may write to it. The path "-" is standard output. Text for people then goes
 // to standard error.
 //
-// Thread rule: one thread per set.
+// Thread rule: one thread uses an OutputFiles and its files.
 #pragma once
 
 #include <cstdint>
@@ -58,13 +58,13 @@ class OutputFile {
 
   // Opens the output. The call write() does this, too. Fails with the errors of check().
   void begin();
-  // The open descriptor. This object still owns it. Requires: the output is begun.
+  // The open descriptor. This object still owns the descriptor. Requires: the output is begun.
   int descriptor() const;
 
   // Fails with kNoSpace or kIo. After a failure the file is truncated to its length before the
   // call.
   void write(std::string_view bytes);
-  // Does the same, through a buffer that commit() empties.
+  // Does the same as write(std::string_view), through a buffer that commit() empties.
   template <class... Arguments>
   void print(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
     fmt::format_to(std::back_inserter(buffer_), format, std::forward<Arguments>(arguments)...);
@@ -127,7 +127,8 @@ class OutputFiles {
 
   // Compares all files, then checks each output. Prints a line for each temporary file that a
   // killed process left.
-  // Fails with kInput if two of them are the same file, and with the errors of OutputFile::check().
+  // Fails with kInput if two of the paths lead to the same file, and with the errors of
+  // OutputFile::check().
   void check();
   // Compares all files again, for inputs that were added since.
   // Fails with kInput in the cases of check().
@@ -150,7 +151,7 @@ class OutputFiles {
 void write_whole(OutputFile& output, std::string_view text);
 
 // Attempts each output independently. A disk that is too full for one output may still hold the
-// next one.
+// next output.
 class FirstFailure {
  public:
   template <class Write>

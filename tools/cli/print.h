@@ -27,8 +27,8 @@ int said_descriptor() noexcept;
 
 void say_text(std::string_view text) noexcept;
 void warn_text(std::string_view text) noexcept;
-// The function prints as say_text() does. If the text goes to a terminal, its lines are broken to
-// fit.
+// The function prints as say_text() does. If the text goes to a terminal, long lines of the text
+// are broken to fit.
 void say_fitted(std::string_view text);
 
 template <class... Arguments>

@@ -15,7 +15,7 @@
 namespace sluice {
 
 bool is_terminal(int descriptor);
-// The width of the terminal behind `descriptor`. If it is unknown, the result is 80.
+// The width of the terminal behind `descriptor`. If the width is unknown, the result is 80.
 std::size_t terminal_columns(int descriptor);
 
 enum class Colour { kGood, kWarning, kBad };

@@ -16,6 +16,7 @@
 #include "tools/cli/option_words.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/report/rank_memory.h"
 
 namespace sluice {
@@ -130,6 +131,8 @@ void measure_all(const BenchMatrixOptions& options, RankWorld& world) {
   for (const MatrixRow& row : rows) {
     Cell cell{row, std::nullopt};
     if (row.obstacle.empty()) {
+      const Progress progress(
+          fmt::format("measuring stage {}, offload: {}", row.stage, row.offload), !tells);
       cell.measured = bench.measure(row, kWarmStepsOfACell, options.steps);
       memory = std::max(memory, std::abs(memory_off(cell.measured->most_in_use, row.most_in_use)));
       time = std::max(time, std::abs(percent_off(cell.step_s(), row.step.step_s)));

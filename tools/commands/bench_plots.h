@@ -25,8 +25,8 @@ std::string io_plot(std::span<const IoSeries> series, const std::vector<std::str
 std::string adam_plot(std::span<const BenchResult> results);
 // Steps beside T_bound and T_min. Requires: at least one regime.
 std::string step_plot(std::span<const RegimeResult> regimes);
-// The picture shows training steps beside computation alone and T_min. The picture is drawn from
-// the document of `bench gpu --json`.
+// The picture shows training steps beside T_min and beside computation alone. The picture is drawn
+// from the document of `bench gpu --json`.
 std::string gpu_plot(const nlohmann::ordered_json& document);
 
 }  // namespace sluice

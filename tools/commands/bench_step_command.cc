@@ -27,12 +27,6 @@ constexpr std::uint64_t kTraceRingBytes = 8_MiB;
   throw Error(ErrorCode::kConfig, "bench step: " + message);
 }
 
-// The units are alike.
-double compute_s(const RegimeResult& regime) {
-  const UnitTime& unit = regime.rates.units.front();
-  return regime.used_units * (unit.forward_s + unit.backward_s);
-}
-
 // The median of all steps, in percent of what they need.
 double percent_of_wanted(const PolicyResult& policy, std::uint64_t StepReport::*moved,
                          std::uint64_t MeasuredStep::*wanted) {
@@ -97,6 +91,14 @@ void print_traffic(const BenchStepOptions& options, const RegimeResult& regime) 
         bytes_a_parameter(options, median_written(policy)), stall.median,
         summary_of(policy.adam).median * 1e-9);
   }
+  for (const PolicyResult& policy : regime.policies) {
+    if (policy.steps.empty() || regime.frozen_parameters == 0) continue;
+    const auto frozen = static_cast<double>(regime.frozen_parameters);
+    say("{}: steps read {:.3f} and write {:.3f} bytes for each frozen parameter, {:.1f} % of what "
+        "the plan reads\n",
+        words_of(policy), median_read(policy) / frozen, median_written(policy) / frozen,
+        percent_read(policy));
+  }
   if (regime.used_units == regime.rates.units.size()) return;
   for (const PolicyResult& policy : regime.policies) {
     if (!policy.steps.empty())
@@ -123,7 +125,7 @@ void print_costs(const RegimeResult& regime) {
 }
 
 void print(const BenchStepOptions& options, const RegimeResult& regime) {
-  say("\n{}: computation {:.3f} s, T_min {:.3f} s ({})\n", regime.name, compute_s(regime),
+  say("\n{}: computation {:.3f} s, T_min {:.3f} s ({})\n", regime.name, regime.compute_s,
       regime.least.step_s, name_of(regime.least.scarcest()));
   say("{:<12}{:>8}  {:<16}{:>9}{:>8}{:>8}{:>8}{:>9}\n", "policy", "step s", "[min, max]", "T_bound",
       "% of it", "% T_min", "plan s", "x serial");
@@ -158,8 +160,9 @@ nlohmann::ordered_json json_of(const Summary& summary) {
 nlohmann::ordered_json json_of(const RegimeResult& regime) {
   nlohmann::ordered_json root = {
       {"regime", regime.name},
-      {"compute_s", compute_s(regime)},
+      {"compute_s", regime.compute_s},
       {"used_units", regime.used_units},
+      {"frozen_parameters", regime.frozen_parameters},
       {"t_min_s", regime.least.step_s},
       {"scarcest", name_of(regime.least.scarcest())},
       {"adam_parameters_per_s", json_of(regime.adam)},

@@ -1,5 +1,5 @@
 // `sluice doctor` checks the features of this machine. A finding is fine, slower than possible, or
-// an obstacle. A finding comes with the line that repairs it.
+// an obstacle. Each finding has a line that says how to repair it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace sluice {
 
 struct DoctorOptions {
   std::vector<std::string> paths{"/var/tmp"};
-  std::string mpi_library;   // empty = where MpiWorld looks for it
-  std::string nccl_library;  // empty = libnccl.so.2
+  std::string mpi_library = {};   // empty = where MpiWorld looks for it
+  std::string nccl_library = {};  // empty = libnccl.so.2
   std::string sysfs = "/sys";
   std::string json_file = {};  // empty = none; "-" = standard output
 };

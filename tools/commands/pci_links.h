@@ -31,7 +31,7 @@ struct PciLink {
 std::vector<PciLink> pci_links(const std::vector<std::string>& folders, const std::string& sysfs);
 
 // Returns the NUMA nodes whose processors this process may use, in ascending order. The result is
-// empty if the kernel does not report them.
+// empty if the kernel does not report these nodes.
 std::vector<int> usable_nodes(const std::string& sysfs);
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <future>
 
 #include <fmt/format.h>
 
@@ -290,9 +291,11 @@ int run_plan(const PlanOptions& options) {
   subject.obstacle_here = obstacle_here(subject, own);
   PlanFindings findings;
   if (fits) progress->set("looking for the computation that hides all else");
-  if (const auto factor = compute_factor_that_hides(subject.request, own))
-    findings.free_tokens = *factor * subject.tokens;
+  // Both simulate steps, and neither needs the other.
+  auto factor = std::async(std::launch::async,
+                           [&] { return compute_factor_that_hides(subject.request, own); });
   findings.verdict = plan_verdict(all, subject);
+  if (const auto found = factor.get()) findings.free_tokens = *found * subject.tokens;
   std::optional<std::string> picture;
   if (plot.is_wanted()) {
     progress->set("planning under other budgets of host memory");

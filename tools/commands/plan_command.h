@@ -17,13 +17,13 @@ struct PlanOptions {
   std::uint32_t ranks = 1;
   bool stages = false;  // also print the memory of a rank under each ZeRO stage
   bool matrix = false;  // and memory and time by stage and offload
-  // This replaces the config's model by a config.json, or by a folder that has one; empty = none.
+  // A config.json, or a folder that has one, which replaces the config's model; empty = none.
   std::string model;
   std::optional<std::uint64_t> sequence;  // with `model`: tokens of a sequence
   // The name of the GPU to plan for; empty = as in the config.
   std::string gpu;
-  // This replaces memory.host; empty = as in the config. With `nodes`, the value is the memory of a
-  // host.
+  // A value that replaces memory.host; empty = as in the config. With `nodes`, the value is the
+  // memory of a host.
   std::string host_memory;
   std::string drive;                 // a name, or "name:count"; empty = none
   std::string drive_space;           // of all drives together; empty = of `drive`, or unlimited
@@ -33,9 +33,9 @@ struct PlanOptions {
   std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
   PlanRateOptions rates;
   bool as_deepspeed = false;  // also print what DeepSpeed's estimators say
-  // The number of hosts that the ranks are on. If it is given, memory, drives and rates are those
-  // of a host, and its ranks share them. If `nodes` is not given, memory, drives and rates are
-  // those of a rank.
+  // The number of hosts that the ranks are on. If `nodes` is given, memory, drives and rates are
+  // those of a host, and the host's ranks share them. If `nodes` is not given, memory, drives and
+  // rates are those of a rank.
   std::optional<std::uint32_t> nodes;
   std::string json_file;
   std::string plot_file;

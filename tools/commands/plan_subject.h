@@ -21,7 +21,8 @@ struct PlanSubject {
   HostMemory host;
   std::uint64_t activation_bytes = 0;  // that the application keeps
   PlanRates rates;
-  // With --nodes, the ranks of one host, which share its memory and drives. Otherwise 1.
+  // With --nodes, the number of ranks of one host, which share the host's memory and drives.
+  // Otherwise 1.
   std::uint32_t sharing_ranks = 1;
   std::optional<std::uint64_t> drive_bytes;  // space on storage for this rank
   std::optional<double> rated_bytes;         // that the drives take in their life, for this rank

@@ -12,6 +12,7 @@
 #include "tools/cli/option_checks.h"
 #include "tools/cli/option_files.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/commands/state_transfer.h"
 
 namespace sluice {
@@ -148,7 +149,10 @@ int verify(const StateOptions& options) {
     std::vector<std::string> lines;
     if (rank.problem.empty()) {
       const CommitRecord& record = rank.of_step(store.step);
-      lines = find_damaged_planes(store, rank);
+      {
+        const Progress progress(fmt::format("reading the planes of rank {}", rank.rank));
+        lines = find_damaged_planes(store, rank);
+      }
       say("rank {}: step {}, {} planes, {} damaged\n", rank.rank, record.step, record.planes.size(),
           lines.size());
       if (record.step != rank.newest.step)
@@ -235,7 +239,8 @@ void add_state(CLI::App& app, StateOptions& options) {
   CLI::App* from =
       add_subcommand(state, "import", "Make a new store from a portable checkpoint", options);
   from->add_option("DIR", options.folder,
-                   "A checkpoint, the folder of checkpoints it is in, or a model's weights")
+                   "A checkpoint, the folder of checkpoints it is in, a model's weights, or "
+                   "store:NAME, another store")
       ->required()
       ->type_name("");
   from->add_option("--ranks", options.ranks, "Ranks that will train with the store")

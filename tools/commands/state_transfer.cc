@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -16,6 +18,7 @@
 #include "engine/store/store_survey.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/commands/store_inputs.h"
 #include "tools/gpt/train/checkpointing.h"
 #include "tools/gpt/train/model_file.h"
@@ -78,8 +81,10 @@ int export_state(const StateOptions& options) {
   if (options.has_sha256) save.sha256 = file_sha256;
   if (has_tensors_of(source.description(), training_model(config)))
     save.files = {{"config.json", gpt2_config_text(config.model)}};
+  std::optional<Progress> progress(std::in_place, "exporting the store");
   const SavedCheckpoint saved = export_checkpoint(source, source.run().model, source.run().config,
                                                   options.folder, save, source.application());
+  progress.reset();
   say("the store \"{}\" of {} rank{}, step {}, is now also \"{}\": {}\n", storage.state.name,
       source.run().ranks, source.run().ranks == 1 ? "" : "s", saved.step, saved.path,
       format_bytes(saved.size_bytes));
@@ -99,11 +104,13 @@ int import_state(const StateOptions& options) {
   StateJson json(options, storage, folder);
   OpenCheckpoint opened = open_state_origin(
       folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved,
-      config.model);
+      config);
   if (opened.application.empty())
     opened.application = {application_for(config, options.ranks, opened.source->position().step)};
+  std::optional<Progress> progress(std::in_place, "making the store");
   const NewStore made = make_store(config.engine, training_model(config), options.ranks,
                                    *opened.source, opened.application);
+  progress.reset();
   say("\"{}\" is now also the store \"{}\" of {} rank{}, step {}, in {}: {}\n", folder,
       storage.state.name, options.ranks, options.ranks == 1 ? "" : "s", made.step,
       fmt::join(storage.paths, ", "), format_bytes(made.size_bytes));

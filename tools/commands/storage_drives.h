@@ -17,7 +17,7 @@ struct StorageDrive {
 };
 
 // Returns the drives of the file system of `folder`. RAID and similar arrays have several drives.
-// Tmpfs and network mounts have none. `sysfs` is the root of the kernel's tree, "/sys".
+// Tmpfs and network mounts have no drives. `sysfs` is the root of the kernel's tree, "/sys".
 std::vector<StorageDrive> storage_drives(const std::string& folder, const std::string& sysfs);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// The files of durable stores. No output of a command may replace them.
+// The files of durable stores. No output of a command may replace these files.
 //
 // Thread rule: one thread.
 #pragma once

@@ -34,7 +34,8 @@ void add_checkpoints(CLI::App& train, CheckpointOptions& options) {
   train
       .add_option("--resume-from", options.resume_from,
                   "Begin a new run with the state of this checkpoint: a folder of sluice train, a "
-                  "universal checkpoint of DeepSpeed, or a model's weights (.safetensors)")
+                  "universal checkpoint of DeepSpeed, a model's weights (.safetensors), or "
+                  "store:NAME, a durable store on storage.paths")
       ->excludes(train.get_option("--init"));
   train.add_flag("--convert", options.converts,
                  "Accept a checkpoint with another precision or other frozen units");

@@ -7,6 +7,7 @@
 
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "tools/commands/store_inputs.h"
+#include "tools/gpt/train/state_origin.h"
 #include "tools/report/event_file.h"
 
 namespace sluice {
@@ -31,6 +32,7 @@ std::string event_file_of(const TrainOptions& options) {
 
 // Checkpoints of both kinds have folders in their folder.
 void add_resumed_folders(OutputFiles& files, const std::string& folder) {
+  if (!store_in(folder).empty()) return;
   files.add_input("--resume-from", folder);
   std::error_code error;  // a folder that cannot be read is refused where it is used
   for (std::filesystem::recursive_directory_iterator entry(folder, error), end;
@@ -58,6 +60,7 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
   files.add_input("storage.calibration", config.engine.storage.calibration);
   const Config::Storage& storage = config.engine.storage;
   add_store_inputs(files, storage.paths, storage.state.name);
+  add_store_inputs(files, storage.paths, store_in(options.checkpoints.resume_from));
   if (!options.checkpoints.root.empty()) {
     for (const CheckpointName& name : list_checkpoints(options.checkpoints.root))
       files.add_input("a checkpoint", options.checkpoints.root + "/" + name.text());

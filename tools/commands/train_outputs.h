@@ -21,7 +21,7 @@ struct TrainOutputs {
   // minutes and leaves a file.
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
 
-  // The call compares all files with the tokens that were made of the text, if any were.
+  // If the text was turned into tokens, the call compares all files with the file of the tokens.
   // Fails with kInput in the cases of OutputFiles::check().
   void compare_with_tokens(const TrainConfig& config);
 

@@ -21,6 +21,7 @@
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/dataset.h"
+#include "tools/report/plan_rates.h"
 #include "tools/tune/run_model.h"
 #include "tools/tune/tune_axes.h"
 
@@ -29,9 +30,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Assumed rates of matrix products, of a core and of a GPU, where nothing is measured.
+// The assumed rate of matrix products, of a core, where nothing is measured.
 constexpr double kAssumedCoreFlops = 50e9;
-constexpr double kAssumedGpuFlops = 200e12;
 constexpr unsigned kProbeSteps = 2;
 
 void refuse_ranks() {
@@ -41,6 +41,19 @@ void refuse_ranks() {
                 fmt::format("tune: {} processes were started, and tune works with one; tune the "
                             "config alone, and check it for several with sluice plan --ranks {}",
                             launch->rank_count, launch->rank_count));
+}
+
+// A file of rates that is wrong is known before any measurement.
+void check_gpu_rates(const std::string& file, const TrainConfig& config) {
+  if (file.empty()) return;
+  if (computes_on_host(config))
+    throw Error(ErrorCode::kConfig,
+                fmt::format("tune: --gpu-rates \"{}\" has the rates of a GPU, but this config "
+                            "computes on the host; set run.device to \"cuda\", or leave it out",
+                            file));
+  PlanRateOptions rates;
+  rates.gpu_file = file;
+  (void)plan_rates(rates, state_format(config.engine));
 }
 
 ConfigDocument document_of(const TuneOptions& options) {
@@ -56,14 +69,14 @@ class Tuning {
   Tuning(const TuneOptions& options, ConfigDocument document)
       : options_(options),
         document_(std::move(document)),
-        model_(document_, calibration()),
+        model_(document_, calibration(), options.gpu_file),
         axes_(tune_axes(document_, model_.given(), outcome_.machine, options.kept)) {}
 
   TuneOutcome run() {
     const Clock::time_point begin = Clock::now();
     model_.assume(options_.flops.value_or(
         model_.is_on_host() ? kAssumedCoreFlops * granted_threads(model_.given().engine.threads)
-                            : kAssumedGpuFlops));
+                            : model_.gpu_flops()));
     if (!options_.dry_run) learn();
     search();
     if (outcome_.search.best.empty() && !outcome_.search.given.prediction.obstacle.empty())
@@ -187,11 +200,13 @@ int run_tune(const TuneOptions& options) {
   const TrainConfig config = train_config(document);
   validate(config.engine);
   check_gpu_config(config);
+  check_gpu_rates(options.gpu_file, config);
   (void)tune_axes(document, config, {}, options.kept);
   if (!options.dry_run) (void)Dataset(config);  // a missing text is known before any measurement
   OutputFiles outputs;
   outputs.add_input("the config", options.config_file);
   outputs.add_input("the text", config.data_file);
+  outputs.add_input("--gpu-rates", options.gpu_file);
   outputs.add_input("storage.calibration", config.engine.storage.calibration);
   OutputFile& output = outputs.add("--output", options.output);
   OutputFile& json = outputs.add("--json", options.json_file);

@@ -1,5 +1,5 @@
 // `sluice tune` searches for settings under which a config runs quicker on this machine. The
-// command first uses the model of the step, and then runs of a few steps.
+// command first predicts with the model of the step, and then makes runs of a few steps.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ struct TuneOptions {
   double seconds = 120;           // for all runs together, about
   bool dry_run = false;           // predict only
   std::optional<double> flops;    // of computation, for dry runs
+  std::string gpu_file;           // of `sluice bench gpu`; empty = none
   bool recalibrate = false;       // measure the machine even if a calibration is at hand
   double calibration_days = 30;   // an older calibration is measured again
   std::string output;             // the tuned config

@@ -37,6 +37,8 @@ void add_tune(CLI::App& app, TuneOptions& options) {
                    "With --dry-run: operations per second that computation reaches")
       ->check(between(1, 1e24))
       ->needs(dry_run);
+  add_input(tune, "--gpu-rates", options.gpu_file,
+            "Figures written by bench gpu --json, for what runs do not measure");
   tune->add_flag("--recalibrate", options.recalibrate,
                  "Measure drives and Adam again, even if a calibration is at hand");
   tune->add_option("--calibration-days", options.calibration_days,

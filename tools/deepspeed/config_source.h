@@ -22,8 +22,8 @@ struct ConfigSource {
 };
 
 // `argument` is a path, or DeepSpeed's base64. `assignments` are KEY=VALUE. The assignments are
-// applied last. Their values also replace an "auto". `values.ranks` is the launcher's number of
-// ranks if there are several.
+// applied last. The assignments' values also replace an "auto". `values.ranks` is the launcher's
+// number of ranks if there are several.
 // Fails with kInput or kConfig. For a DeepSpeed file, one message lists everything that is refused.
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,8 +27,13 @@ struct DeepspeedValues {
   std::optional<std::uint64_t> warmup_steps;
   std::optional<std::uint64_t> steps;
   std::string precision;  // empty = bf16, unless the file has a precision
+  // Ten times it is the "auto" of stage3_param_persistence_threshold.
+  std::optional<std::uint64_t> hidden_size;
   std::string device = "auto";
   std::uint32_t ranks = 1;
+  // Messages call an option by its name here, under the key "micro_batches" for --micro-batches. A
+  // program that has the values from elsewhere, and its own optimizer, says where.
+  std::map<std::string, std::string> names;
 };
 
 struct ImportLine {

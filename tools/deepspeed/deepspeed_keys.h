@@ -31,7 +31,7 @@ struct DeepspeedKey {
   std::string type;     // section, bool, int, number, string, enum, path, pair, object, any
   bool strict = false;  // for a section: DeepSpeed refuses unknown keys in it
   nlohmann::ordered_json fallback;  // DeepSpeed's default; null = none
-  // The option that replaces "auto". If it is empty, the default replaces "auto".
+  // The option that replaces "auto". If there is no such option, the default replaces "auto".
   std::string option;
   std::string refuse;  // the values that are refused
   std::optional<double> least, most;

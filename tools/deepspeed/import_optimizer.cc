@@ -74,7 +74,7 @@ void import_clipping(ImportPass& pass) {
 // No optimizer in the file: the program makes it, and options may say how.
 void import_absent(ImportPass& pass) {
   const DeepspeedValues& values = pass.values();
-  if (!pass.has_section("optimizer"))
+  if (!pass.has_section("optimizer") && values.names.empty())  // a program with names has its own
     pass.report.understood.push_back(
         {.text = "the file has no optimizer: in DeepSpeed the program makes it. Here the config's "
                  "own keys do (optimizer.*), with Sluice's defaults where nothing is given"});

@@ -31,6 +31,8 @@ OrderedJson value_of_option(const DeepspeedValues& values, const DeepspeedKey& r
   if (row.option == "--clip-norm") return given(values.clip_norm);
   if (row.option == "--warmup-steps") return given(values.warmup_steps);
   if (row.option == "--steps") return given(values.steps);
+  if (row.key == "zero_optimization.stage3_param_persistence_threshold" && values.hidden_size)
+    return 10 * *values.hidden_size;
   return {};
 }
 
@@ -120,6 +122,19 @@ void ImportPass::ask_for(const std::string& option) {
     report.options.push_back(option);
 }
 
+void ImportPass::refuse_conflict(const std::string& key, const std::string& in_file,
+                                 const std::string& option, const std::string& of_option) {
+  std::string name = option.substr(2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  const auto given = values_.names.find(name);
+  refuse(key, given == values_.names.end()
+                  ? fmt::format("the file says {}, but {} says {}: leave one of them out", in_file,
+                                option, of_option)
+                  : fmt::format("the file says {}, but {} is {}: write \"auto\" in the file, or "
+                                "the same value in both",
+                                in_file, given->second, of_option));
+}
+
 void ImportPass::set_entry(const std::string& key, const OrderedJson& value) {
   entries_[key].value = value;
   if (entries_[key].written.empty()) entries_[key].written = key;
@@ -197,9 +212,8 @@ void ImportPass::add_leaf(const DeepspeedKey& row, const std::string& written,
   if (!note.empty()) understood(row.key, note);
   if (!is_mapped) return not_needed(row.key, may_refuse ? "it is off" : row.why);
   const OrderedJson option = value_of_option(values_, row);
-  if (!option.is_null() && option != *typed)
-    refuse(row.key, fmt::format("the file says {}, but {} says {}: leave one of them out",
-                                typed->dump(), row.option, option.dump()));
+  if (!option.is_null() && !row.option.empty() && option != *typed)
+    refuse_conflict(row.key, typed->dump(), row.option, option.dump());
 }
 
 void ImportPass::judge_auto(Entry entry) {
@@ -209,7 +223,9 @@ void ImportPass::judge_auto(Entry entry) {
   if (!entries_[row.key].value.is_null()) return;
   if (row.option.empty())
     return row.key_class == DeepspeedClass::kMap
-               ? understood(row.key, row.fallback.is_null()
+               ? understood(row.key, row.key == "scheduler.params.warmup_max_lr"
+                                         ? "the optimizer's learning rate"
+                                     : row.fallback.is_null()
                                          ? "as if it were missing"
                                          : "DeepSpeed's default, " + row.fallback.dump())
                : not_needed(row.key, row.why);

@@ -50,6 +50,9 @@ class ImportPass {
   void understood(const std::string& key, const std::string& text);
   void refuse(const std::string& key, const std::string& text);
   void ask_for(const std::string& option);
+  // Refuses `key` because the file and an option have different values.
+  void refuse_conflict(const std::string& key, const std::string& in_file,
+                       const std::string& option, const std::string& of_option);
 
   // The call adds the file's entries, outer sections before inner ones. The table's row decides
   // about each entry.
@@ -84,8 +87,8 @@ void import_precision(ImportPass& pass);
 void import_optimizer(ImportPass& pass);
 void import_scheduler(ImportPass& pass);
 
-// Returns `value` in the row's type. If that fails, returns nothing and puts the reason into `why`.
-// `note` describes a value that was understood as something else.
+// Returns `value` in the row's type. If the conversion fails, returns nothing and puts the reason
+// into `why`. `note` describes a value that was understood as something else.
 std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJson& value,
                                          std::string& why, std::string& note);
 // Whether the row refuses `value`.

@@ -21,9 +21,11 @@ double data_ranks(const ImportPass& pass) {
 }
 
 const char* precision_of(const ImportPass& pass) {
-  const bool bf16_is_open = pass.is_auto("bf16.enabled");
-  const bool fp16_is_open = pass.is_auto("fp16.enabled");
   const std::string& chosen = pass.values().precision;
+  const bool is_for_the_program =
+      !chosen.empty() && !pass.has_section("bf16") && !pass.has_section("fp16");
+  const bool bf16_is_open = is_for_the_program || pass.is_auto("bf16.enabled");
+  const bool fp16_is_open = is_for_the_program || pass.is_auto("fp16.enabled");
   const bool bf16 = pass.boolean("bf16.enabled").value_or(bf16_is_open && chosen == "bf16");
   const bool fp16 = pass.boolean("fp16.enabled").value_or(fp16_is_open && chosen == "fp16");
   if (bf16) return "bf16";
@@ -94,6 +96,15 @@ void import_batch(ImportPass& pass) {
     return pass.refuse(kTrainBatch, fmt::format("it is {}, but {} {} x {} {} x {} ranks are {}",
                                                 *total, kMicroBatch, *batch, kMicroBatches,
                                                 *micro_batches, ranks, product));
+  // Values that the file does not write, but that follow from its others.
+  const auto compare = [&pass](const char* key, std::uint64_t derived, const char* option,
+                               std::optional<std::uint64_t> given) {
+    if (pass.find(key) == nullptr && given && derived != *given)
+      pass.refuse_conflict(key, fmt::format("{}, by its train_batch_size", derived), option,
+                           std::to_string(*given));
+  };
+  compare(kMicroBatch, *batch, "--batch", pass.values().batch);
+  compare(kMicroBatches, *micro_batches, "--micro-batches", pass.values().micro_batches);
   pass.map(kMicroBatch, "batch.sequences", *batch);
   pass.map(kMicroBatches, "batch.micro_batches", *micro_batches);
   if (total) pass.not_needed(kTrainBatch, fmt::format("it is their product with {} ranks", ranks));
@@ -116,8 +127,7 @@ void import_precision(ImportPass& pass) {
   pass.map(key, "precision.parameters", precision,
            precision == "fp32" ? "neither bf16 nor fp16 is on" : "");
   if (!pass.values().precision.empty() && pass.values().precision != precision)
-    pass.refuse(key, fmt::format("the file says {}, but --precision says {}: leave one of them out",
-                                 precision, pass.values().precision));
+    pass.refuse_conflict(key, precision, "--precision", pass.values().precision);
   if (precision == "fp16") import_loss_scale(pass);
   const auto stage = pass.integer("zero_optimization.stage").value_or(0);
   const bool checks = pass.boolean("bf16.check_grad_overflow").value_or(true);

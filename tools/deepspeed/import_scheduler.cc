@@ -44,8 +44,14 @@ void import_warmup(ImportPass& pass, const std::string& type) {
   pass.map(kSchedulerParams + "warmup_min_lr", "optimizer.warmup_start", start);
   if (type == "WarmupDecayLR")
     pass.map(kSchedulerParams + "warmup_min_lr", "optimizer.minimum_learning_rate", start);
-  if (const auto peak = pass.number(kSchedulerParams + "warmup_max_lr"))
+  if (const auto peak = pass.number(kSchedulerParams + "warmup_max_lr")) {
+    // A program's learning rate has to be the same, as in transformers.
+    const std::optional<double> given = pass.values().learning_rate;
+    if (given && !pass.values().names.empty() && *given != *peak)
+      pass.refuse_conflict(kSchedulerParams + "warmup_max_lr", OrderedJson(*peak).dump(), "--lr",
+                           OrderedJson(*given).dump());
     return pass.map(kSchedulerParams + "warmup_max_lr", "optimizer.learning_rate", *peak);
+  }
   const bool is_of_optimizer =
       type == "WarmupLR" || pass.is_auto(kSchedulerParams + "warmup_max_lr");
   if (!is_of_optimizer)

@@ -1,5 +1,5 @@
-// The memory that DeepSpeed's own estimators state for a model. A plan can show its numbers beside
-// them. The estimators are estimate_zero2_model_states_mem_needs() in
+// The memory that DeepSpeed's own estimators state for a model. A plan can show the estimators'
+// numbers beside its own. The estimators are estimate_zero2_model_states_mem_needs() in
 // deepspeed/runtime/zero/stage_1_and_2.py, and estimate_zero3_model_states_mem_needs() in
 // deepspeed/runtime/zero/stage3.py. The numbers equal the estimators' numbers to the byte. The
 // estimators count parameters, gradients and optimizer state, and no activations.

@@ -27,8 +27,8 @@ std::string event_of_scalars(double wall_time_s, std::uint64_t step,
 std::string event_of_text(double wall_time_s, std::uint64_t step, std::string_view tag,
                           std::string_view text);
 
-// A name such as "events.out.tfevents.SECONDS.HOST.PID". TensorBoard takes it for an event file,
-// and no other process uses it.
+// A name such as "events.out.tfevents.SECONDS.HOST.PID". TensorBoard takes a file of this name for
+// an event file, and no other process uses the name.
 std::string event_file_name(double wall_time_s);
 
 }  // namespace sluice

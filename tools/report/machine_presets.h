@@ -1,6 +1,6 @@
 // GPUs and drives by name, for plans of a machine that is not at hand. The figures are those of the
 // makers' data sheets. Prefer a measured rate (`sluice bench io`), because drives for desktop
-// computers keep such a write rate only until their cache is full. Pure.
+// computers keep the write rate of the data sheet only until their cache is full. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ struct GpuPreset {
   double flops;
 };
 
-// The figures of one drive. `written_bytes` is the number of bytes that may be written in its life.
+// The figures of one drive. `written_bytes` is the number of bytes that may be written to the drive
+// during its life.
 struct DrivePreset {
   const char* name;
   double read_bytes_per_second;

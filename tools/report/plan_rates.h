@@ -1,7 +1,8 @@
 // The rates that a plan uses.
 // Each source takes precedence over the sources before it:
 // - Assumed rates, and a GPU's data sheet.
-// - Figures of `sluice bench gpu`. For the drive, a drive's data sheet takes their place.
+// - Figures of `sluice bench gpu`. For the drive, a drive's data sheet takes the place of these
+//   figures.
 // - Calibration files of `sluice bench io` and `sluice bench adam`.
 // - Rates stated by options.
 // Each rate is listed with its source.
@@ -20,7 +21,7 @@ struct PlanRateOptions {
   std::string io_file;    // empty = none
   std::string adam_file;  // empty = none
   std::string gpu_file;   // of `sluice bench gpu`; empty = none
-  // The texts of the options. Each is a size per second, or a number such as "2e9".
+  // The texts of the options. Each text is a size per second, or a number such as "2e9".
   std::string read, write, copy;  // empty = not stated
   std::string link;               // a rank's link to the others; empty = it takes no time
   std::string drives;             // for drive_set(); empty = none

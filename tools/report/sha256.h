@@ -1,6 +1,6 @@
 // SHA-256, as published in FIPS 180-4.
 //
-// Thread rule: one thread per object; file_sha256() is a function of the file system.
+// Thread rule: one thread per object; any thread may call file_sha256().
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,8 @@ class Sha256 {
   std::unique_ptr<evp_md_ctx_st, FreeContext> context_;
 };
 
-// The function is for SaveOptions::sha256. It reads the file once, whatever the ranges are.
+// The function is for SaveOptions::sha256. The function reads the file once, whatever the ranges
+// are.
 // Fails with kIo, kDamaged or others, naming the file and the place that cannot be read.
 std::vector<std::string> file_sha256(const FileRanges& file);
 

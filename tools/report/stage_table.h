@@ -1,6 +1,6 @@
 // The state that each ZeRO stage leaves on one of several ranks, for `sluice plan --stages`. The
 // function computes the bytes at rest by kind, and the peak use in each phase of a step. The homes
-// are those of the config, if the stage offers these homes. Pure.
+// are as in the config, if the stage offers these homes. Pure.
 #pragma once
 
 #include <array>

@@ -26,12 +26,12 @@ class LimitMeter {
  public:
   // `engine` must outlive the meter. `calibration` is a file that `sluice bench io` wrote; empty =
   // none. A file that lacks reads, writes or the mix of both is ignored. `commit_every` is that of
-  // the engine's durable store, if it has one.
+  // the engine's durable store, if the engine has a durable store.
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
              MicroBatchOrder order, std::string calibration, std::uint32_t commit_every = 1);
 
-  // To be called at the end of each step. The first step is ignored, because it touches memory for
-  // the first time.
+  // Must be called at the end of each step. The first step is ignored, because it touches memory
+  // for the first time.
   void note(const StepReport& report);
 
   // Returns nothing before the third step.

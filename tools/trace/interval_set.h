@@ -19,13 +19,13 @@ class IntervalSet {
 
   // Adds [begin, end). An empty interval is ignored.
   void add(std::uint64_t begin_ns, std::uint64_t end_ns);
-  // To be called after the last add().
+  // Must be called after the last add().
   void seal();
 
   // The part of [begin, end) that lies in at least one interval.
   std::uint64_t busy_ns(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   std::uint64_t busy_ns() const { return busy_ns(0, UINT64_MAX); }
-  // This part as a share of [begin, end). The share is 0 if [begin, end) is empty.
+  // The busy time as a share of [begin, end). The share is 0 if [begin, end) is empty.
   double share(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   // The average number of simultaneous intervals over [begin, end).
   // Requires: kDepth.

@@ -35,8 +35,8 @@ std::vector<TraceLane> lanes_of(const TraceAnalysis& analysis, std::uint64_t ori
 std::vector<LaneSpan> spans_of(const TraceAnalysis& analysis, TraceKind kind,
                                std::uint64_t origin_ns);
 
-// The function joins two spans of the same unit and subject, if the second one begins less than
-// `apart_us` after the end of the first one.
+// The function joins two spans of the same unit and subject, if the second span begins less than
+// `apart_us` after the end of the first span.
 void join_spans(std::vector<LaneSpan>& spans, std::uint64_t apart_us);
 
 // The function packs each span into four varints, and the whole into Base64. The varints are the

@@ -1,4 +1,4 @@
-// Finds the rank that the other ranks wait for, which is the last one to enter a collective.
+// Finds the rank that the other ranks wait for. This rank is the last to enter a collective.
 //
 // Thread rule: pure.
 #pragma once

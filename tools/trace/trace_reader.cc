@@ -62,11 +62,15 @@ class MappedFile {
                 fmt::format("cannot read the trace \"{}\": {}", path, errno_text(error)));
   }
 
-  // The file, the records, and what is made of them.
+  // Refuses a trace that is too large to be read whole: a page of so many steps is of no use, and
+  // a training run beside may need the memory.
   void check_memory(const std::string& path) const {
-    constexpr std::uint64_t kTimes = 3;
+    constexpr std::uint64_t kTimes = 3;  // the file, the records, and what is made of them
+    constexpr std::uint64_t kWholeBytesMax = 4_GiB;
     const std::uint64_t memory_bytes = topology().memory_bytes;
-    if (memory_bytes == 0 || size_bytes_ <= memory_bytes / 2 / kTimes) return;
+    if (size_bytes_ <= kWholeBytesMax &&
+        (memory_bytes == 0 || size_bytes_ <= memory_bytes / 2 / kTimes))
+      return;
     throw Error(
         ErrorCode::kOutOfMemory,
         fmt::format("the trace \"{}\" has {}; to read it whole takes {} of this machine's {}. "

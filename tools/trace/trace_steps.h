@@ -17,7 +17,7 @@
 namespace sluice {
 
 // All steps that ended. If there are other steps, the first step is left out. The first step
-// touches memory for the first time and finds no data there.
+// touches memory for the first time, and finds none of its data in memory.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 struct StepMeans {

@@ -36,8 +36,8 @@ struct MachineCalibration {
 
   // Sets the storage rates for requests of `request_bytes`. `depth` requests are in flight. A rate
   // between the measured sizes and depths is interpolated over the logarithms. Beyond the measured
-  // ones, the nearest rate counts. The latency is that of a small read alone, minus the part that
-  // other requests in flight hide.
+  // sizes and depths, the nearest rate counts. The latency is that of a small read alone, minus the
+  // part that other requests in flight hide.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 
@@ -70,7 +70,7 @@ std::string calibration_file(const std::string& hardware);
 std::optional<MachineCalibration> load_calibration(const std::string& path,
                                                    const std::string& hardware, std::string& why);
 // The function writes the file by a rename, and makes its folder. Returns the reason of a failure.
-// The text is empty if there was none.
+// The text is empty if nothing has failed.
 std::string save_calibration(const std::string& path, const MachineCalibration& calibration);
 
 }  // namespace sluice

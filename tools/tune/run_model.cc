@@ -12,7 +12,6 @@
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
-#include "tools/report/plan_rates.h"
 
 namespace sluice {
 namespace {
@@ -59,13 +58,24 @@ void scale_units(const TrainConfig& measured, const TrainConfig& config, Rates& 
   }
 }
 
+PlanRates stated_rates(const TrainConfig& config, const MachineCalibration& machine,
+                       const std::string& gpu_file) {
+  PlanRateOptions options;
+  options.adam = machine.adam_parameters_per_second;
+  options.gpu_file = gpu_file;
+  options.is_on_host = computes_on_host(config);
+  return plan_rates(options, state_format(config.engine));
+}
+
 }  // namespace
 
-RunModel::RunModel(const ConfigDocument& given, MachineCalibration machine)
+RunModel::RunModel(const ConfigDocument& given, MachineCalibration machine,
+                   const std::string& gpu_file)
     : text_(values_of(given)),
       given_(train_config(given)),
       machine_(std::move(machine)),
       is_on_host_(computes_on_host(given_)),
+      stated_(stated_rates(given_, machine_, gpu_file)),
       room_(memory_room()) {
   validate(given_.engine);
 }
@@ -96,10 +106,8 @@ std::string RunModel::text_with(const TuneSettings& settings) const {
   return values.dump(2) + "\n";
 }
 
-Rates RunModel::rates_for(const TrainConfig& config, const StateFormat& format) const {
-  PlanRateOptions options;
-  options.adam = machine_.adam_parameters_per_second;
-  Rates rates = plan_rates(options, format).rates;
+Rates RunModel::rates_for(const TrainConfig& config) const {
+  Rates rates = stated_.rates;
   const auto take = [](double measured, double& rate) {
     if (measured > 0) rate = measured;
   };
@@ -141,16 +149,16 @@ TunePrediction RunModel::predicted(TrainConfig config) const {
   for (const UnitSpec& unit : request.model.units)
     request.forward_flops.push_back(2 * elements_of(unit) * tokens);
   request.flops = flops_;
-  const StateFormat format = state_format(config.engine);
-  request.rates = rates_for(config, format);
+  request.rates = rates_for(config);
   const Planning planning(request);
   const PlannedPlacement planned = planning.place("config", config.engine.placement);
   if (!planned.obstacle.empty()) return {.obstacle = planned.obstacle};
   host.device_pool_bytes = is_on_host_ ? planned.placement.device_bytes() : 0;
   host.host_pool_bytes = planned.placement.host_bytes();
   if (const auto shortage = shortage_of(host)) return {.obstacle = *shortage};
-  const std::uint64_t request_bytes = static_cast<std::uint64_t>(
-      static_cast<double>(planning.layout().block_elements()) * format.state_bytes_per_element());
+  const std::uint64_t request_bytes =
+      static_cast<std::uint64_t>(static_cast<double>(planning.layout().block_elements()) *
+                                 state_format(config.engine).state_bytes_per_element());
   // Lanes bound what is in flight, too; the simulation sees that by the latency.
   machine_.set_storage_rates_for(request_bytes, config.engine.storage.queue_depth, request.rates);
   const StepCost cost = planning.step_of(planned.placement, planned.policy, planning.rates());

@@ -28,10 +28,10 @@ struct TournamentPlan {
   std::size_t candidates = 0;
 };
 
-// The function plans as much as fits into `seconds`. The function assumes that a step takes
+// The function plans as many runs as fit into `seconds`. The function assumes that a step takes
 // `step_s` and a run begins after `begin_s`. `steps` is the number of steps that the user has
-// chosen, and the plan keeps it. 0 means that the user has chosen none. The plan has at least one
-// round of one step for one candidate.
+// chosen, and the plan keeps this number. 0 means that the user has chosen no number. The plan has
+// at least one round of one step for one candidate.
 TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, unsigned steps,
                                std::size_t candidates);
 
@@ -39,7 +39,7 @@ TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, un
 // contender's part in the tournament.
 using RunContender = std::function<double(std::size_t index, unsigned round)>;
 
-// Contender 0 is the given config. Every round begins with another contender.
+// Contender 0 is the given config. Every round begins with a different contender.
 // Fails with the errors of `run`, if the given config fails and `given_must_run` is true.
 std::vector<Contender> run_tournament(std::size_t contenders, unsigned rounds, bool given_must_run,
                                       const RunContender& run);

@@ -1,5 +1,5 @@
-// The config.json of a model, with messages that name the file and the key. Also the builder of a
-// model's units.
+// The config.json of a model, with messages that name the file and the key. This header also has
+// the builder of a model's units.
 //
 // Thread rule: a file is constant after construction. One thread uses a builder.
 #pragma once
@@ -23,7 +23,7 @@ class ConfigJson {
   // `argument` is a config.json or a folder with one.
   // Fails with kInput if the file cannot be read, is no JSON object, or is nested too deep.
   explicit ConfigJson(const std::string& argument);
-  // `values` are those of a config.json. Messages call the file `name`.
+  // `values` are the values of a config.json. Messages call the file `name`.
   ConfigJson(std::string name, nlohmann::json values)
       : path_(std::move(name)), values_(std::move(values)) {}
 

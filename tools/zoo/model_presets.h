@@ -11,7 +11,8 @@
 
 namespace sluice {
 
-// The config of the model `name`, in upper or lower case. The result is empty if there is none.
+// The config of the model `name`, in upper or lower case. The result is empty if there is no such
+// model.
 std::optional<ConfigJson> model_preset(const std::string& name);
 
 // All names, with commas between them.

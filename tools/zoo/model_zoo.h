@@ -22,8 +22,8 @@ struct UnitWork {
   // sees half of a sequence. Attention without a mask, or to an encoder of the same length, counts
   // with twice its width. The keys of an encoder of fixed length count in `product_elements`.
   std::uint64_t attention_width = 0;
-  // The number of the unit's tokens for each sequence, if that number is fixed; 0 = it is the
-  // sequence's own. An encoder of sound has a fixed number of frames.
+  // The number of the unit's tokens for each sequence, if that number is fixed; 0 = the number is
+  // that of the sequence. An encoder of sound has a fixed number of frames.
   double fixed_tokens = 0;
 };
 
@@ -40,7 +40,7 @@ struct ZooModel {
   // embedding.
   ModelSpec spec;
   std::vector<UnitWork> work;  // by unit
-  // The names that one tensor may have. The first one is the tensor's name in `spec`. If the list
+  // The names that one tensor may have. The first name is the tensor's name in `spec`. If the list
   // is empty, no tensor is tied.
   std::vector<std::string> tied;
   double active_parameters = 0;  // that a token uses; all, if there are no experts
@@ -50,8 +50,8 @@ struct ZooModel {
   std::uint64_t context = 0;     // the largest number of tokens of a sequence
   PositionLimit limit = PositionLimit::kTraining;
   // The number of values per token that a layer keeps for its backward pass. These values are the
-  // inputs of the norms, products and activations. This assumes that attention keeps no matrix of
-  // scores.
+  // inputs of the norms, products and activations. The number assumes that attention keeps no
+  // matrix of scores.
   std::uint64_t kept_values = 0;
   // Layers whose number of tokens is fixed, and the values that each of them keeps per sequence.
   std::uint64_t fixed_layers = 0;

@@ -1,5 +1,6 @@
-// The readers of model_zoo.h, by family. Each function sets everything except `architecture` and,
-// for a tied head, the orders of units. The functions fail with kConfig.
+// The functions that read models for model_zoo.h, one function for each family of models. Each
+// function sets everything except `architecture` and, for a tied head, the orders of units. The
+// functions fail with kConfig.
 //
 // Thread rule: pure; any thread.
 #pragma once

@@ -39,7 +39,7 @@ class SLUICE_EXPORT Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// "Input/output error" for 5. Thread-safe, unlike strerror.
+// The text of an errno, such as "Input/output error" for 5. Thread-safe, unlike strerror.
 SLUICE_EXPORT std::string errno_text(int error_number);
 
 // Prints the place and the message to stderr and aborts, because no state is worth keeping after a
@@ -49,7 +49,7 @@ SLUICE_EXPORT std::string errno_text(int error_number);
 
 }  // namespace sluice
 
-// Active in every build. `message` is a string literal that states the contract.
+// The check is active in every build. `message` is a string literal that states the contract.
 #define SLUICE_CHECK(condition, message)                               \
   do {                                                                 \
     if (!(condition)) [[unlikely]]                                     \

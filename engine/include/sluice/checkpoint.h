@@ -16,7 +16,8 @@
 
 namespace sluice {
 
-// Ranges of a file in a checkpoint, which may overlap: the whole file, and each of its tensors. The
+// The argument of SaveOptions::sha256: a file of a checkpoint, and ranges of the file. The ranges
+// are the whole file, and each of its tensors, so they overlap. At the time of the call, the
 // checkpoint is complete, but has no name yet.
 struct FileRanges {
   struct Range {
@@ -41,10 +42,11 @@ struct SaveOptions {
   std::map<std::string, double> hyperparameters = {};
   // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
-  // Computes the SHA-256 of each range, as 64 hexadecimal digits, for the manifest. Each file is
-  // given once, so that the function can read it once. Every rank gives this function. A later call
-  // gives the checkpoint its name. That call first reads the rank's share of the files again,
-  // perhaps on another thread. After begin_save(), the later call is begin_step() or finish_save().
+  // Computes the SHA-256 of each range, as 64 hexadecimal digits, for the manifest. The engine
+  // passes each file once, so that the function can read the file once. Every rank has to set this
+  // function. The call that gives the checkpoint its name first reads the rank's share of the files
+  // again, perhaps on another thread. After begin_save(), that call is begin_step() or
+  // finish_save().
   std::function<std::vector<std::string>(const FileRanges& file)> sha256 = {};
 };
 

@@ -36,7 +36,7 @@ SLUICE_EXPORT std::string_view name_of(NonFinitePolicy policy);
 
 // The treatment of units that no rank has used in backward during the step.
 // - kUpdate: their gradient is zero, and the update decays moments and weights.
-// - kSkip: nothing of them changes, moves, or counts as an update, as for a parameter without
+// - kSkip: such units do not change, move no bytes and count no update, as a parameter without
 //   gradient in torch's optimizers.
 // - kLazy: the bits are those of kUpdate, but a unit whose state is on storage makes up for its
 //   missed updates later, all at once.
@@ -136,8 +136,8 @@ struct Config {
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     UntouchedPolicy untouched = UntouchedPolicy::kUpdate;
-    // The largest number of updates that a unit may miss under kLazy; at least 1. After that many,
-    // the unit makes up for the missed updates even if no step uses it. A larger number saves
+    // The largest number of updates that a unit may miss under kLazy; at least 1. After that many
+    // missed updates, the unit makes up for them even if no step uses it. A larger number saves
     // bytes, and needs more memory and arithmetic at once.
     std::uint32_t lazy_max = 1000;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
@@ -148,8 +148,8 @@ struct Config {
     struct Group {
       std::vector<std::string> tensors;  // patterns: '*' any characters, '?' one
       double learning_rate_factor = 1;   // times the step's learning rate
-      // If this is empty, the group has the optimizer's decay. A tensor with WeightDecay::kNone
-      // then has no decay.
+      // If this is empty, the group has the optimizer's decay, except for tensors with
+      // WeightDecay::kNone, which have no decay.
       std::optional<double> weight_decay = {};
     };
     std::vector<Group> groups;
@@ -209,7 +209,7 @@ struct Config {
     // At stage 2, they also share the gradients. At stage 3, they also share the parameters.
     std::uint32_t stage = 3;
     // The number of consecutive ranks that share a copy of the state. Other ranks have copies of
-    // their own. 0 stands for all ranks. A divisor of the number of ranks.
+    // their own. 0 stands for all ranks. This number must divide the number of all ranks.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
     // At stage 3, a unit whose parameters take at most this many bytes stays whole on every rank's
@@ -232,7 +232,8 @@ struct Config {
 // Reads the engine's part of `document`.
 SLUICE_EXPORT Config engine_config(const ConfigDocument& document);
 
-// Checks values that code may have set wrongly; a config read from a file passes.
+// Checks values that an application's code may have set wrongly; a config that was read from a file
+// passes.
 // Fails with kConfig, naming the member.
 SLUICE_EXPORT void validate(const Config& config);
 

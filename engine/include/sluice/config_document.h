@@ -38,7 +38,8 @@ class SLUICE_EXPORT ConfigDocument {
   void set(std::string_view assignment);
 
   // The value of a key such as "optimizer.beta1", or its default in the schema.
-  // Requires: the schema knows the key with that type, and has a default unless find_* is used.
+  // Requires: the schema has the key with the function's type, and has a default unless a find_
+  // function is called.
   double number(std::string_view key) const;
   std::uint64_t integer(std::string_view key) const;
   bool boolean(std::string_view key) const;
@@ -52,7 +53,7 @@ class SLUICE_EXPORT ConfigDocument {
   std::optional<std::uint64_t> find_integer(std::string_view key) const;
   // The result is empty if the value has another type.
   std::optional<std::string> find_string(std::string_view key) const;
-  // A size, or empty for "auto".
+  // The value as a size; empty for "auto".
   std::optional<std::uint64_t> size_bytes(std::string_view key) const;
 
   // The value of any key as JSON; "null" if neither the file nor the schema gives a value.

@@ -55,14 +55,14 @@ struct DetachedUpdate {
 };
 
 struct DetachedReport {
-  // Since the optimizer was made.
+  // Counts since the optimizer was made.
   std::uint64_t read_bytes = 0;         // from storage
   std::uint64_t write_bytes = 0;        // to storage
   std::uint64_t updated_elements = 0;   // whose update is complete
   std::uint64_t adopted_elements = 0;   // 16-bit values that the application had changed
   std::uint64_t non_finite_blocks = 0;  // blocks that an update left with an infinity or a NaN
   std::string non_finite_tensor;        // the tensor of the first of them
-  // As planned.
+  // Planned sizes.
   std::uint64_t host_bytes = 0;       // in host memory: state, and lanes for state on storage
   std::uint64_t storage_bytes = 0;    // on storage
   std::uint64_t pass_read_bytes = 0;  // read by one update of every tensor; as many are written

@@ -23,8 +23,9 @@
 //
 // Thread rule: one thread at a time. Computation runs on the device's streams.
 // Floating-point environment: the engine rounds to nearest and keeps denormal numbers, whatever the
-// caller has set, on its own threads and within every call. So do functions that a call runs for
-// the application, such as InitialValues. The caller's setting is unchanged after the call.
+// caller has set, on its own threads and within every call. Functions that a call runs for the
+// application, such as InitialValues, run in the same environment. The caller's setting is
+// unchanged after the call.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
 // engine permanently, and every later call names the last complete step. Storage files have no name
 // and vanish with the process, unless Config::Storage::State names a durable store. After kTimeout
@@ -35,8 +36,8 @@
 // not exist, a range beyond a tensor's end, and a stream of another device. Further examples are a
 // call during another thread's call, and a call on a lease, step or engine that is over. Failures
 // outside of Sluice throw Error too, each with its own code. Leases and steps may be destroyed in
-// any order, even after their engine. Device and collectives must outlive the engine, which Sluice
-// cannot check. SLUICE_CHECK aborts only if Sluice contradicts itself. Please report such a defect.
+// any order, even after their engine. Device and collectives must outlive the engine; Sluice cannot
+// check this. SLUICE_CHECK aborts only if Sluice contradicts itself. Please report such a defect.
 #pragma once
 
 #include <functional>
@@ -98,7 +99,8 @@ class SLUICE_EXPORT Engine {
   // - kInput: the durable store is in use, incomplete, or of another model.
   // - kDamaged: no commit of the durable store can be read.
   // - kUnsupported: this machine cannot do what the config asks for.
-  // - kRanks: the ranks disagree about model or config, or a rank is gone.
+  // - kRanks: the ranks disagree about model or config, their local units have different shapes or
+  //   the same names, or a rank is gone.
   // After a failure, nothing is left behind.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          Collectives* ranks = nullptr);
@@ -109,10 +111,11 @@ class SLUICE_EXPORT Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Sets the fp32 master weights, with zero moments. Once, before the first step.
+  // Sets the fp32 master weights, and sets the moments to zero. Once, before the first step.
   // Fails with:
   // - kNonFinite: a value is not finite. The message names tensor and element.
-  // - kInvalidArgument: there is no function, or the engine or its durable store has a state.
+  // - kInvalidArgument: there is no function, or the engine or its durable store already has a
+  //   state.
   // - kIo and others: a transfer has failed.
   // After a failure, initialize() can be called again.
   void initialize(const InitialValues& values);
@@ -128,14 +131,14 @@ class SLUICE_EXPORT Engine {
   //   commit of the source's step.
   // - kUnsupported: the durable store holds a state with frozen units.
   // - kRanks: ranks have sources at different positions.
-  // After a failure, either function can be called again. A durable store then still has its last
-  // commit, and open_or_create() continues from there.
+  // After a failure, initialize() or restore() can be called. A durable store then still has its
+  // last commit, and open_or_create() continues from there.
   // `application` is the application's data. The data is committed with this state to a durable
   // store, as in FinishOptions::application.
   void restore(StateSource& source, const std::string& application = {});
 
-  // Sets the fp32 masters of `tensors`, and with them their parameters, between two steps. Moments,
-  // step and all other tensors stay as they are. All ranks give the same list.
+  // Sets the fp32 masters of `tensors`, and the parameters that follow from them, between two
+  // steps. Moments, step and all other tensors stay as they are. All ranks give the same list.
   // Fails with:
   // - kInvalidArgument: a step is active, the state has no values yet, there is no function, or a
   //   tensor does not exist.
@@ -158,7 +161,7 @@ class SLUICE_EXPORT Engine {
   // - kInput: numbers of the config have changed.
   // - kIo or kDamaged: the store cannot be read.
   // - The errors of initialize().
-  // The constructor has refused a store that is in use, incomplete, or of another model.
+  // The constructor has already refused a store that is in use, incomplete, or of another model.
   OpenedState open_or_create(const InitialValues& values, const OpenOptions& options = {});
   // The last step whose commit is durable on this rank. One step later, the commit is durable on
   // every rank. After the constructor, this is the step that open_or_create() continues from. The
@@ -178,6 +181,7 @@ class SLUICE_EXPORT Engine {
   // Fails with:
   // - kInvalidArgument: a step is active.
   // - kInput, kNoSpace or kIo, on all ranks: a file cannot be written. The message names the file.
+  // - kUnsupported: several ranks have local units (UnitSpec::is_local).
   // After a failure, the engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
   // Begins to write the same checkpoint as save(). The call returns when the files have their space
@@ -194,8 +198,9 @@ class SLUICE_EXPORT Engine {
   // - kInvalidArgument: memory.save_buffers is 0.
   // - The failure of the previous save, if no call has thrown it.
   void begin_save(const std::string& root, const SaveOptions& options);
-  // Returns the checkpoint of begin_save(), once some later call has given it its name. The result
-  // is empty while the checkpoint is being written, and after poll_save() has returned it.
+  // Returns the checkpoint of begin_save(), once a later call has given the checkpoint its name.
+  // The result is empty while the checkpoint is being written, and after poll_save() has returned
+  // it.
   // Fails with the failure of the save, once. If neither poll_save() nor finish_save() takes the
   // failure, the next begin_step(), begin_save(), save() or close() throws it. The engine can
   // continue, and the contents of the folder are as before.
@@ -216,21 +221,22 @@ class SLUICE_EXPORT Engine {
   Step begin_step(const StepOptions& options);
   Inference begin_inference();
 
-  // From the next step on, StepReport::gradient_norm, clipping, skipped steps and the loss scale
-  // are those of the whole group. With a group that has no function, the norm and the other numbers
-  // are the engine's own again. Several ranks of one engine give the same tensors.
+  // From the next step on, the engine uses the group's numbers: StepReport::gradient_norm,
+  // clipping, skipped steps and the loss scale are those of the whole group. With a group that has
+  // no function, the norm and the other numbers are the engine's own again. Several ranks of one
+  // engine give the same tensors.
   // Fails with:
   // - kInvalidArgument: a step is active, a tensor does not exist, or there are tensors but no
   //   function.
   // - kRanks: the groups of the ranks differ.
   void set_norm_group(NormGroup group);
 
-  // Returns when every scheduled update has been applied and its state is back at home.
+  // Returns when every scheduled update has been applied and the updated state is back at home.
   void drain();
-  // The last call. Drains, commits the last step to a durable store, and throws an update's failure
-  // that no call has thrown yet. Under overlap, an update may fail after the last finish(). Steps,
-  // inferences and read_state() are refused afterwards. A second call throws the same failure, if
-  // there was one.
+  // This call is the last call of an engine. Waits for the updates, commits the last step to a
+  // durable store, and throws an update's failure that no call has thrown yet. Under overlap, an
+  // update may fail after the last finish(). Steps, inferences and read_state() are refused
+  // afterwards. A second call of close() throws the same failure, if there was one.
   // Fails with:
   // - kInvalidArgument: a step or an inference is active.
   // - The engine's first failure, if there was one.
@@ -248,7 +254,7 @@ class SLUICE_EXPORT Engine {
 
   // The call copies elements [first_element, ...) of a tensor's state to `target`, as whole
   // elements. Elements of kParameter have the compute dtype; all others are fp32. A moment that the
-  // optimizer does not keep is zero.
+  // optimizer does not keep is zero. A rank reads its local units alone.
   // Fails with:
   // - kInvalidArgument: a step is active, the tensor does not exist, the range goes beyond its end,
   //   or the unit is frozen and has no moments.
@@ -257,14 +263,14 @@ class SLUICE_EXPORT Engine {
                   std::span<std::byte> target);
 
   // Returns the `own` of every rank, in the order of the ranks. Without ranks, the result has a
-  // single entry. All ranks call exchange() at the same point, as they do with all calls that
+  // single entry. All ranks call exchange() at the same point, as they call all functions that
   // begin, end or read.
   std::vector<double> exchange(double own);
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
 
   // Returns the unit or the tensor of that name.
-  // Fails with kInvalidArgument if the model has none of that name.
+  // Fails with kInvalidArgument if the model has no unit or tensor of that name.
   UnitId unit(std::string_view name) const;
   TensorId tensor(std::string_view name) const;
 
@@ -281,7 +287,8 @@ class SLUICE_EXPORT Engine {
   // The mean time that computation takes for one use of each unit, measured on the stream since the
   // second step. The result is empty before the second step.
   std::vector<UnitTime> unit_times() const;
-  // The scratch files, one per path of storage.paths. There are none if nothing is on storage.
+  // The scratch files, one per path of storage.paths. There are no such files if nothing is on
+  // storage.
   std::span<const DirectFile> storage_files() const;
   // Config::Storage::paths, in the order of StepReport::drives.
   const std::vector<std::string>& storage_paths() const;

@@ -59,7 +59,8 @@ SLUICE_EXPORT const char* name_of(MemoryKind kind);
 SLUICE_EXPORT Tier tier_of(MemoryPool pool);
 SLUICE_EXPORT MemoryKind kind_of(MemoryPool pool);
 
-// The kind of work that computation does. The previous step's update continues during forward.
+// The kind of work that computation does. Under overlap, the previous step's update continues
+// during kForward.
 enum class StepPhase : std::uint8_t { kForward, kBackward, kOptimizer };
 inline constexpr std::size_t kStepPhases = 3;
 SLUICE_EXPORT const char* name_of(StepPhase phase);
@@ -80,7 +81,8 @@ struct SLUICE_EXPORT PoolMarks {
 };
 using PhaseMarks = std::array<PoolMarks, kStepPhases>;  // by StepPhase
 
-// Raises each entry of `marks` to the matching entry of `others`, if that one is larger.
+// Raises each entry of `marks` to the matching entry of `others`, if the entry of `others` is
+// larger.
 SLUICE_EXPORT void raise_marks(PoolMarks& marks, const PoolMarks& others);
 SLUICE_EXPORT void raise_marks(PhaseMarks& marks, const PhaseMarks& others);
 

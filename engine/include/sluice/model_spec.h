@@ -17,7 +17,7 @@ enum class WeightDecay : std::uint8_t { kApply, kNone };
 
 struct SLUICE_EXPORT TensorSpec {
   std::string name;                  // unique in the model
-  std::vector<std::uint64_t> shape;  // row-major; every extent >= 1
+  std::vector<std::uint64_t> shape;  // row-major; at least one extent; 0: the tensor is empty
   WeightDecay weight_decay = WeightDecay::kApply;
 
   std::uint64_t element_count() const;
@@ -31,14 +31,26 @@ struct UnitSpec {
   // frozen unit to compute the gradients of other units. Only the initial values rounded to the
   // compute dtype are kept.
   bool is_frozen = false;
-  // The unit appears in neither of the two orders below. Each step says while it runs whether it
-  // uses the unit, for example after a router has chosen experts (Step::announce). In a step
-  // without the unit, its gradient is zero, or the unit stays as it is (optimizer.untouched).
+  // Neither of the two orders below contains the unit. Each step says while it runs whether it uses
+  // the unit, for example after a router has chosen experts (Step::announce). In a step without the
+  // unit, its gradient is zero, or the unit stays as it is (optimizer.untouched).
   bool is_announced = false;
   // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Their
   // elements are words of the size of a parameter (precision.parameters), and every word keeps its
   // bits. An opaque unit is frozen. The call float_of_word() puts a word into initial values.
   bool is_opaque = false;
+  // The home of the unit's parameters is device memory, whatever placement.parameters says. Every
+  // rank has all of them there. So a lease on the unit in forward or in an inference does not count
+  // in ModelSpec::concurrent_leases: computation may hold the lease while it uses all other units,
+  // until the step ends. Small units that lie around others are examples, such as a position table
+  // of the whole model. A pinned unit is not announced.
+  bool is_pinned = false;
+  // With several ranks, every rank has a unit of its own in this place of the model, such as some
+  // of the experts (expert parallelism). In one place, the units have the same shapes on all ranks,
+  // but other names and other values. A local unit is not gathered, its gradient is not added over
+  // the ranks, and it counts once in the norm. A local unit is announced, and its rank does so
+  // alone.
+  bool is_local = false;
 };
 
 struct SLUICE_EXPORT ModelSpec {
@@ -52,8 +64,8 @@ struct SLUICE_EXPORT ModelSpec {
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
-  // The largest number of leases that computation holds at the same time. The device window has
-  // room for at least this many units.
+  // The largest number of leases that computation holds at the same time, without leases on pinned
+  // units in forward. The device window has room for at least this many units.
   std::uint32_t concurrent_leases = 1;
 
   // Entry i is the number of bytes that forward use i of a micro-batch passes to use i + 1.
@@ -66,12 +78,13 @@ struct SLUICE_EXPORT ModelSpec {
 
 // Returns `spec`, with the default in place of each order that is empty.
 // Fails with:
-// - kInvalidArgument: there is a model without units, a unit without tensors, a zero extent, or a
-//   name used twice.
+// - kInvalidArgument: there is a model without units, a unit without tensors, a tensor without
+//   extents, or a name used twice.
 // - kInvalidArgument: an order names an unknown or an announced unit.
 // - kInvalidArgument: a trained unit is not announced, and backward_order leaves it out.
 // - kInvalidArgument: the model has no trained units, or announced units only.
-// - kInvalidArgument: an opaque unit is not frozen.
+// - kInvalidArgument: an opaque unit is not frozen, a pinned unit is announced, or a local unit is
+//   not announced.
 // - kInvalidArgument: boundaries are empty, differ in number from forward_order, or come with a
 //   backward_order that is not the reverse of forward_order.
 SLUICE_EXPORT ModelSpec validated(ModelSpec spec);

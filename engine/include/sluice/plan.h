@@ -66,7 +66,7 @@ SLUICE_EXPORT std::uint64_t host_device_bytes(const Config& config);
 // The plan of rank 0; the plans of other ranks differ only in rounding.
 // Fails with:
 // - kConfig or kInvalidArgument: an engine would refuse the config or the model.
-// - kOutOfMemory: a budget cannot hold its pools. The message names the smallest that can.
+// - kOutOfMemory: a budget cannot hold its pools. The message names the smallest budget that can.
 SLUICE_EXPORT Plan plan(const Config& config, const ModelSpec& model, const RunMachine& machine);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// The ranks that a launcher has started as processes of one training: mpirun of Open MPI or MPICH,
-// srun of Slurm, or torchrun. A RankWorld finds the launcher in the environment, connects the
-// ranks, and makes the collectives for an engine. Without a launcher there is one rank, and the
-// same program runs alone.
+// The ranks that a launcher has started as processes of one training. The launcher is mpirun of
+// Open MPI or MPICH, srun of Slurm, or torchrun. A RankWorld finds the launcher in the environment,
+// connects the ranks, and makes the collectives for an engine. Without a launcher there is one
+// rank, and the same program runs alone.
 //
 //   RankWorld world;
 //   const auto device = make_host_device({.memory_bytes = 1 << 30});
@@ -31,7 +31,8 @@
 
 namespace sluice {
 
-// The processors that the ranks compute on: MPI connects hosts, and NCCL connects GPUs.
+// The kind of processor that the ranks compute on. MPI connects ranks on hosts, and NCCL connects
+// ranks on GPUs.
 enum class RankDevice : std::uint8_t { kHost, kGpu };
 
 struct RankWorldOptions {
@@ -90,8 +91,8 @@ class SLUICE_EXPORT RankWorld {
   std::unique_ptr<Collectives> join(HostDevice& device);
   std::unique_ptr<Collectives> join(CudaDevice& device);
 
-  // Closes the connections between the ranks when all ranks have come to the end. The call of
-  // leave() is the last one, after the collectives are destroyed.
+  // Closes the connections between the ranks when all ranks have called leave(). Call leave() last,
+  // after the collectives have been destroyed.
   // Fails with kRanks if another rank does not come.
   void leave();
   // If MPI connects the ranks, the call ends every rank, and may end this process, too. Otherwise
@@ -108,9 +109,9 @@ class SLUICE_EXPORT RankWorld {
 // pipeline parallelism. For example, `whole` comes from RankWorld::join(). The ranks that give the
 // same `color` form a part, in the order of their ranks. Returns the collectives over this rank's
 // part. An engine that gets these collectives has the part's ranks. An application may also send
-// its own messages with them. Several calls divide the same ranks in several ways. All ranks of
-// `whole` make the same calls in the same order. `device` is the device of `whole`; both must
-// outlive the result. `sharding.group` counts the ranks of the part.
+// its own messages with these collectives. Several calls divide the same ranks in several ways. All
+// ranks of `whole` make the same calls in the same order. `device` is the device of `whole`; both
+// must outlive the result. `sharding.group` counts the ranks of the part.
 // Fails with kRanks if another rank does not come in time.
 SLUICE_EXPORT std::unique_ptr<Collectives> split_ranks(Collectives& whole, Device& device,
                                                        std::uint32_t color);

@@ -43,7 +43,7 @@ class SLUICE_EXPORT SafetensorsReader {
   bool is_folder() const;
   // The "__metadata__" of the file, or of the first of several files.
   const std::map<std::string, std::string>& metadata() const;
-  // Sorted.
+  // The names of all tensors, sorted.
   std::vector<std::string> names() const;
   // The result is null if no tensor has that name.
   const SafetensorsTensor* find(const std::string& name) const;
@@ -51,8 +51,8 @@ class SLUICE_EXPORT SafetensorsReader {
   // The call copies elements [first_element, ...) as fp32. Each fp32, bf16 or fp16 value arrives
   // exactly.
   // Fails with:
-  // - kInput: the name is unknown, the type is another one, the tensor does not have the range, or
-  //   the file has been cut since.
+  // - kInput: the name is unknown, the elements are of another type, the tensor does not have the
+  //   range, or the file has been cut since.
   // - kIo: the drive reports an error.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
   // The call copies bytes [first_byte, ...) of a tensor of any type, as they are in the file.

@@ -19,7 +19,8 @@
 
 namespace sluice {
 
-// The variables of a loss scale. Together with the scale's options, they determine its next values.
+// The variables of a loss scale. These variables and the scale's options determine the scale's next
+// values.
 struct LossScaleState {
   double scale = 1;
   std::uint32_t hysteresis_left = 1;  // overflows until the scale is halved, including that one
@@ -31,15 +32,16 @@ struct LossScaleState {
 // The position of a training between two steps, apart from the values of the tensors.
 struct StatePosition {
   std::uint64_t step = 0;  // the number of the last update
-  // The tensors that have seen fewer updates than `step`, by name. Each has the number of its
-  // updates. Under optimizer.untouched "skip", a step updates only the units that it uses.
+  // The tensors that have seen fewer updates than `step`, by name. The value for each tensor is its
+  // number of updates. Under optimizer.untouched "skip", a step updates only the units that it
+  // uses.
   std::map<std::string, std::uint64_t> tensor_updates = {};
   // If this is empty, the scale starts as the config says.
   std::optional<LossScaleState> loss_scale = {};
 };
 
 // A description of the engine's state. A source that holds a state compares its own description
-// with this one.
+// with this description.
 struct StateDescription {
   struct Tensor {
     std::string name;
@@ -64,7 +66,7 @@ class SLUICE_EXPORT StateSource {
   StateSource& operator=(const StateSource&) = delete;
   virtual ~StateSource() = default;
 
-  // Equal on all ranks.
+  // The position is equal on all ranks.
   virtual StatePosition position() const = 0;
   // The engine calls prepare() before it reads anything from the source.
   // Fails with kInput if the source's state does not fit `wanted`.

@@ -1,16 +1,16 @@
 // Shows a training in `sluice top`. A publisher keeps a page of figures in
 // $XDG_RUNTIME_DIR/sluice, a file that only its user can read, and removes the page when it is
-// destroyed. An update takes a few microseconds of processor time. Nothing about the page makes a
-// training fail: without that variable there is no page, and problem() says why a page could not be
-// made.
+// destroyed. An update takes a few microseconds of processor time. A problem with the page never
+// makes a training fail: without XDG_RUNTIME_DIR there is no page, and problem() says why a page
+// could not be made.
 //
 //   StatusPublisher status(engine, {.steps = 1000});
 //   ...
 //   status.step_ended(step.finish(), {.loss = loss, .tokens = 4096});
 //
 // Thread rule: one thread at a time.
-// Invariant: a process has one page. A publisher that is made while another one has the page has
-// none. A forked child has none either.
+// Invariant: a process has one page. A publisher that is made while another one has the page gets
+// no page. A forked child has no page either.
 #pragma once
 
 #include <cstdint>
@@ -51,14 +51,14 @@ class SLUICE_EXPORT StatusPublisher {
   StatusPublisher(const StatusPublisher&) = delete;
   StatusPublisher& operator=(const StatusPublisher&) = delete;
 
-  // The reason why there is no page, for the user. Empty if there is one, and without
-  // XDG_RUNTIME_DIR.
+  // The reason why there is no page, for the user. The text is empty if there is a page, and also
+  // without XDG_RUNTIME_DIR.
   const std::string& problem() const { return problem_; }
-  // For options that become known later.
+  // Sets options that become known later.
   void set_options(const StatusOptions& options);
   // Publishes what the training does now. The figures of the last step stay.
   void enter(RunPhase phase);
-  // The same, with the number of steps that have ended.
+  // Does the same as enter(RunPhase), and publishes the number of steps that have ended.
   void enter(RunPhase phase, std::uint64_t step);
   // Publishes the figures of a step.
   void step_ended(const StepReport& report, const StepFigures& figures = {});

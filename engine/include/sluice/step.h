@@ -1,8 +1,8 @@
 // The objects that an application holds during a step. A Lease keeps a unit on the device while
 // computation uses the unit. A Step or an Inference is one walk through the schedule. All of these
 // objects are move-only. A lease ends with its step at the latest, and a step ends with its engine.
-// Every call on an object that is over fails with kInvalidArgument, and its destructor does
-// nothing.
+// Every call on an object that is over fails with kInvalidArgument, and the object's destructor
+// does nothing.
 //
 // Thread rule: one thread at a time, which need not be the thread that made the object. A call
 // during another thread's call of the same engine fails with kInvalidArgument and changes nothing.
@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -125,23 +126,27 @@ class SLUICE_EXPORT Step {
   // Without finish(), the step is abandoned: nothing is updated, and leases that are held end.
   ~Step();
 
-  // The step will use each of these announced units once in `pass`, in this order. These uses
+  // Announces that the step will use each of `units` once in `pass`, in this order. These uses
   // follow the uses that were announced before. The fetches of these units begin at once, beside
   // the fetches of the schedule. Returns the units in the order in which they have to be acquired.
   // With several ranks, all ranks announce at the same point. The uses are the units of all ranks,
-  // in the order of the model. Every rank acquires each of them. A rank that has nothing to compute
-  // with a unit releases the lease at once, and contributes a gradient of zeros. In
+  // in the order of the model. Every rank acquires each of these units. A rank that has nothing to
+  // compute with a unit releases the lease at once, and contributes a gradient of zeros. In
   // Pass::kBackward, all ranks use announced units at the same places between the other units. The
   // call finish() checks this.
+  // A call with local units (UnitSpec::is_local) is of this rank alone: no other rank makes it, and
+  // their uses come in an order of their own, at any place between the other uses.
   // Fails with:
   // - kInvalidArgument: a unit does not exist, is not an announced unit, or is given twice, or
   //   `pass` is kInference.
+  // - kInvalidArgument: with several ranks, some units are local and others are not.
   // - kRanks: ranks announce at different points.
   // - kIo and others: a transfer has failed.
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
 
   // Makes `unit` available to work enqueued on `stream` after this call. The call blocks until the
-  // unit's transfers are on their way to the device. The stream itself waits for their end.
+  // unit's transfers are on their way to the device. The stream itself waits for the end of the
+  // transfers.
   // Fails with:
   // - kInvalidArgument: the unit does not exist, `stream` is not of the engine's device, or too
   //   many leases are held.
@@ -171,6 +176,21 @@ class SLUICE_EXPORT Step {
   // The number of the update that this step will make; updates count from 1.
   std::uint64_t number() const;
 
+  // Waits for the gradients that have come so far, and returns their norm. The result has the bits
+  // of StepReport::gradient_norm, if finish() follows with the same divisor and no gradient comes
+  // in between. So an application can log the norm before the update. The call changes nothing: the
+  // step may use more units. Without a divisor, the norm is that under begin_step()'s divisor. The
+  // result is NaN if a gradient is not finite.
+  // With several ranks, and with a norm group, all members ask at the same point.
+  // Fails with:
+  // - kInvalidArgument: a lease is held, or there was no backward use.
+  // - kInvalidArgument: the divisor is not finite and positive.
+  // - kUnsupported: several ranks add up gradients only at the end of the step (sharding.stage 0 or
+  //   1, several micro-batches), and a gradient is still to come.
+  // - kIo and others: a transfer has failed.
+  // - kRanks: ranks ask at different points.
+  double gradient_norm(std::optional<double> gradient_divisor = {});
+
   // Waits for the gradients and their norm, and lets the optimizer update every block. Under
   // optimizer.overlap "serial", finish() returns when the new state is at home. Otherwise the
   // update continues while the next step computes, and a later call reports a failure of the
@@ -196,8 +216,8 @@ class SLUICE_EXPORT Step {
   std::uint64_t walk_ = 0;
 };
 
-// An inference consists of forward passes without gradients, one per batch. The destructor ends
-// them, even halfway.
+// An inference consists of forward passes without gradients, one per batch. The destructor ends the
+// inference, even in the middle of a pass.
 class SLUICE_EXPORT Inference {
  public:
   Inference(Inference&& other) noexcept;
@@ -208,7 +228,7 @@ class SLUICE_EXPORT Inference {
   std::vector<UnitId> announce(std::span<const UnitId> units);
   // Does the same as Step::acquire() with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
-  // As in Step.
+  // The functions save() and load() do the same as those of Step.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 

@@ -42,8 +42,8 @@ struct SLUICE_EXPORT StepTimes {
   WorkTimes work;  // the workers' times in this step
 
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // The time for which storage, copies or the optimizer worked and nothing waited for them. The
-  // time spent on waits for other ranks is not included.
+  // The time for which storage, copies or the optimizer worked while nothing waited for this work.
+  // The time spent on waits for other ranks is not included.
   std::int64_t hidden_ns() const;
   // The share of hidden_ns() in work.any_ns; 1 when no worker was busy.
   double hidden_share() const;
@@ -57,14 +57,14 @@ struct UnitTime {
 
 // The bytes of a rank's collectives in one step. Every operation counts the length of the whole
 // unit without padding. In a gather or a reduction over N ranks, a rank receives (N - 1) / N of
-// this length and sends as much.
+// this length and sends the same number of bytes.
 struct RankTraffic {
   std::uint64_t gathered_bytes = 0;
   std::uint64_t reduced_bytes = 0;
-  // The bytes of hybrid sharding: the rank's shard leaves the group in fp32, and comes back in the
-  // gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and receives the same
-  // number. The bytes that cross from node to node under sharding.reduction "nodes": a node's sums
-  // in fp32, and gathered parts.
+  // With hybrid sharding, the bytes of the rank's shard, which leaves the group in fp32 and comes
+  // back in the gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and
+  // receives the same number. With sharding.reduction "nodes", the bytes that cross from node to
+  // node: a node's sums in fp32, and gathered parts.
   std::uint64_t crossed_bytes = 0;
 };
 
@@ -87,7 +87,7 @@ struct Traffic {
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
   // The bytes of gradients written to storage, where they wait for the update. The step reads the
-  // same number of bytes. Included above.
+  // same number of bytes. The counts above include these bytes.
   std::uint64_t gradient_spill_bytes = 0;
 };
 
@@ -128,8 +128,8 @@ struct FinishOptions {
   std::optional<double> gradient_divisor = {};
   std::optional<std::vector<double>> group_learning_rates = {};
   // The data that the application needs to continue after this step, such as its position in the
-  // training data. At most 1 MiB; only for a durable store. If this is empty, the data stays as
-  // last given.
+  // training data. The data has at most 1 MiB, and is only for a durable store. If this is empty,
+  // the data that was given last stays.
   std::optional<std::string> application = {};
 };
 
@@ -157,10 +157,10 @@ struct StepReport {
   // These counts are for optimizer.untouched "skip" and "lazy":
   // - untouched_units counts the units that no rank has used in backward. Such units stay as they
   //   are.
-  // - announced_update_bytes counts the bytes on storage that the update of announced units reads
-  //   and writes (each). Engine::predicted_traffic() does not know them.
-  // - late_update_bytes counts, with "lazy", the bytes that units have read and written (each) to
-  //   make up for missed updates.
+  // - announced_update_bytes counts the bytes on storage that the update of announced units reads;
+  //   the update writes the same number. Engine::predicted_traffic() does not include these bytes.
+  // - late_update_bytes counts, with "lazy", the bytes that units have read to make up for missed
+  //   updates; they have written the same number.
   std::uint32_t untouched_units = 0;
   std::uint64_t announced_update_bytes = 0;
   std::uint64_t late_update_bytes = 0;

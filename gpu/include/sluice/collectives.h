@@ -91,7 +91,7 @@ class SLUICE_EXPORT Collectives {
   virtual std::string_view name() const = 0;
   virtual std::uint32_t rank() const = 0;
   virtual std::uint32_t rank_count() const = 0;
-  // The device of the operations' memory and streams; null if the implementation does not tell.
+  // The device of the operations' memory and streams; null if the implementation names none.
   virtual const Device* memory_device() const { return nullptr; }
 
   // Each operation is enqueued on `stream` when the call returns. The operation runs after earlier
@@ -108,21 +108,22 @@ class SLUICE_EXPORT Collectives {
   virtual void barrier(std::string_view subject, StreamId stream) = 0;
 
   // Opens a further sequence of operations over some of this object's ranks, in the given order.
-  // `ranks` includes this rank. Every rank of this object calls open() equally often, and the ranks
-  // of one group give the same list. The new object shares failures with this object. This object
-  // must outlive the new object.
+  // `ranks` includes this rank. Every rank of this object calls open() the same number of times,
+  // and the ranks of one group give the same list. The new object shares failures with this object.
+  // This object must outlive the new object.
   virtual std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) = 0;
 
-  // Whether an operation may keep its caller waiting. The engine's scheduler then calls its
+  // Whether an operation may keep its caller waiting. The engine's scheduler then calls such
   // operations through hand_over().
   virtual bool may_block() const { return false; }
-  // Calls `work` once. The operations in `work` are those of this object. If they may block, a
-  // thread of the collectives calls `work`, perhaps after hand_over() has returned. Otherwise
-  // `work` has run on return. The work of all objects of one rank runs in the order of the calls,
-  // one at a time. The destructor waits for it.
+  // Calls `work` once. `work` calls operations of this object only. If they may block, a thread of
+  // the collectives calls `work`, perhaps after hand_over() has returned. Otherwise `work` has run
+  // on return. The work of all objects of one rank runs in the order of the calls, one at a time.
+  // The destructor waits for that work.
   virtual void hand_over(std::function<void()> work) { work(); }
-  // Takes the memory with which reductions of floating-point values are fast. Every rank calls this
-  // function before the object's first such reduction. Reductions are correct without it.
+  // Allocates memory that makes reductions of floating-point values fast. Every rank calls this
+  // function before the object's first such reduction. Without this memory, reductions are slower,
+  // but correct.
   // Fails with: kOutOfMemory.
   virtual void prepare_reductions() {}
 

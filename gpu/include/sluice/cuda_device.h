@@ -42,8 +42,18 @@ class SLUICE_EXPORT CudaDevice : public Device {
   virtual int ordinal() const = 0;
   // The cudaStream_t of a stream, for launching kernels on it. Valid while the stream exists.
   virtual void* native_stream(StreamId stream) const = 0;
-  // Makes a failure of the device of `failure`, which is the error of work that the caller enqueued
-  // itself. Later copies are then skipped, and synchronize() rethrows `failure`. The first failure
+  // Makes a Stream of `native`, a cudaStream_t of the application or of another library, such as
+  // PyTorch's current stream. Null is the default stream of this GPU. Leases on the result are then
+  // ordered with the work that the owner of `native` enqueues there, without further events.
+  // The owner keeps owning `native`, which must stay valid until the Stream is destroyed. The
+  // destructor of the Stream waits for all work that is on `native` by then, and forgets `native`.
+  // As for every stream, the device must outlive the Stream. The owner may go on to use `native`
+  // meanwhile, but not to capture a graph.
+  // Fails with kInvalidArgument if the device has this stream already, or if the runtime does not
+  // take it for a stream of this GPU.
+  virtual Stream adopt_stream(void* native) = 0;
+  // Reports `failure`, the error of work that the caller enqueued itself, as a failure of the
+  // device. Later copies are then skipped, and synchronize() rethrows `failure`. The first failure
   // is kept.
   virtual void fail(const Error& failure) noexcept = 0;
 };

@@ -5,7 +5,7 @@
 //
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
 // in which it was enqueued. Streams run concurrently unless an event orders them. Host functions
-// run on a thread of the device. They must be short and must not call the device.
+// run on a thread of the device. The functions must be short and must not call the device.
 // Invariants: a call that uses an event refers to the event's latest record at the time of the
 // call, as in CUDA. So a new record of the event does not disturb an earlier wait. An event that
 // was never recorded counts as complete.
@@ -52,8 +52,8 @@ class SLUICE_EXPORT Device {
 
   // Allocates zero-filled device memory, aligned at least to 4 KiB. Returns nullptr for 0 bytes;
   // free() accepts nullptr, too. `purpose` names the memory in messages.
-  // Fails with kOutOfMemory if the memory is not there. The message names the request, the memory
-  // in use and the capacity.
+  // Fails with kOutOfMemory if that much memory is not free. The message names the request, the
+  // memory in use and the capacity.
   virtual std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) = 0;
   virtual void free(std::byte* memory) noexcept = 0;
   virtual std::uint64_t capacity_bytes() const = 0;
@@ -111,19 +111,19 @@ class SLUICE_EXPORT Device {
   // because both report completions and every waiter must wake. Before using results of earlier
   // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
-  // Reports that earlier work on `stream` has ended. For that, `function` runs as under
-  // call_host(). In contrast to call_host(), later work on `stream` does not wait for `function`.
-  // So a GPU goes on with later work at once, and copies and computation keep their pace. If the
-  // earlier work has ended already, `function` may run on the calling thread, before the call
-  // returns. The functions given to notify() for one stream run in the order of the calls. These
-  // functions may run before or after functions given to call_host(). The call destroy_stream()
-  // waits for them; synchronize() does not.
+  // Calls `function` when earlier work on `stream` has ended, as call_host() does. In contrast to
+  // call_host(), later work on `stream` does not wait for `function`. So a GPU goes on with later
+  // work at once, and copies and computation keep their pace. If the earlier work has ended
+  // already, `function` may run on the calling thread, before the call returns. The functions given
+  // to notify() for one stream run in the order of the calls. These functions may run before or
+  // after functions given to call_host(). The call destroy_stream() waits for these functions;
+  // synchronize() does not.
   virtual void notify(StreamId stream, std::function<void()> function) {
     call_host(stream, std::move(function));
   }
 
-  // Work on at most so many bytes is done sooner by the thread that asks for it than by another
-  // thread that has to be woken first. 0: all work goes to the threads that it belongs to.
+  // Work on at most this many bytes is faster on the calling thread than on another thread, which
+  // has to be woken first. With 0, no work is faster on the calling thread.
   virtual std::uint64_t at_once_bytes_max() const { return 0; }
 };
 
@@ -159,6 +159,8 @@ class Stream {
   Stream() = default;
   Stream(Device& device, std::string_view name, StreamPriority priority = StreamPriority::kNormal)
       : device_(&device), id_(device.create_stream(name, priority)) {}
+  // Owns `id`, a stream of `device` that has no owner yet.
+  Stream(Device& device, StreamId id) : device_(&device), id_(id) {}
   Stream(Stream&& other) noexcept { *this = std::move(other); }
   Stream& operator=(Stream&& other) noexcept {
     std::swap(device_, other.device_);

@@ -18,16 +18,18 @@ struct HostDeviceOptions {
   // The bandwidth of each stream's copies; 0 = the speed of memory. The device sleeps to keep
   // copies to this bandwidth. For tests and for emulating a bus. Bounds: 0, or at least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
-  // The result of Device::has_own_memory(). If true, tests see what an engine does with a GPU.
+  // The result of Device::has_own_memory(). A test sets this to true to see what an engine does
+  // with a GPU.
   bool has_own_memory = false;
-  // Copies and fills of at most so many bytes, and notices, run on the thread that enqueues them if
-  // their stream has nothing else to do. That saves the wake-up of the stream's thread, and costs
-  // the caller the bytes. For applications that compute on the calling thread. 0: never, so that a
-  // missing wait shows in tests. Without effect beside copy_bytes_per_second.
+  // Copies and fills of at most this many bytes, and notices, run on the calling thread if their
+  // stream has nothing else to do. This saves waking the stream's thread, but the calling thread
+  // moves the bytes itself. Meant for applications that compute on the calling thread. With 0, the
+  // stream's thread does all work, so that a missing wait shows in tests. Has no effect if
+  // copy_bytes_per_second is set.
   std::uint64_t at_once_bytes_max = 0;
 };
 
-// As many bytes as a core copies in the time that the wake-up of another thread takes.
+// A core copies about this many bytes in the time that waking another thread takes.
 inline constexpr std::uint64_t kAtOnceBytes = 32 << 10;
 
 class SLUICE_EXPORT HostDevice : public Device {

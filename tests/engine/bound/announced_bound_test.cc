@@ -137,5 +137,41 @@ TEST(AnnouncedBound, EvictionsNameTheUsesOfTheStep) {
   EXPECT_EQ(shape.window.uses[4].evicted_uses, std::vector<std::uint32_t>{2});
 }
 
+// A shared and a local expert in turn. Each has a place of its own, and the fetch of one waits for
+// no copy of the other. With one place for both, each use evicts the other's unit.
+TEST(AnnouncedBound, LocalUnitsHavePlacesOfTheirOwn) {
+  BoundModel model({1, 1, 1}, 4);
+  set_rates(model);
+  model.spec.units[1].is_announced = model.spec.units[2].is_announced = true;
+  model.spec.units[2].is_local = true;
+  model.spec.forward_order = model.spec.backward_order = {UnitId{0}};
+  const Layout layout(validated(model.spec), {}, kBlockElements);
+  const PlannedAnnouncement announcements[] = {
+      {.before_use = 1, .pass = Pass::kForward, .units = {UnitId{1}}},
+      {.before_use = 1, .pass = Pass::kForward, .units = {UnitId{2}}},
+      {.before_use = 1, .pass = Pass::kBackward, .units = {UnitId{1}}},
+      {.before_use = 1, .pass = Pass::kBackward, .units = {UnitId{2}}}};
+  std::vector<std::uint64_t> read_bytes;
+  for (const bool splits : {true, false}) {
+    model.placement.splits_announced_window = splits;
+    model.placement.announced_window = {.count = splits ? 2u : 1u, .slot_bytes = kParameterBytes};
+    const PlannedStep planned({.model = model.spec}, layout, model.placement, 1, announcements);
+    const StepShape shape = planned.shape(model.rates);
+    ASSERT_EQ(shape.schedule.size(), 6u);
+    for (std::uint32_t use = 1; use < 5; ++use) {
+      const WindowUse& planned_use = shape.window.uses[use];
+      EXPECT_EQ(planned_use.fetch, !splits || use <= 2) << use;
+      EXPECT_EQ(planned_use.offset_bytes, splits && use % 2 == 0 ? kParameterBytes : 0) << use;
+      EXPECT_EQ(planned_use.evicted_uses.empty(), splits || use == 1) << use;
+    }
+    for (const OverlapPolicy policy : kAllPolicies) {
+      const StepCost cost = bound_step(shape, policy);
+      EXPECT_GT(cost.step_s, 0) << name_of(policy);
+      if (policy == OverlapPolicy::kSerial) read_bytes.push_back(cost.traffic.nvme_read_bytes);
+    }
+  }
+  EXPECT_GT(read_bytes[1], read_bytes[0]);
+}
+
 }  // namespace
 }  // namespace sluice::test

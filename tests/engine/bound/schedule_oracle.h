@@ -37,7 +37,8 @@ struct OracleCase {
   long copy_up = 0, copy_down = 0, adam = 0, norm = 0, device_adam = 0;  // for one block
   int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1, staging = 2;
 
-  // Whether the unit's gradient is computed straight in the set. It takes no gradient slot then.
+  // Whether the unit's gradient is computed straight in the set. The gradient then takes no
+  // gradient slot.
   bool is_in_set(int unit) const {
     return gradients_in_set && !on_device[unit] && !gradients_on_storage[unit];
   }

@@ -41,9 +41,16 @@ TEST(ModelSpec, RefusesWhatCannotTrain) {
   EXPECT_EQ(complaint_about(model),
             "model: tensor \"a.w\" of unit \"b\" has a name that is used twice");
   model = two_units();
-  model.units[0].tensors[0].shape = {2, 0};
+  model.units[0].tensors[0].shape = {};
   EXPECT_EQ(complaint_about(model),
-            "model: tensor \"a.w\" has shape [2, 0]; every extent must be at least 1");
+            "model: tensor \"a.w\" has no extents; a single number has shape [1]");
+  model.units[0].tensors[0].shape = {2, 0};
+  EXPECT_EQ(complaint_about(model), "") << "an empty tensor";
+  model = two_units();
+  model.units[1].is_pinned = model.units[1].is_announced = true;
+  EXPECT_EQ(complaint_about(model),
+            "model: unit \"b\" is pinned and announced; a pinned unit is always on the device, so "
+            "leave is_announced out");
   model = two_units();
   model.units[0].tensors.clear();
   EXPECT_EQ(complaint_about(model), "model: unit \"a\" has no tensors");
@@ -69,6 +76,11 @@ TEST(ModelSpec, RefusesWhatCannotTrain) {
   model.units[0].is_announced = true;
   EXPECT_EQ(complaint_about(model),
             "model: every unit is announced; at least one has to stand in forward_order");
+  model = two_units();
+  model.units[1].is_local = true;
+  EXPECT_EQ(complaint_about(model),
+            "model: unit \"b\" is local, but not announced, and the orders are those of all ranks; "
+            "set UnitSpec::is_announced");
   model = two_units();
   model.concurrent_leases = 0;
   EXPECT_EQ(complaint_about(model),

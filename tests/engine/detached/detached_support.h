@@ -187,8 +187,8 @@ class DetachedTest : public testing::Test {
   std::mt19937 random_{7};
   std::normal_distribution<float> normal_;
   std::vector<DetachedState> tensors_;
-  // The tensors are: one without elements, small ones, and ones of several blocks with a short last
-  // block.
+  // The number of elements of each tensor. One tensor has no elements, and large tensors have
+  // several blocks and a short last block.
   const std::vector<std::uint64_t> counts_{40'000, 20'001, 0, 1, 300, 65'536};
 };
 

@@ -39,9 +39,10 @@ const Misuse kDescriptions[] = {
      ErrorCode::kInvalidArgument,
      {"\"wte\"", "twice"},
      engine_of([](World& w) { w.model.units[0].tensors[1].name = "wte"; })},
-    {"AnExtentOfZero", ErrorCode::kInvalidArgument, {"\"wte\"", "0"}, engine_of([](World& w) {
-       w.model.units[0].tensors[0].shape = {97, 0};
-     })},
+    {"ATensorWithoutExtents",
+     ErrorCode::kInvalidArgument,
+     {"\"wte\"", "no extents"},
+     engine_of([](World& w) { w.model.units[0].tensors[0].shape = {}; })},
     {"AnOrderOfAnUnknownUnit",
      ErrorCode::kInvalidArgument,
      {"forward_order", "77"},

@@ -1,8 +1,8 @@
 // The world in which the rows of a table of misuses run. The world has an engine with values, its
-// device, stream and folder. A row has a mistake of an application, the code of the error, and the
-// words that the message has to contain. After the error, the engine has to train one step. The
-// bits must be the same as in an engine that was not misused. Rows that have destroyed or closed
-// the engine are excepted.
+// device, stream and folder. A row describes a mistake that an application makes, the code of the
+// error, and the words that the message has to contain. After the error, the engine has to train
+// one step. The bits must be the same as in an engine that was not misused. Rows that have
+// destroyed or closed the engine are excepted.
 //
 // Thread rule: one thread at a time.
 #pragma once

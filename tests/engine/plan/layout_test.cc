@@ -47,6 +47,33 @@ TEST(Layout, BlocksTileEachUnitExactly) {
   }
 }
 
+// The other unit has shards, and padding for two levels.
+TEST(Layout, ALocalUnitIsWholeOnItsRank) {
+  ModelSpec spec = units_a_and_b();
+  spec.units[0].is_announced = spec.units[0].is_local = true;
+  const Layout layout(spec, kSplit, 4096, {}, {.index = 2, .count = 3, .pieces = 2});
+  const UnitPlace& local = layout.units()[0];
+  EXPECT_EQ(local.element_count, 10240u + 256u);
+  EXPECT_EQ(local.shard_elements, local.element_count);
+  EXPECT_EQ(local.shard_begin, 0u);
+  EXPECT_EQ(local.block_count, 3u);
+  EXPECT_FALSE(local.is_sharded);
+  EXPECT_EQ(layout.set_begin(local.id), 0u);
+  EXPECT_EQ(layout.set_elements(local.id), local.element_count);
+  EXPECT_EQ(layout.home_parameter_bytes(local.id), local.element_count * 2);
+  EXPECT_EQ(layout.units()[1].shard_elements, 512u);
+  EXPECT_TRUE(layout.units()[1].is_sharded);
+}
+
+// Even a small one: what stays gathered is a unit of all ranks.
+TEST(Layout, ALocalUnitIsNotGathered) {
+  ModelSpec spec = units_a_and_b();
+  spec.units[1].is_announced = spec.units[1].is_local = true;
+  const Layout layout(spec, kSplit, 4096, {}, {.count = 2, .keep_gathered_bytes = 1 << 20});
+  EXPECT_TRUE(layout.keeps_gathered(UnitId{0}));
+  EXPECT_FALSE(layout.keeps_gathered(UnitId{1}));
+}
+
 TEST(Layout, EightBitMomentsTakeTheirCodesAndTheirScales) {
   StateFormat format = kSplit;
   format.moments = OptimizerState::k8bit;

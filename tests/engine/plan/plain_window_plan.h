@@ -1,6 +1,6 @@
-// The plain search for places in the window. For every fetch, it compares all places. The plain
-// search is the definition that engine/plan/window_plan.h has to equal. The search is slow. Its
-// time is the product of the numbers of uses and residents.
+// The plain search for places in the window. For every fetch, the search compares all places. The
+// plain search is the definition that engine/plan/window_plan.h has to equal. The search is slow.
+// The time of the search is the product of the numbers of uses and residents.
 #pragma once
 
 #include <algorithm>

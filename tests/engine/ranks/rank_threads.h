@@ -36,6 +36,8 @@ struct RankConditions {
   bool closes = false;  // closes the engine, so that a durable store commits the last step
   std::function<void(std::uint32_t rank, Config& config)> change = {};  // changes one rank's config
   std::uint32_t io_delay_us_max = 0;                                    // of every transfer
+  // Changes the model and the training of one rank.
+  std::function<void(std::uint32_t rank, ModelSpec& model, ToyOptions& options)> change_toy = {};
 };
 
 // Runs one engine per rank. Each rank has its own device and thread.
@@ -54,7 +56,10 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
                                      conditions.delay_us_max);
       const auto collectives = world.join(rank, *device);
       try {
-        const ModelSpec model = toy_model_of(options);
+        ModelSpec model = toy_model_of(options);
+        ToyOptions own = options;
+        own.rank = rank;
+        if (conditions.change_toy) conditions.change_toy(rank, model, own);
         Config own_config = config;
         if (conditions.change) conditions.change(rank, own_config);
         const QueueDecorator delays = [&](std::unique_ptr<IoQueue> queue) {
@@ -64,8 +69,6 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
         Engine engine = EngineOverQueue::make(
             own_config, model, *device, conditions.io_delay_us_max != 0 ? delays : QueueDecorator(),
             collectives.get());
-        ToyOptions own = options;
-        own.rank = rank;
         runs[rank].device_bytes = engine.placement().device_bytes();
         runs[rank].host_bytes = engine.placement().host_bytes();
         runs[rank].shadow_bytes = engine.placement().shadow_bytes;

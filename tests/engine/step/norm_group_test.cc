@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <limits>
@@ -137,7 +138,14 @@ Outcome train(const Config& config, const Part& part, ThreadSum* group, const Ra
   for (std::uint64_t number = 1; number <= kSteps; ++number) {
     Step step = engine.begin_step({.learning_rate = 1e-2});
     walk(step, *device, stream, model, number);
+    // Asked for before finish(), the norm is the group's, too.
+    const double asked = number % 2 == 0 ? step.gradient_norm() : 0;
     outcome.reports.push_back(step.finish());
+    const StepReport& report = outcome.reports.back();
+    if (number % 2 == 0 && !report.skipped) {
+      EXPECT_EQ(asked, report.gradient_norm) << number;
+    }
+    EXPECT_EQ(std::isnan(asked), report.skipped) << number;
   }
   engine.drain();
   for (const TensorPlace& tensor : engine.tensors()) {
@@ -319,14 +327,27 @@ TEST_F(NormGroupErrors, WrongCallsAreRefusedAndChangeNothing) {
 TEST_F(NormGroupErrors, MembersInDifferentStepsAreNamed) {
   engine_.set_norm_group({.add = [](std::span<std::uint64_t> sums) {
     sums[sums.size() - 5] = 3;   // two other members,
-    sums[sums.size() - 4] += 2;  // in steps 0 and 2, so that the mean is the own step
+    sums[sums.size() - 4] += 4;  // in steps 0 and 2, so that the mean is the own step
     sums[sums.size() - 3] *= 3;
-    sums[sums.size() - 2] += 4;  // their squares
+    sums[sums.size() - 2] += 16;  // their squares
     sums[sums.size() - 1] *= 3;
   }});
   const std::string words = expect_error(ErrorCode::kRanks, [&] { finish_step(); });
   EXPECT_NE(words.find("3 members"), std::string::npos) << words;
   EXPECT_NE(words.find("step 1"), std::string::npos) << words;
+}
+
+TEST_F(NormGroupErrors, AMemberThatAsksBeforeFinishIsNamed) {
+  engine_.set_norm_group({.add = [](std::span<std::uint64_t> sums) {
+    sums[sums.size() - 5] = 2;
+    sums[sums.size() - 4] += sums[sums.size() - 4] - 1;  // as far, but before finish()
+    sums[sums.size() - 3] *= 2;
+    sums[sums.size() - 2] += 1;
+    sums[sums.size() - 1] *= 2;
+  }});
+  const std::string words = expect_error(ErrorCode::kRanks, [&] { finish_step(); });
+  EXPECT_NE(words.find("ask for the norm before finish() at the same points"), std::string::npos)
+      << words;
 }
 
 TEST(NormGroup, RanksThatNameOtherTensorsAreRefused) {

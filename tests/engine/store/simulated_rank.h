@@ -40,7 +40,7 @@ class SimulatedRank {
   // Whether this rank may vote for the next step: the last step is stored completely, and its
   // commit is durable on this rank.
   bool may_vote() const;
-  // The call comes when all ranks have voted.
+  // Called when all ranks have voted.
   void begin_step();
 
   void end(bool is_power_cut);

@@ -34,6 +34,11 @@ bool is_counted(const std::string& function, std::string_view call) {
 
 }  // namespace
 
+std::atomic<void*>& fake_cuda_default_stream() {
+  static std::atomic<void*> only;
+  return only;
+}
+
 void arm_fake_cuda_fault(const FakeCudaFault& fault) {
   const std::scoped_lock lock(faults().mutex);
   faults().is_armed = true;

@@ -1,15 +1,16 @@
 // Failures of single calls of the stand-in for the CUDA runtime. A test counts the calls of a run.
 // The test then repeats the run and lets each call fail once.
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
 namespace sluice::test {
 
 struct FakeCudaFault {
-  // The calls of this function are counted. If this is empty, all calls but cudaEventQuery are
+  // The calls of this function are counted. If the name is empty, all calls but cudaEventQuery are
   // counted. The number of those calls differs from run to run.
   std::string function = {};
   std::uint64_t at_call = 0;  // the next call is number 1; 0: none fails
@@ -31,6 +32,10 @@ FakeCudaFaultReport disarm_fake_cuda_fault();
 
 // The newest CUDA that the driver knows, such as 11040 for 11.4; 0: there is no driver.
 void set_fake_cuda_driver(int version);
+
+// The stream that takes the place of the default stream. While it is null, which it is at first, a
+// use of the default stream ends the program.
+std::atomic<void*>& fake_cuda_default_stream();
 
 // The stand-in calls this function for each call. The function counts the call, and returns its
 // failure, or 0. A lasting failure begins here.

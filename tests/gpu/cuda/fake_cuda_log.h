@@ -1,5 +1,5 @@
 // The calls that the stand-in for the CUDA runtime receives, in the order in which they arrive.
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 #include <chrono>
@@ -37,7 +37,7 @@ void log_fake_cuda_calls(bool is_wanted);
 std::vector<FakeCudaCall> take_fake_cuda_calls();
 
 // Kernels that are launched from now on begin this much later than their streams allow. So work
-// that should wait for a kernel, and does not, comes before it.
+// that should wait for a kernel, and does not, comes before the kernel.
 void delay_fake_cuda_kernels(std::chrono::microseconds delay);
 
 // For the stand-in.

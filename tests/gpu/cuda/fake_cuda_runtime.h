@@ -4,7 +4,7 @@
 // The tests do not check the promises themselves. Host functions of all streams run one at a time,
 // as CUDA is allowed to do. There are several GPUs. Every thread has a current GPU, which is 0 at
 // first, and nearly every call makes a context on the current GPU.
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace sluice::test {
 
-// From now on, every call fails with `status`, a cudaError_t, as after a kernel's illegal access.
-// Pending callbacks get this status. The status 0 ends the failure. This never happens in CUDA.
-// With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 struct FakeCudaFailure {
   int status = 0;
   bool refuses_callbacks = true;
 };
+// From now on, every call fails with `status`, a cudaError_t, as after a kernel's illegal access.
+// Pending callbacks get this status. The status 0 ends the failure. This never happens in CUDA.
+// With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 void fail_fake_cuda(FakeCudaFailure failure);
 // Makes only the next call of cudaStreamAddCallback fail.
 void refuse_next_fake_cuda_callback();

@@ -29,6 +29,7 @@ int enter_fake_cuda(const char* call) {
 }
 
 StreamId id_of_stream(const void* stream) {
+  if (stream == nullptr) stream = fake_cuda_default_stream().load();
   SLUICE_CHECK(stream != nullptr, "nothing uses the default stream");
   return static_cast<StreamId>(reinterpret_cast<std::uintptr_t>(stream));
 }

@@ -35,7 +35,7 @@ struct LinkCosts {
 LinkCosts read_link_costs(const std::string& path);
 
 // The share of time in which bytes moved upwards, from the begin of the first copy upwards to the
-// end of the last one. `callback_ns` is the time that a callback stops its stream.
+// end of the last copy upwards. `callback_ns` is the time that a callback stops its stream.
 double share_of_link(std::span<const FakeCudaCall> calls, const LinkCosts& costs,
                      double callback_ns);
 

@@ -53,7 +53,7 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
   DeviceMath& math() { return *machine_.math; }
   StreamId stream() const { return stream_.id(); }
 
-  // There are `bytes` on the device, followed by a page of a pattern that no code may touch.
+  // An array on the device, followed by a page of a pattern that no code may touch.
   struct OnDevice {
     DeviceBuffer memory;
     std::uint64_t size_bytes = 0;
@@ -143,22 +143,6 @@ inline std::string math_machine_name(const testing::TestParamInfo<MathMachineFac
   return info.param.name;
 }
 
-TEST_P(DeviceMathTest, ConvertsAsTheCpu) {
-  for (const DType from : kMathTypes) {
-    for (const DType to : kMathTypes) {
-      for (const std::uint64_t count : kMathCounts) {
-        const Bytes values = random_values(from, count, /*with_special=*/true);
-        Bytes expected(count * size_of(to));
-        for (std::uint64_t i = 0; i < count; ++i) put(to, expected, i, get(from, values, i));
-        const OnDevice source = upload(values);
-        const OnDevice target = upload(Bytes(expected.size()));
-        math().convert(to, target.memory.data(), from, source.memory.data(), count, stream());
-        expect_same(to, download(target), expected);
-      }
-    }
-  }
-}
-
 TEST_P(DeviceMathTest, AccumulatesAsTheCpu) {
   for (const DType type : kMathTypes) {
     for (const std::uint64_t count : kMathCounts) {
@@ -191,29 +175,6 @@ TEST_P(DeviceMathTest, SquaredNormHasTheBitsOfTheCpu) {
       NormAccumulator expected;
       add_squared_norm_reference(type, values.data(), count, expected);
       EXPECT_EQ(actual.sum_of_squares(), expected.sum_of_squares()) << name_of(type) << count;
-    }
-  }
-}
-
-TEST_P(DeviceMathTest, UnscalesAndNoticesOverflow) {
-  for (const DType type : kMathTypes) {
-    for (const std::uint64_t count : kMathCounts) {
-      for (const bool overflows : {false, true}) {
-        Bytes values = random_values(type, count);
-        if (overflows) put(type, values, count - 1, INFINITY);
-        Bytes expected = values;
-        bool is_finite = true;
-        for (std::uint64_t i = 0; i < count; ++i) {
-          put(type, expected, i, get(type, values, i) * 0.0009765625f);
-          is_finite = is_finite && std::isfinite(get(type, expected, i));
-        }
-        const OnDevice array = upload(values);
-        const OnDevice flag = upload(Bytes(4));
-        math().unscale(type, array.memory.data(), 0.0009765625f, count, flag.as<std::uint32_t>(),
-                       stream());
-        expect_same(type, download(array), expected);
-        EXPECT_EQ(flag_of(flag), is_finite ? 0u : 1u) << name_of(type) << count;
-      }
     }
   }
 }

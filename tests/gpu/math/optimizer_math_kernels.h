@@ -14,7 +14,7 @@
 
 namespace sluice::test {
 
-// Says why kernels cannot run here. The text is empty if they can.
+// Says why kernels cannot run here. The text is empty if kernels can run here.
 std::string why_no_gpu();
 
 std::vector<std::uint32_t> gpu_float_bits_from_bf16(std::span<const std::uint16_t> values);

@@ -1,6 +1,6 @@
 // The functions count the requests to the stand-in for NCCL (fake_nccl.cc) since the last call, and
-// make its calls fail. The functions are found by their symbols in the library. Thread rule: any
-// thread.
+// make the stand-in's calls fail. The functions are found by their symbols in the library.
+// Thread rule: any thread.
 #pragma once
 
 #include <dlfcn.h>
@@ -18,8 +18,8 @@ struct fake_nccl_counts {
   int aborts = 0;
   int held_questions = 0;  // "in progress", because of fake_nccl_hold()
   int messages = 0;        // between two ranks
-  // The shortest of those messages; 0 if there was none. Messages of single bytes, which connect
-  // the ranks, do not count.
+  // The length of the shortest of those messages; 0 if there was no message. Messages of single
+  // bytes, which connect the ranks, do not count.
   std::uint64_t message_bytes_least = 0;
   // The number of requests of ranks whose offset in a symmetric window differs from that of rank 0.
   int unequal_offsets = 0;
@@ -27,22 +27,22 @@ struct fake_nccl_counts {
 
 extern "C" fake_nccl_counts fake_nccl_take_counts();
 
-// One call of the stand-in answers with ncclSystemError. Calls that release something release it
-// even if they fail.
+// One call of the stand-in answers with ncclSystemError. A call that releases something releases it
+// even if the call fails.
 struct fake_nccl_fault {
   std::uint64_t at_call = 0;  // of all ranks together; the next call is number 1; 0: none fails
   // If true, the questions for errors (ncclCommGetAsyncError) are counted instead of all other
-  // calls. Their number differs from run to run.
+  // calls. The number of these questions differs from run to run.
   bool is_poll = false;
 };
 // Returns the number of calls since the last fault was set.
 extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault fault);
 
-// Changes the number of holders. While there is one, operations do not come to their streams:
-// their callers learn that they are in progress.
+// Changes the number of holders. While there is a holder, operations do not get to their streams,
+// and callers learn that their operations are in progress.
 extern "C" void fake_nccl_hold(int change);
-// Communicators that are made while this is set have one rank that takes part. The others count as
-// present, and send nothing. So a process can count the messages of one of many ranks.
+// Communicators that are made while this is set have one rank that takes part. The other ranks
+// count as present, and send nothing. So a process can count the messages of one of many ranks.
 extern "C" void fake_nccl_leave_alone(bool is_alone);
 
 // `path` is the library's path.

@@ -16,7 +16,8 @@ std::size_t size_of(int type);
 void add_backwards(const std::vector<const void*>& of_ranks, int type, std::size_t first,
                    std::vector<float>& sums);
 
-// `words` becomes the sum or the least of those of all ranks, each of which has as many.
+// Each of `words` becomes the sum or the minimum of the matching words of all ranks, which all have
+// the same number of words.
 void reduce_words(const std::vector<const void*>& of_ranks, bool is_sum,
                   std::vector<std::uint64_t>& words);
 

@@ -1,5 +1,5 @@
-// Ranks of a test over the stand-ins for NCCL and for the CUDA runtime: threads of one process,
-// each with a GPU device. Thread rule: beside the functions.
+// The ranks of a test over the stand-ins for NCCL and for the CUDA runtime. The ranks are threads
+// of one process, and each rank has a GPU device. Thread rule: stated at the functions.
 #pragma once
 
 #include <gtest/gtest.h>

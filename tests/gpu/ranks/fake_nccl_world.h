@@ -1,7 +1,7 @@
 // The common part of the ranks of the stand-in for NCCL (fake_nccl.cc). Ranks meet here and
 // exchange messages. The offsets of buffers in symmetric windows are compared here. The offsets
 // have to be equal on all ranks.
-// Thread rule: every function from any thread.
+// Thread rule: any thread may call every function.
 #pragma once
 
 #include <condition_variable>

@@ -53,6 +53,37 @@ class BenchStep(CliCase):
         self.assertLessEqual(deferred["percent_of_wanted_read"], 100)
         self.assertEqual(set(regime) - documented_words(), set())
 
+    def test_rows(self):
+        done = self.bench("--parameters", 2000000, "--units", 8, "--steps", 4, "--json", "step.json", "--regime", "rows",
+                          "--policy", "serial", "--policy", "deferred")
+        regime, = self.read_json("step.json")["regimes"]
+        self.assertTrue(regime["states_equal"])
+        self.assertEqual(regime["used_units"], 18)  # 2 units, and 16 of the 512 units of rows
+        self.assertIn("serial: steps use 18 of 514 units, and move 100.0 % (read) and 100.0 % (written)", done.stdout)
+        serial, deferred = regime["policies"]
+        # Pages of storage: a unit of rows has 3,892 parameters in 4,096 places, and two reads of each unit do not find it.
+        touched = 18 * 4096
+        self.assertLessEqual(serial["nvme_write_bytes"], 13 * touched)
+        self.assertLessEqual(serial["nvme_read_bytes"], 17 * touched)
+        self.assertEqual(serial["percent_of_wanted_read"], 100)
+        self.assertLessEqual(deferred["percent_of_wanted_read"], 100)
+
+    def test_lora(self):
+        done = self.bench("--parameters", 2000000, "--units", 8, "--steps", 4, "--json", "step.json", "--regime", "lora",
+                          "--policy", "serial", "--policy", "deferred")
+        regime, = self.read_json("step.json")["regimes"]
+        self.assertTrue(regime["states_equal"])
+        frozen = regime["frozen_parameters"]
+        self.assertGreater(frozen, 0.99 * 2000000)
+        for policy in regime["policies"]:
+            with self.subTest(policy["policy"]):
+                self.assertEqual(policy["nvme_write_bytes"], 0)
+                # 2 bytes in each pass, less what the window keeps over the turn.
+                self.assertLessEqual(policy["nvme_read_bytes"], 2 * 2 * frozen)
+                self.assertGreaterEqual(policy["nvme_read_bytes"], 2 * 2 * frozen * 5 / 8)
+                self.assertEqual(policy["percent_of_wanted_read"], 100)
+        self.assertIn("bytes for each frozen parameter, 100.0 % of what the plan reads", done.stdout)
+
     def test_half_of_the_state_in_memory(self):
         written = {}
         for share in (0, 0.5):

@@ -173,6 +173,18 @@ class DeepspeedFiles(FileWriter):
         self.assertIn("--batch", self.refused(total, "train_micro_batch_size_per_gpu"))
         self.assertIn("the file says 2, but --batch says 3",
                       self.refused(FILE, "train_micro_batch_size_per_gpu", "--batch", 3))
+        derived = {**FILE, "train_batch_size": 16}
+        derived.pop("gradient_accumulation_steps", None)
+        self.assertEqual(self.report(derived)["config"]["batch"], {"sequences": 2, "micro_batches": 8})
+        self.assertIn("the file says 8, by its train_batch_size, but --micro-batches says 2",
+                      self.refused(derived, "gradient_accumulation_steps", "--micro-batches", 2))
+
+    def test_options_beside_what_the_file_says_or_leaves_out(self):
+        bare = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}
+        for precision in ("bf16", "fp16", "fp32"):
+            self.assertEqual(self.report(bare, "--precision", precision)["config"]["precision"]["parameters"], precision)
+        self.assertIn("the file says fp32, but --precision says bf16",
+                      self.refused({**bare, "bf16": {"enabled": False}}, "bf16.enabled", "--precision", "bf16"))
 
     def test_auto_names_the_option_and_takes_it(self):
         auto = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "train_batch_size": "auto",

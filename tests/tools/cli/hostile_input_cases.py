@@ -27,6 +27,7 @@ READS = {
     ("plan", "--adam"): ("plan", "config.json", "--adam", HERE),
     ("plan", "--gpu-rates"): ("plan", "config.json", "--set", "run.device=cuda", "--gpu-rates", HERE),
     ("tune", "CONFIG"): ("tune", HERE),
+    ("tune", "--gpu-rates"): ("tune", "config.json", "--dry-run", "--set", "run.device=cuda", "--gpu-rates", HERE),
     ("tune", "--data"): ("tune", "config.json", "--seconds", "1", "--steps", "1", "--data", HERE),
     ("trace summary", "FILE"): ("trace", "summary", HERE),
     ("trace summary", "--io"): ("trace", "summary", "good.trace", "--io", HERE),

@@ -49,7 +49,8 @@ NOT_TRIED = {("bench gpu", "--json"), ("bench gpu", "--plot"), ("state import", 
 # Files that commands with outputs read beside those of COMMANDS: (command, option), and what they need.
 INPUTS = {("train", "--tokenizer"): ("tokenizer.json", "--set", "model.vocabulary=300"), ("plan", "--model"): ("gpt2.json",),
           ("trace html", "--io"): ("io.json",),
-          ("trace summary", "--io"): ("io.json",), ("tune", "--data"): ("text.txt",)}
+          ("trace summary", "--io"): ("io.json",), ("tune", "--data"): ("text.txt",),
+          ("tune", "--gpu-rates"): ("gpu.json", "--set", "run.device=cuda")}
 # Options with a text that names no file that is written.
 NO_OUTPUTS = {"--checkpoint", "--set", "--shape", "--path", "--size", "--pattern", "--request", "--backend", "--regime", "--policy", "--rate",
               "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--bytes-written-rating", "--input", "--prompt", "--precision", "--device", "--host-memory",

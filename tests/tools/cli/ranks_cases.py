@@ -1,5 +1,6 @@
 """sluice train on several ranks, started by a real mpirun."""
 
+import os
 import re
 import subprocess
 
@@ -89,6 +90,18 @@ class RanksCase(RanksTest):
         with open(self.path("three.safetensors"), "rb") as a, open(self.path("zero.safetensors"), "rb") as b:
             self.assertEqual(a.read(), b.read())
         self.assertFalse(again["interrupted"])
+
+    def test_a_store_of_other_ranks_begins_a_run(self):
+        os.mkdir(self.path("stored"))
+        stored = {**ON_NVME, "storage.paths": ["stored"], "run.steps": 2, "optimizer.schedule_steps": 4}
+        self.train_ranks(2, {**stored, "storage.state.name": "two"})
+        self.run_sluice("state", "export", "config.json", "kept")
+        hashes = set()
+        for name, origin in (("a", "store:two"), ("b", "kept")):
+            run = self.train_ranks(3, {**stored, "run.steps": 4, "storage.state.name": name}, "--resume-from", origin)
+            self.assertEqual(run["resumed_steps"], 2)
+            hashes.add(run["state_sha256"])
+        self.assertEqual(len(hashes), 1, hashes)
 
     def assert_near(self, actual, expected, what):
         self.assertAlmostEqual(actual, expected, delta=0.05 * expected, msg=what)

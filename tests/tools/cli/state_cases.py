@@ -235,6 +235,27 @@ class DurableStores(CliCase):
             self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, whole))
             self.run_sluice("state", "remove", resumed)
 
+    def test_a_store_begins_another_run_or_store(self):
+        planned = {**BASE, "optimizer.schedule_steps": STEPS}
+        whole = self.train({**planned, "storage.state.name": "whole"})["state_sha256"]
+        self.run_sluice("train", self.write_config({**planned, "run.steps": 3}), "--quiet")
+        before = {name: os.stat(name).st_mtime_ns for name in self.files("run-7.*.*")}
+        other = {**planned, **ELSEWHERE, "storage.block_elements": 8192, "storage.state.name": "other"}
+        resumed = self.write_config(other, name="other.json")
+        done = self.run_sluice("train", resumed, "--resume-from", "store:run-7", "--json", "run.json")
+        self.assertIn("going on after step 3, from \"store:run-7\"", done.stdout)
+        run = self.read_json("run.json")
+        self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, whole))
+        self.run_sluice("state", "remove", resumed)
+        self.assertIn("\"store:run-7\" is now also the store \"other\" of 3 ranks, step 3",
+                      self.run_sluice("state", "import", resumed, "store:run-7", "--ranks", "3").stdout)
+        self.assertIn("0 damaged", self.run_sluice("state", "verify", resumed).stdout)
+        self.run_sluice("state", "remove", resumed)
+        for name, words in (("other", "the store of the config itself"), ("none", "there is no store \"none\""), ("", "there is no store")):
+            self.assertIn(words, self.fail_train(2, other, "--resume-from", f"store:{name}"))
+        self.assertIn("which it would destroy", self.run_sluice("train", resumed, "--resume-from", "store:run-7", "--json", self.files("run-7.*.data*")[0], expect=2).stderr)
+        self.assertEqual({name: os.stat(name).st_mtime_ns for name in self.files("run-7.*.*")}, before)
+
     def test_what_cannot_be_exported_or_imported_is_named(self):
         config = self.write_config(BASE)
         self.assertIn("there is no store \"run-7\"", self.run_sluice("state", "export", config, "kept", expect=2).stderr)

@@ -3,7 +3,7 @@
 import json
 import os
 
-from cli_support import ON_NVME, CliCase
+from cli_support import GPU_RATES, ON_NVME, CliCase
 
 QUICK = ["--seconds", 3, "--steps", 1, "--finalists", 2]
 
@@ -64,6 +64,26 @@ class Tune(CliCase):
         fast = self.tune("--dry-run", "--flops", "2e9", values=ON_NVME)["given"]["predicted_s"]
         self.assertGreater(slow, 1.5 * fast)
         self.assertIn("excludes", self.run_sluice("tune", "config.json", "--dry-run", "-o", "x", expect=2).stderr)
+
+    def test_figures_of_bench_gpu(self):
+        """Without a run, copies, updates of the device and computation come from the file."""
+        def predicted(change, *arguments, optimizer="host"):
+            with open(self.path("gpu.json"), "w", encoding="utf-8") as file:
+                json.dump({**GPU_RATES, **change}, file)
+            values = {"run.device": "cuda", "memory.device": "64MiB", "memory.host": "64MiB", "optimizer.overlap": "serial",
+                      "placement.parameters": "auto" if optimizer == "device" else "host", "placement.optimizer": optimizer}
+            return self.tune("--dry-run", "--keep", "optimizer", "--keep", "placement", *arguments, values=values)["given"]["predicted_s"]
+        file = ("--gpu-rates", "gpu.json")
+        quick = predicted({}, *file)
+        training = [{**GPU_RATES["training"][0], "compute_flops_per_s": 1e6}]
+        self.assertGreater(predicted({"training": training}, *file), 2 * quick)
+        copies = [{**copy, "gb_per_s": {"median": 1e-4}} for copy in GPU_RATES["copies"]]
+        self.assertGreater(predicted({"copies": copies}, *file), 2 * quick)
+        slow = {"adam": {"parameters_per_s": 1e4}}
+        self.assertGreater(predicted(slow, *file, optimizer="device"), 2 * predicted({}, *file, optimizer="device"))
+        self.assertLess(predicted(slow, optimizer="device"), predicted(slow, *file, optimizer="device"))  # without the file
+        refused = self.run_sluice("tune", self.write_config({"run.device": "host"}), "--dry-run", *file, expect=2)
+        self.assertIn('--gpu-rates "gpu.json" has the rates of a GPU, but this config computes on the host', refused.stderr)
 
     def test_a_config_that_does_not_fit_gets_settings_that_do(self):
         tune = self.tune("-o", "tuned.json", *QUICK, values={"memory.device": "1MiB", "memory.host": "8KiB"})

@@ -16,7 +16,6 @@
 
 namespace sluice::gpt {
 
-// There is one array per tensor of every unit. `shift` moves all arrays by `shift` * 256 bytes.
 inline std::uint16_t half_from_float(DType dtype, float value) {
   return dtype == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
 }
@@ -24,6 +23,7 @@ inline float float_from_half(DType dtype, std::uint16_t half) {
   return dtype == DType::kBf16 ? float_from_bf16(half) : float_from_fp16(half);
 }
 
+// There is one array per tensor of every unit. `shift` moves all arrays by `shift` * 256 bytes.
 class TensorMemory {
  public:
   TensorMemory(const ModelSpec& spec, DType dtype, std::uint64_t shift = 0) {

@@ -1,4 +1,4 @@
-// GPT-2 in double precision, written as plainly as the formulas. The program is the oracle of the
+// GPT-2 in double precision, written as plainly as the formulas. The reference is the oracle of the
 // tests in this folder. The reference has only the forward pass. Gradients are computed by central
 // differences. Their error in double (about 1e-9) is far below fp32's error. The reference shares
 // no code with tools/gpt.

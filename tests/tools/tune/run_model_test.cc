@@ -56,7 +56,7 @@ std::string config_text(const nlohmann::json& changes) {
 class Tuned {
  public:
   explicit Tuned(nlohmann::json changes = nlohmann::json::object())
-      : document_(config_text(changes), "a test"), model_(document_, drive()) {
+      : document_(config_text(changes), "a test"), model_(document_, drive(), {}) {
     Trial trial;
     trial.step_s = {1};
     trial.rates.units.assign(10, {.forward_s = 2e-3, .backward_s = 6e-3});

@@ -45,7 +45,7 @@ struct BlockActivations {
 };
 
 struct Activations {
-  // Fails with kOutOfMemory if the memory is not there.
+  // Fails with kOutOfMemory if there is not enough memory.
   Activations(const GptConfig& config, const ActivationNeeds& needs);
 
   // The bytes that such activations would take. The call allocates nothing.
@@ -69,9 +69,10 @@ struct Activations {
   // factors.
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
-  // [R, W] each, in memory that only training uses: that of all blocks but the first, and that of
-  // the backward pass. An evaluation keeps one value of each batch there between the uses of units.
-  // There are at least two, and at least five where a value is a multiple of 256 bytes.
+  // Arrays of [R, W] each, in memory that only training uses: the memory of all blocks except the
+  // first, and the memory of the backward pass. An evaluation keeps one value of each batch there
+  // between the uses of units. There are at least two arrays, or at least five if the size of a
+  // value is a multiple of 256 bytes.
   std::vector<float*> of_evaluation;
 
   AlignedBuffer buffer;

@@ -27,7 +27,8 @@ class CounterRandom {
   }
 
   // A standard normal number by Box and Muller (1958), from uniforms 2 * index and 2 * index + 1.
-  // The second value of the method is not used, so that each index stands alone.
+  // The second value of the method is not used, so that the value of an index depends on no other
+  // index.
   double normal(std::uint64_t index) const {
     const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform(2 * index)));
     return radius * std::cos(2.0 * std::numbers::pi * uniform(2 * index + 1));
@@ -40,8 +41,8 @@ class CounterRandom {
     return z ^ (z >> 31);
   }
 
-  // FNV-1a. The hash is FNV-1a. Streams are numbered by a hash of the name, so a tensor keeps its
-  // values when other tensors are added before it.
+  // The hash is FNV-1a. Streams are numbered by a hash of the name, so a tensor keeps its values
+  // when other tensors are added before it.
   static constexpr std::uint64_t name_hash(std::string_view name) {
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

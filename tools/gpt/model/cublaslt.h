@@ -18,7 +18,7 @@ namespace sluice::gpt {
 
 class CublasLt {
  public:
-  // Says why cuBLASLt cannot be used. The result is empty if it can be used.
+  // Says why cuBLASLt cannot be used. The result is empty if cuBLASLt can be used.
   static std::string why_not();
 
   // Takes 32 MiB of device memory. `device` must outlive the object.

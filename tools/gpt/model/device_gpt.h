@@ -1,8 +1,8 @@
 // This class computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU. The
 // class first computes use i of the forward order, and then use i of the backward order
 // (gpt_model_spec). Activations have the type of the parameters, and sums are fp32. All work is
-// enqueued on the stream that the caller names. The stream must be the same one for a whole pass.
-// The addresses of a unit's tensors may differ at every use. Attention is computed with [sequence,
+// enqueued on the stream that the caller names. A whole pass must use the same stream. The
+// addresses of a unit's tensors may differ at every use. Attention is computed with [sequence,
 // sequence] products. The scratch memory is limited. All heads that fit into it are computed
 // together. The backward pass computes the scores again.
 //
@@ -45,7 +45,8 @@ class DeviceGpt {
   DeviceGpt& operator=(const DeviceGpt&) = delete;
 
   std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
-  // The same number for a model with parameters of `type`. The model need not exist.
+  // Returns the activation_bytes() that a model with parameters of `type` would have. The model
+  // need not exist.
   static std::uint64_t activation_bytes_of(
       const GptConfig& config, BatchShape shape, DType type,
       std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
@@ -54,8 +55,8 @@ class DeviceGpt {
 
   // Computes one pass of training over zeros and waits for the end. Every operation of the training
   // has then run, so its code and its plan are loaded. Meanwhile, the call takes memory for the
-  // parameters and gradients of the largest unit. To be called between passes.
-  // Fails with kOutOfMemory if the memory is not there.
+  // parameters and gradients of the largest unit. Must be called between passes.
+  // Fails with kOutOfMemory if there is not enough memory.
   void warm_up();
 
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
@@ -76,9 +77,9 @@ class DeviceGpt {
     return static_cast<std::uint32_t>(of_evaluation_.size());
   }
 
-  // As in GptCompute, but enqueued on `stream`. Gradients are overwritten. `batch` is that of an
-  // evaluation.
-  // Requires: the uses of a batch come in order, 0 first.
+  // Does the same as in GptCompute, but enqueues the work on `stream`. Gradients are overwritten.
+  // `batch` is the number of the batch in an evaluation.
+  // Requires: the uses of a batch come in order, beginning with use 0.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
                std::uint32_t batch = 0);
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,

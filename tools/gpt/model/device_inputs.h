@@ -1,5 +1,6 @@
 // The tokens and targets of a micro-batch on their way to the device, through page-locked memory.
-// For backward they come with the positions at which each token occurs, in the order of the batch.
+// For backward, the tokens come with the positions at which each token occurs, in the order of the
+// batch.
 //
 // Thread rule: one thread at a time. Copies are enqueued on the caller's stream.
 #pragma once
@@ -28,22 +29,23 @@ class DeviceInputs {
   static std::uint64_t count(const GptConfig& config, BatchShape shape) {
     return 3 * shape.rows() + config.vocabulary + 1;
   }
-  // Their place on the device, for count() numbers. Called once.
+  // Sets the place on the device for count() numbers. Called once.
   void put_at(std::uint32_t* place) { place_ = place; }
 
-  // Brings the inputs of a training's micro-batch, with the positions of tokens. The spans may go
-  // once this has returned.
+  // Brings the inputs of a training's micro-batch, with the positions of tokens. The caller may
+  // free the spans when the call has returned.
   void bring_for_training(std::span<const std::uint32_t> tokens,
                           std::span<const std::uint32_t> targets, StreamId stream);
-  // Brings those of batch `batch` of an evaluation, unless they are there.
+  // Brings the inputs of batch `batch` of an evaluation, unless they are on the device already.
   void bring(std::uint32_t batch, std::span<const std::uint32_t> tokens,
              std::span<const std::uint32_t> targets, StreamId stream);
-  // Batch `batch` is another one from here on.
+  // From here on, `batch` stands for another batch.
   void renew(std::uint32_t batch);
 
   const std::uint32_t* tokens() const { return place_; }
   const std::uint32_t* targets() const { return place_ + rows_; }
-  // The positions in the order of their tokens, and where those of each token begin.
+  // The positions in the order of their tokens, and the places where the positions of each token
+  // begin.
   const std::uint32_t* order() const { return place_ + 2 * rows_; }
   const std::uint32_t* begin() const { return place_ + 3 * rows_; }
 

@@ -15,8 +15,9 @@
 // With checkpoints at the units' boundaries, the caller brings the values that cross the boundaries
 // to every use, and backward() computes the rest of a unit's activations again. These are the same
 // operations on the same values, so they give the same bits. With checkpoints, several
-// micro-batches may be under way at the same time. Evaluations of several batches always may: the
-// memory that training has for backward keeps their values between the uses of units.
+// micro-batches may be under way at the same time. Several batches of evaluations may always be
+// under way at the same time: the memory that training has for backward keeps their values between
+// the uses of units.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +41,9 @@ struct GptComputeOptions {
   MatmulChoice matmul = {};
 };
 
-// With checkpoints, these are the values that a use takes and gives, [rows, width] floats each, at
-// multiples of 256 bytes. Without checkpoints, only `micro_batch` is used, and must be 0. In an
-// evaluation, only `micro_batch` is used, and is the number of the batch.
+// With checkpoints, a Boundaries has the values that a use takes and gives, [rows, width] floats
+// each, at multiples of 256 bytes. Without checkpoints, only `micro_batch` is used, and must be 0.
+// In an evaluation, only `micro_batch` is used, and is the number of the batch.
 struct Boundaries {
   std::uint32_t micro_batch = 0;
   const float* input = nullptr;            // of every use but the first
@@ -62,7 +63,7 @@ class GptCompute {
 
   // The bytes of activations and scratch, all allocated at construction.
   std::uint64_t activation_bytes() const;
-  // The same number. A GptCompute need not exist.
+  // Returns the activation_bytes() that a GptCompute would have. A GptCompute need not exist.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
 
@@ -85,13 +86,13 @@ class GptCompute {
                       std::uint32_t micro_batch = 0);
 
   // Begins a pass that ends with loss(). Tokens and targets are as above, and stay in the caller's
-  // memory, which must live until the batch's last use. Several batches may be under way at the
-  // same time, in any order of their uses; other passes end them.
+  // memory until the batch's last use. Several batches may be under way at the same time, in any
+  // order of their uses; other passes end them.
   // Requires: the sizes match; `batch` < evaluation_batches().
   // Fails with kInput as start_training() does.
   void start_evaluation(std::span<const std::uint32_t> tokens,
                         std::span<const std::uint32_t> targets, std::uint32_t batch = 0);
-  // How many batches can be evaluated at the same time; two at least.
+  // The number of batches that can be evaluated at the same time; at least two.
   std::uint32_t evaluation_batches() const {
     return static_cast<std::uint32_t>(activations_.of_evaluation.size());
   }
@@ -102,7 +103,7 @@ class GptCompute {
   void start_generation(std::span<const std::uint32_t> prompt);
 
   // Computes use `use` of the forward order.
-  // Requires: uses of a micro-batch come in order, 0 first.
+  // Requires: the uses of a micro-batch come in order, beginning with use 0.
   void forward(std::uint32_t use, ParameterPointers parameters, const Boundaries& boundaries = {});
 
   // Computes use `use` of the backward order. The call overwrites every gradient of the unit with
@@ -112,12 +113,12 @@ class GptCompute {
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 const Boundaries& boundaries = {});
 
-  // The mean cross entropy over the tokens, in nats. To be called right after a micro-batch's last
-  // forward use.
+  // The mean cross entropy over the tokens, in nats. Must be called right after a micro-batch's
+  // last forward use.
   double loss() const;
 
-  // The [vocabulary] logits for the token after the prompt. To be called after the last forward use
-  // of a generation. Valid until the next pass.
+  // The [vocabulary] logits for the token after the prompt. Must be called after the last forward
+  // use of a generation. Valid until the next pass.
   std::span<const float> last_logits() const;
 
  private:

@@ -74,12 +74,12 @@ void gelu_backward(ComputeThreads& threads, const float* x, float* gradient, std
 // sums[j] = the sum of column j, which is the gradient of a bias.
 void bias_backward(ComputeThreads& threads, Extent extent, const float* dy, float* sums);
 
+enum class CrossEntropy : std::uint8_t { kLossOnly, kGradient };
 // Returns the mean cross entropy over the rows of `logits`. With kGradient, the call overwrites the
 // logits with the gradient of the mean times `gradient_scale`. The gradient is fp32, or it is
 // rounded to bf16 and packed at the beginning of each row. `row_losses` is scratch memory for one
 // number per row.
 // Requires: every target is below extent.columns.
-enum class CrossEntropy : std::uint8_t { kLossOnly, kGradient };
 double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,
                      std::span<const std::uint32_t> targets, float* row_losses, CrossEntropy kind,
                      float gradient_scale = 1, DType gradient_type = DType::kFp32);

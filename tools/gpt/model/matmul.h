@@ -57,7 +57,7 @@ class MatrixProducts {
  public:
   // `threads` must outlive the object. If `choice` has bf16 factors, the constructor takes a tile
   // of memory for each thread.
-  // Fails with kOutOfMemory if the memory is not there.
+  // Fails with kOutOfMemory if there is not enough memory.
   explicit MatrixProducts(ComputeThreads& threads, MatmulChoice choice = {});
 
   ComputeThreads& threads() const { return threads_; }

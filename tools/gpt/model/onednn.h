@@ -1,11 +1,11 @@
 // Matrix products by oneDNN. The library is opened at run time, so a program with this class starts
-// on machines without oneDNN. Only two of its functions are used for products: dnnl_sgemm and
+// on machines without oneDNN. Only two functions of oneDNN are used for products: dnnl_sgemm and
 // dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both functions (no header of oneDNN
 // declares the second one). The functions keep no memory between two calls, because packed data is
 // freed.
 //
-// Thread rule: any thread, any number of calls at the same time. A call computes on the calling
-// thread.
+// Thread rule: any number of threads may call the functions at the same time. A call computes on
+// the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,11 @@ KernelFamily processor_family();
 class OneDnn {
  public:
   // The library of this process. The first call opens the file that SLUICE_ONEDNN names. Without
-  // that variable, it opens the system's libdnnl.so.3 or libdnnl.so.2. The library stays open.
+  // that variable, the first call opens the system's libdnnl.so.3 or libdnnl.so.2. The library
+  // stays open.
   static OneDnn& library();
 
-  // Says why oneDNN cannot be used. The text is empty if it can be used.
+  // Says why oneDNN cannot be used. The text is empty if oneDNN can be used.
   const std::string& why_not() const { return why_not_; }
   const std::string& version() const { return version_; }  // "2.6.3"
   // The strongest family that the library has kernels for on this processor.
@@ -41,8 +42,7 @@ class OneDnn {
   bool limit(KernelFamily family);
 
   // A row-major product. The rows of C are `c_stride` elements apart. C is first multiplied by
-  // `beta`, which is 0 or 1. A product returns false if the library refuses it.
-  // Requires: why_not() is empty.
+  // `beta`, which is 0 or 1.
   struct Call {
     bool a_transposed = false;
     bool b_transposed = false;
@@ -55,6 +55,8 @@ class OneDnn {
     float* c = nullptr;
     std::int64_t c_stride = 0;
   };
+  // Both functions compute a product. The result is false if the library refuses the product.
+  // Requires: why_not() is empty.
   bool multiply_fp32(const Call& call) const;
   bool multiply_bf16(const Call& call) const;  // bf16 factors, sums in fp32
 

@@ -26,8 +26,8 @@ void gelu_backward_row(const float* x, float* gradient, std::uint64_t count);
 RowMoments layer_norm_row(const float* x, const float* weight, const float* bias, float* y,
                           std::uint64_t count);
 
-// dx (+)= the gradient of layer_norm_row with respect to x, given dy. Ba, Kiros, Hinton (2016).
 enum class Into : std::uint8_t { kOverwrite, kAccumulate };
+// dx (+)= the gradient of layer_norm_row with respect to x, given dy. Ba, Kiros, Hinton (2016).
 void layer_norm_backward_row(const float* x, RowMoments moments, const float* weight,
                              const float* dy, float* dx, std::uint64_t count, Into into);
 
@@ -36,15 +36,16 @@ void layer_norm_backward_row(const float* x, RowMoments moments, const float* we
 float softmax_row(float* scores, float scale, std::uint64_t count);
 
 // The function overwrites the scores with the probabilities p = exp(scale * s - log_sum).
-// `gradient` is given with respect to p. The function overwrites it with the gradient with respect
-// to s, which is p * (gradient - delta) * scale.
+// `gradient` is given with respect to p. The function overwrites `gradient` with the gradient with
+// respect to s, which is p * (gradient - delta) * scale.
 void softmax_backward_row(float* scores, float* gradient, float scale, float log_sum, float delta,
                           std::uint64_t count);
 
 // Returns the cross entropy -log(softmax(logits)[target]).
 float cross_entropy_row(const float* logits, std::uint64_t count, std::uint64_t target);
 
-// Returns the same. The function also overwrites the logits with their gradient times `scale`.
+// Returns the same value as cross_entropy_row(), and overwrites the logits with their gradient
+// times `scale`.
 float cross_entropy_gradient_row(float* logits, std::uint64_t count, std::uint64_t target,
                                  float scale);
 
@@ -54,10 +55,10 @@ float dot_row(const float* a, const float* b, std::uint64_t count);
 // target[i] += source[i].
 void add_row(float* target, const float* source, std::uint64_t count);
 
+inline constexpr std::uint64_t kColumnSliceMax = 32;
 // The function sums `row_count` rows of a `stride`d matrix, for its first `column_count` columns.
 // First each block of 64 rows is summed. Then the blocks are summed. Both sums are in order.
 // Requires: column_count <= kColumnSliceMax.
-inline constexpr std::uint64_t kColumnSliceMax = 32;
 void column_sums(const float* rows, std::uint64_t row_count, std::uint64_t stride,
                  std::uint64_t column_count, float* sums);
 
@@ -68,8 +69,8 @@ void layer_norm_parameter_sums(const float* x, const RowMoments* moments, const 
                                std::uint64_t row_count, std::uint64_t stride,
                                std::uint64_t column_count, float* weight, float* bias);
 
-// These functions convert bf16 and fp16 to fp32, which is exact, and fp32 to bf16 and fp16, which
-// rounds to nearest even (sluice/dtype.h defines all four).
+// These functions convert bf16 and fp16 to fp32, which is exact. The functions also convert fp32 to
+// bf16 and fp16, with rounding to nearest even (sluice/dtype.h defines all four).
 void widen_bf16_row(const std::uint16_t* source, float* target, std::uint64_t count);
 void round_bf16_row(const float* source, std::uint16_t* target, std::uint64_t count);
 void widen_fp16_row(const std::uint16_t* source, float* target, std::uint64_t count);

@@ -1,5 +1,5 @@
 // The notes are about products that the plain kernel computes, because the fast library has no
-// algorithm for them. There is one note for each shape. Thread rule: one thread at a time.
+// algorithm for such products. There is one note for each shape. Thread rule: one thread at a time.
 #pragma once
 
 #include <set>

@@ -37,7 +37,7 @@ struct GradientTarget {
 class UnitTensors {
  public:
   // `spec` and `threads` must outlive the object. With `bf16_factors`, matrices stay bf16.
-  // Fails with kOutOfMemory if the memory is not there.
+  // Fails with kOutOfMemory if there is not enough memory.
   UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads,
               bool bf16_factors = false);
 
@@ -50,7 +50,7 @@ class UnitTensors {
   void load(std::uint32_t unit, ParameterPointers parameters);
   // Requires: the tensor is a vector, or there are no bf16 factors.
   const float* parameter(std::uint32_t tensor) const { return parameters_[tensor]; }
-  // The matrix in the type of the operands of products.
+  // The matrix in the type that products take.
   const void* factor(std::uint32_t tensor) const {
     return bf16_factors_ ? factors_[tensor] : parameters_[tensor];
   }

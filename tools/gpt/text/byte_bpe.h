@@ -1,7 +1,7 @@
 // Byte-pair encoding over bytes, as in GPT-2 (Sennrich et al. 2016, "Neural Machine Translation of
 // Rare Words with Subword Units"). A word begins as one token for each byte. Then the pair of
-// neighbours with the lowest rank is merged, again and again, until the list has no pair of
-// neighbours.
+// neighbours with the lowest rank is merged, again and again, until the list of merges has no pair
+// of neighbours.
 //
 // Thread rule: any thread. Constant after construction.
 #pragma once

@@ -17,8 +17,8 @@ std::size_t gpt2_word_bytes(std::string_view text);
 
 // Finds a place at which `text` can be cut. The words of the two parts are then the words of the
 // whole text. Returns the last such place behind `from_bytes` and not behind `limit_bytes`, or 0 if
-// there is none. The place lies behind a character that is not a space, and before an ASCII space
-// or line end.
+// there is no such place. The place lies behind a character that is not a space, and before an
+// ASCII space or line end.
 std::size_t gpt2_cut_bytes(std::string_view text, std::size_t limit_bytes,
                            std::size_t from_bytes = 0);
 

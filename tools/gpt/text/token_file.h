@@ -18,7 +18,7 @@ namespace sluice {
 // The header has 256 little-endian words of 32 bits.
 constexpr std::uint32_t kTokenHeaderBytes = 1024;
 
-// One of the two kinds of such files.
+// One of the two kinds of token files.
 struct TokenFileKind {
   std::uint32_t magic = 0;
   std::uint32_t version = 0;
@@ -28,8 +28,8 @@ constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
     TokenFileKind{.magic = 20240520, .version = 1, .token_bytes = 2},
     TokenFileKind{.magic = 20240801, .version = 7, .token_bytes = 4}};
 
-// Reads `text_file` piece by piece and writes its tokens. Returns their number. For an output that
-// is no regular file, the text is read twice.
+// Reads `text_file` piece by piece and writes its tokens. Returns the number of tokens. For an
+// output that is no regular file, the text is read twice.
 // Fails with the errors of OutputFile, and with kInput in these cases:
 // - The text cannot be read, or is empty.
 // - The text has more tokens than a header can count (2^32 - 1).
@@ -38,9 +38,9 @@ constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
 std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenizer,
                                OutputFile& output);
 
-// Returns the path of the token file beside `text_file`. The call makes that file if necessary. If
-// the same tokenizer made the file from the same bytes, the file is used again. A file of an older
-// text is replaced. Processes that want the same file take turns.
+// Returns the path of the token file beside `text_file`. If there is no such file, the call makes
+// the file. If the same tokenizer made the file from the same bytes, the file is used again. A file
+// of an older text is replaced. Processes that want the same file take turns.
 // Fails with the errors of write_token_file(), and with kInput if a file of that name has another
 // origin.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);

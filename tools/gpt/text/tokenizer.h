@@ -1,5 +1,5 @@
-// A byte-level BPE tokenizer. On texts in UTF-8, it equals the tokenizers package token by token.
-// Other texts keep their bytes, so decoding gives back every text.
+// A byte-level BPE tokenizer. On texts in UTF-8, the tokenizer gives the same tokens as the
+// tokenizers package. Other texts keep their bytes, so decoding gives back every text.
 //
 // Thread rule: any thread. Only one thread at a time calls encode(), which remembers words.
 #pragma once

@@ -9,6 +9,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/store/store_files.h"
 #include "tools/cli/print.h"
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/run_settings.h"
@@ -27,7 +28,7 @@ std::string command_that_goes_on(std::span<char* const> words) {
   std::string command;
   bool resumes = false;
   for (const std::string_view word : words) {
-    resumes = resumes || word.starts_with("--resume");
+    resumes = resumes || word == "--resume" || word.starts_with("--resume=");
     command += command.empty() ? "" : " ";
     const auto is_plain = [](char c) {
       return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
@@ -160,17 +161,23 @@ std::optional<std::uint64_t> Checkpointing::resume_store(Engine& engine,
 
 // Begins with a state from elsewhere. A state without a text of sluice train, such as a universal
 // checkpoint, goes on under this config, on this data, from as many steps as it has seen updates.
+// Rank 0 opens it before the others, which share its lock of a store.
 std::uint64_t Checkpointing::resume_from(Engine& engine) {
   OpenCheckpoint opened;
   std::string why;
-  try {
-    from_ = state_origin_in(options_.resume_from);
-    opened = open_state_origin(
-        from_, options_.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved,
-        config_.model);
-  } catch (const Error& error) {
-    why = fmt::format("--resume-from: {}", error.what());
-  }
+  const auto open = [&](const std::string& job) {
+    try {
+      from_ = state_origin_in(options_.resume_from);
+      opened = open_state_origin(
+          from_, options_.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved,
+          config_, job);
+    } catch (const Error& error) {
+      why = fmt::format("--resume-from: {}", error.what());
+    }
+  };
+  const std::string own_job = text_of(random_store_id());
+  if (is_first_) open(own_job);
+  if (const std::string job = engine.share(own_job); !is_first_) open(job);
   const std::vector<double> all = engine.exchange(opened.source ? 1 : 0);
   if (std::ranges::find(all, 0.0) != all.end())
     throw Error(ErrorCode::kInput,

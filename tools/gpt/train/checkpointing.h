@@ -41,7 +41,7 @@ struct CheckpointOptions {
 // The same command with --resume, quoted for a shell.
 std::string command_that_goes_on(std::span<char* const> words);
 
-// A text for a state that has none, so that a run with `config` can continue from the state.
+// A text for a state that has no text, so that a run with `config` can continue from the state.
 // Fails with kInput if the config's data cannot be opened.
 std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
 
@@ -54,15 +54,15 @@ class Checkpointing {
 
   bool is_on() const { return !options_.root.empty(); }
   // Names the kernels that compute the matrix products from now on. The name is kept with the
-  // state, and a run that continues with other kernels reports the change. To be called before
+  // state, and a run that continues with other kernels reports the change. Must be called before
   // resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
   // Lines of text for the user. The lines say which checkpoints were skipped, and why.
   const std::vector<std::string>& notes() const { return notes_; }
 
-  // All changes of kernels since the run began. To be called after resume().
+  // All changes of kernels since the run began. Must be called after resume().
   const std::vector<SettingChange>& kernel_changes() const { return kernel_changes_; }
-  // All other accepted changes, of settings and of the text. To be called after resume().
+  // All other accepted changes, of settings and of the text. Must be called after resume().
   const std::vector<SettingChange>& setting_changes() const { return setting_changes_; }
 
   // Whether the run may continue from a saved state.
@@ -77,17 +77,17 @@ class Checkpointing {
   // - The required state is missing or unreadable.
   // - The state is of another model, config or text.
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
-  // The options for the step after which the run has made `steps` steps. With a store, the options
-  // have the text that the commit keeps.
+  // The options for step number `steps` of the run, counted from 1. With a store, the options have
+  // the text that the commit keeps.
   FinishOptions finish_options(std::uint64_t steps) const;
-  // The place where resume() has found the state. If there was none, the place where resume() has
-  // looked for it.
+  // The place where resume() has found the state. If resume() has found no state, the place where
+  // resume() has looked for it.
   std::string origin() const;
-  // To be called when `steps` steps are done. Saves a checkpoint if one is due. If
+  // Must be called when `steps` steps are done. Saves a checkpoint if one is due. If
   // memory.save_buffers is not 0, the save runs beside the next steps. A failed save is printed,
   // and the next checkpoint tries again.
   void step_ended(Engine& engine, std::uint64_t steps);
-  // To be called at the end of the run. Waits for a save under way, and then saves the state,
+  // Must be called at the end of the run. Waits for a save under way, and then saves the state,
   // unless this state has been saved already.
   // Fails with the errors of Engine::save().
   void run_ended(Engine& engine, std::uint64_t steps);
@@ -113,9 +113,9 @@ class Checkpointing {
                std::uint64_t steps) const;
   std::optional<std::uint64_t> resume_store(Engine& engine, const InitialValues& values,
                                             const std::vector<Candidate>& found);
-  // `where` names the state that has the text `application`.
-  // A change of kernels is an error for a store, and a note for a checkpoint.
   enum class Kernels : std::uint8_t { kMayChange, kStay };
+  // Checks `application`, the text of a saved state. `where` names this state in messages.
+  // A change of kernels is an error for a store, and a note for a checkpoint.
   std::uint64_t check_application(const std::string& where, const std::string& application,
                                   Kernels kernels);
   std::string application(std::uint64_t steps) const;

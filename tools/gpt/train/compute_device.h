@@ -56,7 +56,7 @@ class ComputeDevice {
   // The result of gpt::table_row(). The text is empty on a GPU.
   const std::string& table_row() const { return table_row_; }
   // Names a library that would compute the products faster if it were installed. The text is empty
-  // if there is none.
+  // if there is no such library.
   const std::string& missed_gain() const { return missed_gain_; }
 
   // The rate that the matrix products of a run with `config` reach by themselves, in operations per

@@ -51,8 +51,9 @@ class Dataset {
   double bigram_cross_entropy(std::span<const TokenBatch> batches) const {
     return *bigram_cross_entropy_until([] { return false; }, batches);
   }
-  // The same, or nothing if `is_asked` has returned true. The call asks before each piece of 2^20
-  // tokens, since the count goes through the whole training part.
+  // Returns the same as bigram_cross_entropy(), or nothing if `is_asked` has returned true. The
+  // call asks before each piece of 2^20 tokens, because the count goes through the whole training
+  // part.
   std::optional<double> bigram_cross_entropy_until(const std::function<bool()>& is_asked,
                                                    std::span<const TokenBatch> batches) const;
 

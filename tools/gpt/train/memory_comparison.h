@@ -1,7 +1,8 @@
 // The same training with all of its state in memory. The training in memory is measured right
-// before a run (`sluice train --compare-memory`). This time is the yardstick for the cost of
-// offloading. T_min and T_bound are no such yardstick. The two limits are computed from the run's
-// own rates, and computation is slower beside transfers and updates than alone.
+// before a run (`sluice train --compare-memory`). The time of that training is the yardstick for
+// the cost of offloading. T_min and T_bound are no such yardstick. The two limits are computed from
+// rates measured in the run itself. In the run, transfers and updates make computation slower than
+// it is alone.
 //
 // Thread rule: one thread.
 #pragma once

@@ -31,7 +31,7 @@ std::string gpt2_config_text(const gpt::GptConfig& model);
 class ModelFile {
  public:
   // The file at `path` for a model of the shape `config`; null if `path` is empty.
-  // Fails with: as the constructor and require_shape_of().
+  // Fails as the constructor and require_shape_of() do.
   static std::unique_ptr<ModelFile> open(const std::string& path, const gpt::GptConfig& config);
 
   // `path` names a file or a folder that SafetensorsReader can read.

@@ -1,8 +1,8 @@
 // The functions choose the order in which a step's micro-batches go through the units. The
 // functions compute the traffic of each order, and the choice for `batch.order: auto`. Vertical
 // order saves the parameters that horizontal order fetches again for every micro-batch. In return,
-// vertical order needs room and traffic for the activations between units. Vertical order needs
-// them for all micro-batches at the same time. Pure; any thread.
+// vertical order needs room and traffic for the activations between units. Vertical order needs the
+// activations of all micro-batches at the same time. Pure; any thread.
 #pragma once
 
 #include <array>
@@ -29,10 +29,10 @@ std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& mode
                                      const RunMachine& machine);
 
 // The order that "auto" takes. Vertical order is taken if it is possible and moves fewer bytes to
-// and from storage. If the two orders move equally many bytes there, the order that moves fewer
-// bytes between host and device is taken. If backward uses a unit more than once (tied weights),
-// "auto" always takes horizontal order. If backward uses a unit more than once, the order changes
-// bits. A budget must not change bits. A budget must not change bits.
+// and from storage. If the two orders move the same number of bytes to and from storage, the order
+// that moves fewer bytes between host and device is taken. If backward uses a unit more than once
+// (tied weights), "auto" always takes horizontal order. If backward uses a unit more than once, the
+// order changes bits. A budget must not change bits.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
 // Sets `order` and the activations' order. The result is the same on all ranks with the same config

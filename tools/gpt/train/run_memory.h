@@ -31,11 +31,11 @@ void settle_budgets(Config::Memory& memory, const HostMemory& host);
 // The machine as each of `rank_count` ranks sees it when it plans.
 RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count);
 
-// The same numbers with the pools of a placement.
+// Returns the numbers of `host` with the pools of a placement.
 HostMemory with_pools(HostMemory host, const Placement& placement);
 
 // Compares the memory that the ranks of this host will take with the free memory, and returns these
-// numbers. With memory.check "warn", a shortage is only printed. To be called before any rank has
+// numbers. With memory.check "warn", a shortage is only printed. Must be called before any rank has
 // its pools. Budgets and order in `config` must be settled.
 // Fails with kOutOfMemory if a budget is too small, or if the sum is too large.
 HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, HostMemory host);

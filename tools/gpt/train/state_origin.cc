@@ -11,11 +11,14 @@
 #include <sluice/safetensors.h>
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "engine/checkpoint/checkpoint_manifest.h"
+#include "engine/checkpoint/store_source.h"
 #include "engine/checkpoint/universal_source.h"
 #include "tools/gpt/train/model_file.h"
 
 namespace sluice {
 namespace {
+
+constexpr std::string_view kStore = "store:";
 
 bool is_checkpoint(const std::string& folder) {
   std::error_code error;
@@ -74,13 +77,31 @@ class WeightsSource final : public StateSource {
   const InitialValues values_;
 };
 
+OpenCheckpoint open_store(const std::string& name, CheckpointPrecision precision,
+                          const Config::Storage& storage, const std::string& job) {
+  if (!name.empty() && name == storage.state.name)
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}{}\" is the store of the config itself (storage.state.name), which "
+                    "--resume goes on with; choose another name for the new one",
+                    kStore, name));
+  auto source = std::make_unique<StoreSource>(name, storage.paths, precision, job);
+  std::vector<std::string> application = source->application();
+  return {.source = std::move(source), .application = std::move(application)};
+}
+
 }  // namespace
+
+std::string store_in(const std::string& text) {
+  return text.starts_with(kStore) ? text.substr(kStore.size()) : "";
+}
 
 bool is_weights_alone(const std::string& path) {
   return !is_checkpoint(path) && has_weights(path) && !is_part_of_checkpoint(path);
 }
 
 std::string state_origin_in(const std::string& folder) {
+  if (folder.starts_with(kStore)) return folder;
   if (is_checkpoint(folder)) return folder;
   std::error_code error;
   if (std::filesystem::is_regular_file(folder, error)) return folder;
@@ -96,12 +117,14 @@ std::string state_origin_in(const std::string& folder) {
                   folder));
 }
 
-OpenCheckpoint open_state_origin(const std::string& folder, CheckpointPrecision precision,
-                                 const gpt::GptConfig& model) {
-  if (is_checkpoint(folder)) return open_checkpoint(folder, precision);
-  require_no_part(folder);
-  if (!has_weights(folder)) return open_checkpoint(folder, precision);
-  return {.source = std::make_unique<WeightsSource>(folder, model), .application = {}};
+OpenCheckpoint open_state_origin(const std::string& origin, CheckpointPrecision precision,
+                                 const TrainConfig& config, const std::string& job) {
+  if (origin.starts_with(kStore))
+    return open_store(store_in(origin), precision, config.engine.storage, job);
+  if (is_checkpoint(origin)) return open_checkpoint(origin, precision);
+  require_no_part(origin);
+  if (!has_weights(origin)) return open_checkpoint(origin, precision);
+  return {.source = std::make_unique<WeightsSource>(origin, config.model), .application = {}};
 }
 
 }  // namespace sluice

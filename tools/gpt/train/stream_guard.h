@@ -17,7 +17,8 @@ class StreamGuard {
     try {
       device_.synchronize(stream_.id());
     } catch (...) {
-      // This failure is the one that is being thrown already, or a consequence of it.
+      // This failure is being thrown already, or is a consequence of the failure that is being
+      // thrown.
     }
   }
 

@@ -8,7 +8,7 @@
 namespace sluice {
 
 // If `config` names a tokenizer and its data file is a text, the call replaces the data file by the
-// text's token file. The call makes this file if the file does not exist
+// text's token file. If the token file does not exist, the call makes the token file
 // (tools/gpt/text/token_file.h).
 // Fails with:
 // - The errors of token_file_beside() and Tokenizer.

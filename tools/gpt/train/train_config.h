@@ -29,7 +29,8 @@ struct TrainConfig : LearningRateOptions {
   double validation_fraction = 0.05;
   std::uint32_t sequences = 8;  // in one micro-batch
   std::uint32_t micro_batches = 1;
-  // No value means "auto". The call resolve_order() replaces it (tools/gpt/train/order_choice.h).
+  // No value means "auto". The call resolve_order() replaces "auto" by an order
+  // (tools/gpt/train/order_choice.h).
   std::optional<MicroBatchOrder> order;
   DeviceChoice device = DeviceChoice::kAuto;
   gpt::MatmulWish matmul;  // on the host

@@ -48,14 +48,13 @@ class TrainRanks {
   // Fails with kRanks or kUnsupported.
   std::unique_ptr<Collectives> join(ComputeDevice& device);
 
-  // Closes the connections between the ranks when all ranks have come to the end. The call is the
-  // last one.
+  // Closes the connections between the ranks when all ranks have called leave(). This call is the
+  // last call of the object.
   // Fails with kRanks.
   void leave() { world_->leave(); }
 
   // Prints `failure` on standard error, and ends every rank. If MPI connects the ranks, MPI ends
-  // them. Otherwise the call ends this rank. Then torchrun and the other ranks' deadlines notice
-  // the end.
+  // them. Otherwise the call ends this rank, and torchrun or a deadline ends the other ranks.
   // Requires: are_several().
   [[noreturn]] void give_up(const std::exception& failure);
 

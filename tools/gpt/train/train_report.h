@@ -1,6 +1,6 @@
 // The output of a training run for the user and for scripts (docs/cli.md). The output has the table
-// of pools at the start, and the JSON file at the end. In between, it has a line for each step, or
-// a progress bar on a terminal.
+// of pools at the start, and the JSON file at the end. In between, the output has a line for each
+// step, or a progress bar on a terminal.
 #pragma once
 
 #include <chrono>

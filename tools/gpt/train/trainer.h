@@ -27,10 +27,11 @@ struct TrainedStep {
 
 // How an evaluation learns that its result is no longer wanted, such as after Ctrl-C.
 struct StopRequest {
-  // Whether this rank has been asked to stop. Once true, it stays true. Called from any thread.
+  // Whether this rank has been asked to stop. Once true, the answer stays true. Called from any
+  // thread.
   std::function<bool()> is_asked = [] { return false; };
-  // Whether any rank has been asked. With several ranks, all ranks call it at the same points, on
-  // the trainer's thread, and get the same answer.
+  // Whether any rank has been asked. With several ranks, all ranks call this function at the same
+  // points, on the trainer's thread, and get the same answer.
   std::function<bool()> is_agreed = [] { return false; };
 };
 
@@ -49,11 +50,12 @@ class Trainer {
   // for the run.
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
-  // The mean cross-entropy of `batches` in nats per token. As many batches as fit the memory of the
-  // activations go through the model together: each unit is used once for all of them. The result
-  // does not depend on their number.
+  // The mean cross-entropy of `batches` in nats per token. The batches go through the model in
+  // groups. A group has as many batches as fit the memory of the activations, and each unit is used
+  // once for the whole group. The result does not depend on the size of the groups.
   double evaluate(std::span<const TokenBatch> batches) { return *evaluate_until({}, batches); }
-  // The same, or nothing if `stop` ends it. It then ends within about the time of one unit's use.
+  // Does the same as evaluate(), but returns nothing if `stop` ends the evaluation. The evaluation
+  // then ends within about the time of one unit's use.
   virtual std::optional<double> evaluate_until(const StopRequest& stop,
                                                std::span<const TokenBatch> batches) = 0;
 
@@ -83,9 +85,10 @@ class Trainer {
     // May be empty.
     std::function<void(double& loss)> settle = {};
   };
-  // Enqueues use `use` of the forward order for every batch of `group`, and behind the last use the
-  // addition of each batch's loss to `loss`, in the order of the batches. The addition may be left
-  // to Evaluation::settle. It may leave the rest out once StopRequest::is_asked() is true.
+  // The function enqueues use `use` of the forward order for every batch of `group`. Behind the
+  // last use, the function enqueues the addition of each batch's loss to `loss`, in the order of
+  // the batches. The addition may be left to Evaluation::settle. The function may leave the rest
+  // out once StopRequest::is_asked() is true.
   using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
                                           std::span<const TokenBatch> group, double& loss)>;
   static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,

@@ -1,0 +1,71 @@
+// A queue whose items leave by their rank, the lowest first. Items mostly come in the order of
+// their ranks, urgency by urgency: these form one line for each urgency, and only the others are
+// sorted.
+//
+// Thread rule: one thread.
+// Invariant: each line is in the order of its ranks.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+namespace sluice {
+
+// `Item` has its unique rank in `job.rank`, with the urgency in the upper 8 bits.
+template <typename Item>
+class RankedQueue {
+ public:
+  bool empty() const { return count_ == 0; }
+
+  void push(const Item& item) {
+    ++count_;
+    std::deque<Item>& line = lines_[item.job.rank >> 56];
+    if (line.empty() || line.back().job.rank < item.job.rank) return line.push_back(item);
+    others_.push_back(item);
+    std::push_heap(others_.begin(), others_.end(), is_after);
+  }
+
+  // Requires: the queue is not empty.
+  Item pop() {
+    --count_;
+    std::deque<Item>* first = nullptr;
+    for (std::deque<Item>& line : lines_) {
+      if (line.empty()) continue;
+      first = &line;  // the others are of lower urgency
+      break;
+    }
+    if (first == nullptr || (!others_.empty() && is_after(first->front(), others_.front()))) {
+      std::pop_heap(others_.begin(), others_.end(), is_after);
+      const Item item = others_.back();
+      others_.pop_back();
+      return item;
+    }
+    const Item item = first->front();
+    first->pop_front();
+    return item;
+  }
+
+  // In an order that only what was pushed and popped decides.
+  template <typename Visit>
+  void for_each(const Visit& visit) const {
+    for (const std::deque<Item>& line : lines_) std::for_each(line.begin(), line.end(), visit);
+    std::vector<Item> others = others_;
+    std::sort(others.begin(), others.end(),
+              [](const Item& one, const Item& other) { return is_after(other, one); });
+    std::for_each(others.begin(), others.end(), visit);
+  }
+
+ private:
+  static constexpr std::size_t kUrgencies = 4;
+  static bool is_after(const Item& one, const Item& other) { return one.job.rank > other.job.rank; }
+
+  std::array<std::deque<Item>, kUrgencies> lines_;
+  std::vector<Item> others_;  // a heap
+  std::size_t count_ = 0;
+};
+
+}  // namespace sluice

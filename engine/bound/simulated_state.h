@@ -1,0 +1,28 @@
+// A fingerprint of a simulation's state between two steps, with times and counts that go on from
+// step to step taken relative to the present. A simulation that comes to the same state again
+// repeats itself from there on.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice {
+
+class SimulatedState {
+ public:
+  void add(std::uint64_t value) {
+    // The finalizer of splitmix64, over the sum so far.
+    hash_ += 0x9e3779b97f4a7c15 + value;
+    hash_ = (hash_ ^ hash_ >> 30) * 0xbf58476d1ce4e5b9;
+    hash_ = (hash_ ^ hash_ >> 27) * 0x94d049bb133111eb;
+    hash_ ^= hash_ >> 31;
+  }
+
+  bool operator==(const SimulatedState& other) const = default;
+
+ private:
+  std::uint64_t hash_ = 0;
+};
+
+}  // namespace sluice

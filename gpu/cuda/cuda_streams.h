@@ -1,0 +1,57 @@
+// The streams of a CUDA device: those that it has made, and those of others that it has adopted.
+// Thread rule: every function from any thread. One thread destroys a stream, and nothing uses it
+// then.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include <sluice/device.h>
+#include "gpu/cuda/cuda_stream.h"
+#include "gpu/device/host_stream.h"
+
+namespace sluice {
+
+class CudaStreams {
+ public:
+  // `name` is the device's name, for messages. `failure` must outlive the streams.
+  // Fails with the errors of SLUICE_CUDA.
+  CudaStreams(int ordinal, std::string name, FailureLatch& failure);
+
+  // Fails with the errors of SLUICE_CUDA.
+  StreamId create(StreamPriority priority);
+  // `native` is a cudaStream_t of the application, which goes on owning it.
+  // Fails with the errors of CudaDevice::adopt_stream().
+  StreamId adopt(void* native);
+  // Fails with kInvalidArgument if there is no such stream.
+  CudaStream& at(StreamId id) const;
+  bool are_none() const;
+
+  // Takes the stream out, so that no call finds it any more.
+  // Requires: there is such a stream.
+  std::unique_ptr<CudaStream> take(StreamId id);
+  // Gives back what the runtime has for a stream that has been taken out. Returns the first
+  // failure, a cudaError_t.
+  // Requires: the stream's work has ended.
+  int give_back(const CudaStream& stream) const noexcept;
+
+ private:
+  std::unique_ptr<CudaStream> wrap(void* native) const;
+  StreamId add(std::unique_ptr<CudaStream> stream);
+
+  const int ordinal_;
+  const std::string name_;
+  FailureLatch& failure_;
+  int high_priority_ = 0;  // numerically the least; constant after construction
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_, except the objects that the pointers refer to.
+  std::uint32_t last_id_ = 0;
+  std::unordered_map<StreamId, std::unique_ptr<CudaStream>> streams_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,72 @@
+// Ranks whose experts are local units (UnitSpec::is_local). The model with all units is the one of
+// routed_options(). Experts of equal shapes are spread over the ranks. The other experts belong to
+// all ranks. Pure.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "tests/engine/step/announce_cases.h"
+
+namespace sluice::test {
+
+// The rank that alone has `unit` of the model with all units, if it is local. With 2 and with 3
+// ranks, all ranks have as many.
+inline std::optional<std::uint32_t> owner_of(UnitId unit, std::uint32_t ranks) {
+  const std::uint32_t expert = index_of(unit) - kFirstExpert;  // huge for other units
+  if (expert >= 18 || expert % 3 != 0) return std::nullopt;
+  return expert / 3 % ranks;
+}
+
+// The model of one rank: its local units stand behind all others.
+struct RankModel {
+  ModelSpec model;
+  std::vector<UnitId> whole;               // by unit: its id in the model with all units
+  std::vector<std::optional<UnitId>> own;  // by unit of the model with all units
+};
+
+inline RankModel model_of_rank(const ToyOptions& options, std::uint32_t rank, std::uint32_t ranks) {
+  const ModelSpec whole = toy_model_of(options);
+  RankModel result{.model = whole, .whole = {}, .own = {}};
+  result.model.units.clear();
+  result.own.resize(whole.units.size());
+  for (const bool are_local : {false, true}) {
+    for (std::uint32_t i = 0; i < whole.units.size(); ++i) {
+      const std::optional<std::uint32_t> owner = owner_of(UnitId{i}, ranks);
+      if (owner.has_value() != are_local || owner.value_or(rank) != rank) continue;
+      result.own[i] = UnitId{static_cast<std::uint32_t>(result.model.units.size())};
+      result.whole.push_back(UnitId{i});
+      result.model.units.push_back(whole.units[i]);
+      result.model.units.back().is_local = are_local;
+    }
+  }
+  return result;
+}
+
+// The uses of one rank, of those of the model with all units. Where experts follow one another, the
+// rank takes its local ones first, or last.
+inline ToyUses uses_of_rank(const RankModel& model, std::uint32_t rank, std::uint32_t ranks,
+                            std::uint64_t seed, const ToyUses& uses) {
+  std::mt19937_64 random(seed * 31 + rank);
+  ToyUses own;
+  for (auto begin = uses.begin(); begin != uses.end();) {
+    const auto is_expert = [](const ToyUse& use) { return index_of(use.unit) >= kFirstExpert; };
+    const auto end = is_expert(*begin) ? std::find_if_not(begin, uses.end(), is_expert) : begin + 1;
+    const bool local_first = random() % 2 == 0;
+    for (const bool are_local : {local_first, !local_first}) {
+      for (auto use = begin; use != end; ++use) {
+        const std::optional<std::uint32_t> owner = owner_of(use->unit, ranks);
+        if (owner.has_value() != are_local || owner.value_or(rank) != rank) continue;
+        own.push_back(*use);
+        own.back().unit = *model.own[index_of(use->unit)];
+      }
+    }
+    begin = end;
+  }
+  return own;
+}
+
+}  // namespace sluice::test
