@@ -103,7 +103,7 @@ TEST(NcclReductions, MessagesStayLongAmongManyRanks) {
     const fake_nccl_counts counts = take_counts();
     EXPECT_GE(counts.messages, static_cast<int>(2 * (c.ranks - 1)));
     EXPECT_GE(counts.message_bytes_least, 256_KiB) << c.ranks << " ranks";
-    // A row of figures, for documents.
+    // A row of docs/results/gpu.md.
     fmt::print("figure: | {} | {} | {} | {:.0f} KiB |\n", c.ranks, c.share, counts.messages,
                static_cast<double>(counts.message_bytes_least) / 1024);
   }
