@@ -82,7 +82,7 @@ LinkCosts costs() {
   return read_link_costs(LINK_COSTS);
 }
 
-// A row of docs/results/gpu.md.
+// Prints a row of docs/results/gpu.md.
 void tell(const char* what, const std::vector<FakeCudaCall>& calls, double least, double most) {
   std::size_t copy_calls = 0;
   std::uint64_t bytes = 0;
