@@ -49,14 +49,14 @@ class RankedQueue {
     return item;
   }
 
-  // In an order that only what was pushed and popped decides.
+  // In the order in which they would leave.
   template <typename Visit>
   void for_each(const Visit& visit) const {
-    for (const std::deque<Item>& line : lines_) std::for_each(line.begin(), line.end(), visit);
-    std::vector<Item> others = others_;
-    std::sort(others.begin(), others.end(),
+    std::vector<Item> items = others_;
+    for (const std::deque<Item>& line : lines_) items.insert(items.end(), line.begin(), line.end());
+    std::sort(items.begin(), items.end(),
               [](const Item& one, const Item& other) { return is_after(other, one); });
-    std::for_each(others.begin(), others.end(), visit);
+    std::for_each(items.begin(), items.end(), visit);
   }
 
  private:

@@ -19,18 +19,32 @@ StepCost mean_of(const StepCost& begin, const StepCost& end, std::uint64_t steps
   return mean;
 }
 
+// The cost at the end of a step that costs what the steps from `begin` to `end` cost, behind `sum`.
+StepCost continued(StepCost sum, const StepCost& begin, const StepCost& end) {
+  sum.step_s += end.step_s - begin.step_s;
+  for (std::size_t i = 0; i < kResourceCount; ++i) sum.busy_s[i] += end.busy_s[i] - begin.busy_s[i];
+  sum.traffic.nvme_read_bytes += end.traffic.nvme_read_bytes - begin.traffic.nvme_read_bytes;
+  sum.traffic.nvme_write_bytes += end.traffic.nvme_write_bytes - begin.traffic.nvme_write_bytes;
+  return sum;
+}
+
 }  // namespace
 
 std::optional<StepCost> StepMean::note(const StepCost& cost,
                                        const std::optional<SimulatedState>& state) {
-  for (std::size_t ago = 1; state && ago <= begun_.size(); ++ago) {
-    const Begun& then = begun_[begun_.size() - ago];
-    if (counted_steps_ % ago == 0 && then.state == state) return mean_of(then.cost, cost, ago);
-  }
-  if (begun_.size() + 1 == warm_steps_ + counted_steps_)
-    return mean_of(begun_[warm_steps_ - 1].cost, cost, counted_steps_);
   begun_.push_back({.state = state, .cost = cost});
-  return std::nullopt;
+  const std::size_t now = begun_.size() - 1;
+  const std::size_t end = warm_steps_ + counted_steps_;
+  for (std::size_t then = now; state && then-- > 0;) {
+    if (begun_[then].state != state) continue;
+    for (std::size_t step = now; begun_.size() < end; ++step)
+      begun_.push_back({.state = {},
+                        .cost = continued(begun_[step].cost, begun_[step - (now - then)].cost,
+                                          begun_[step - (now - then) + 1].cost)});
+    break;
+  }
+  if (begun_.size() < end) return std::nullopt;
+  return mean_of(begun_[warm_steps_ - 1].cost, begun_[end - 1].cost, counted_steps_);
 }
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The mean cost of a simulated step: over a number of steps behind those that fill the pipeline, or
-// from one state to its return, from where on all steps repeat themselves.
+// The mean cost of a simulated step, over a number of steps behind those that fill the pipeline.
+// Once a state returns, all steps repeat themselves, so the rest of them need not be simulated.
 //
 // Thread rule: one thread.
 #pragma once
@@ -20,8 +20,7 @@ class StepMean {
 
   // Notes the cost of all steps so far at the end of one more step. Returns the mean once it is
   // known, after all steps at the latest. `state` is that of the simulation, and is empty if the
-  // state is not known in full. A period of steps counts only if it divides the counted steps, so
-  // that the mean is the same without it.
+  // state is not known in full. The mean is the same with and without states.
   std::optional<StepCost> note(const StepCost& cost, const std::optional<SimulatedState>& state);
 
  private:
@@ -32,7 +31,7 @@ class StepMean {
 
   const std::uint64_t warm_steps_;
   const std::uint64_t counted_steps_;
-  std::vector<Begun> begun_;  // by step, from the second on
+  std::vector<Begun> begun_;  // at the end of each step
 };
 
 }  // namespace sluice

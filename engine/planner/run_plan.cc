@@ -30,8 +30,10 @@ bool shadows_serve_most(const Layout& layout, Placement placement) {
   add_shadows(layout, placement);
   double served = 0, all = 0;
   for (const BlockPlace& block : layout.blocks()) {
-    // Units that ranks keep gathered are small.
-    if (layout.is_frozen(block.id) || layout.keeps_gathered(block.unit)) continue;
+    // Pinned units, and those that ranks keep gathered, are small.
+    if (layout.is_frozen(block.id) || layout.unit(block.unit).is_pinned ||
+        layout.keeps_gathered(block.unit))
+      continue;
     const auto elements = static_cast<double>(block.element_count);
     all += elements;
     if (placement.has_shadow(block.id)) served += elements;

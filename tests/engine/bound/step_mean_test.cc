@@ -60,11 +60,16 @@ TEST(StepMean, IsKnownWhenAStateReturns) {
   EXPECT_EQ(every_other.mean.step_s, 6);
 }
 
-// Four steps are no whole number of such periods, and their mean is not that of a period.
-TEST(StepMean, KnowsNoMeanOfThreeSteps) {
-  const Found found = mean_of({1, 2, 3, 1, 2, 3, 1}, {1, 2, 3, 1, 2, 3, 1});
-  EXPECT_EQ(found.steps, 7u);
-  EXPECT_EQ(found.mean.step_s, 7.0 / 4);
+TEST(StepMean, IsThatOfTheCountedStepsWhereverAStateReturns) {
+  const Found of_three = mean_of({1, 2, 3, 1, 2, 3, 1}, {1, 2, 3, 1, 2, 3, 1});
+  EXPECT_EQ(of_three.steps, 4u);
+  EXPECT_EQ(of_three.mean.step_s, 7.0 / 4);
+  EXPECT_EQ(of_three.mean.traffic.nvme_read_bytes, 1u);  // 7 / 4, rounded down
+  // Two of the counted steps come before the period.
+  const Found late = mean_of({100, 5, 5, 9, 3, 5, 5}, {1, 2, 3, 4, 5, 5, 5});
+  EXPECT_EQ(late.steps, 6u);
+  EXPECT_EQ(late.mean.step_s, 22.0 / 4);
+  EXPECT_EQ(late.mean.busy_s[2], 22.0 / 2);
 }
 
 TEST(SimulatedState, DependsOnEveryValueAndTheirOrder) {
