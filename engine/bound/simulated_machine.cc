@@ -201,6 +201,7 @@ void SimulatedMachine::advance() {
 void SimulatedMachine::add_to(SimulatedState& state) const {
   const auto add = [&state](const SimulatedJob& job, std::int64_t ticks) {
     state.add(static_cast<std::uint64_t>(job.task));
+    state.add(job.rank >> 56);  // a fetch may be of either urgency
     state.add(job.subject);
     state.add(static_cast<std::uint64_t>(ticks));
   };
