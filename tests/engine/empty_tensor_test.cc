@@ -143,9 +143,10 @@ TEST_F(EmptyTensors, ChangeNoBitOfTheOthers) {
         config_.placement = {parameters, kNvme, gradients};
         const Result expected = run(without_them());
         const Result actual = run(with_empty_tensors());
-        EXPECT_EQ(actual.norms, expected.norms);
+        EXPECT_EQ(actual.norms.front(), expected.norms.front());
         // Rounding of moments to bf16 depends on the number of the tensor.
         if (moments != OptimizerState::kBf16) {
+          EXPECT_EQ(actual.norms, expected.norms);
           EXPECT_EQ(actual.state, expected.state);
         }
         EXPECT_EQ(actual.state.size(), expected.state.size());
