@@ -43,7 +43,7 @@ class GradientNorm : public testing::Test {
     engine.initialize(toy_values());
     const Stream stream(*device, "compute");
     Run run;
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 2; ++i) {
       Step step = engine.begin_step(options);
       std::vector<double>& asked = run.asked.emplace_back();
       for (int walk = 0; walk < 2; ++walk) {
@@ -73,13 +73,15 @@ class GradientNorm : public testing::Test {
   static constexpr std::uint64_t kDeviceBytes = 2_MiB;
   TempDirectory directory_;
   Config config_ = toy_config(directory_.path());
-  ModelSpec model_ = toy_model(/*frozen_units=*/{2});
+  ModelSpec model_ = toy_model(/*frozen_units=*/{2}, /*leases=*/1, ToySize::kSmall);
 };
 
 TEST_F(GradientNorm, IsThatOfFinishAndChangesNoBit) {
   using enum OverlapPolicy;
   for (const TierChoice tier : {TierChoice::kHost, TierChoice::kNvme, TierChoice::kDevice}) {
     for (const OverlapPolicy policy : {kSerial, kDeferred, kSpeculative, kEager}) {
+      // Where gradients wait outside host memory, no update is tentative.
+      if (tier != TierChoice::kHost && policy == kSpeculative) continue;
       SCOPED_TRACE(fmt::format("{}, gradients in {}", name_of(policy), name_of(tier)));
       config_.placement = {TierChoice::kNvme, TierChoice::kNvme, tier};
       config_.memory.device_bytes = kDeviceBytes;
@@ -157,13 +159,15 @@ TEST_F(GradientNorm, RefusesWhatItsContractForbids) {
   refuse("gradient_norm: the step is over");
 }
 
-// The last unit's gradient is on its way to storage when the norm is asked for.
+// The last unit's gradient is on its way to storage when the norm is asked for. Bisection finds a
+// request whose failure is not heard of before.
 TEST_F(GradientNorm, AFailedTransferIsSaid) {
   config_.placement = {TierChoice::kNvme, TierChoice::kNvme, TierChoice::kNvme};
   config_.memory.device_bytes = kDeviceBytes;
-  config_.storage.block_elements = 32768;  // few requests
+  std::uint64_t early = 0, late = 1000;
   std::string words;
-  for (std::uint64_t at = 0; at < 1000 && words.empty(); ++at) {
+  while (words.empty() && late - early > 1) {
+    const std::uint64_t at = early + (late - early) / 2;
     const auto device = make_host_device({.memory_bytes = kDeviceBytes});
     const FaultOptions faults{.fault = Fault::kErrno, .at = at, .error = EIO};
     Engine engine =
@@ -177,10 +181,12 @@ TEST_F(GradientNorm, AFailedTransferIsSaid) {
       step.emplace(engine.begin_step({.learning_rate = 1e-3}));
       walk_step(*step, model_, engine, *device, stream, config_, 1);
     } catch (const Error&) {
-      continue;  // an earlier transfer
+      early = at;
+      continue;
     }
     try {
       (void)step->gradient_norm();
+      late = at;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kIo);
       words = error.what();
