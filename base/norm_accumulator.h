@@ -20,7 +20,8 @@ class NormAccumulator {
   using Words = std::array<std::uint64_t, kLimbs + 1>;
 
   // Adds one leaf, which is a sum of squares of fp32 values. So a finite leaf is zero or in
-  // [2^-298, 2^330). An infinite or NaN leaf only makes the total non-finite.
+  // [2^-298, 2^330). If a leaf is infinite or NaN, finite() is false
+  // from then on, and nothing else changes.
   // Requires: leaf is not negative.
   void add(double leaf);
 

@@ -1,7 +1,7 @@
 // The vector kernels, and the choice between them. One source is compiled once per instruction set.
 // Internal to cpu_optim and its tests. Other code calls update_simd(), accumulate_gradient() and
-// add_squared_norm(), which also set the floating-point environment. All functions are pure or only
-// read, so any thread may call them.
+// add_squared_norm(), which also set the floating-point environment. No function
+// changes anything but its outputs, so any thread may call them.
 //
 // Invariant: every kernel gives the bits of the scalar definition (base/optimizer_math.h,
 // gradient_ops.h) for all results that are not NaN. If the definition gives NaN, the kernel gives

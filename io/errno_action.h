@@ -30,7 +30,8 @@ struct ErrnoRule {
 //   everything else                      kFail        kFail
 // A write is not attempted again after EIO, because the state of the drive is unknown. A later
 // successful read would prove nothing. A flush is not attempted again either, because the kernel
-// reports a lost page only once. The next flush would succeed without the lost page.
+// reports a lost page only once. The next flush would succeed
+// although the page is lost.
 ErrnoRule errno_rule(IoKind kind, int error);
 
 }  // namespace sluice

@@ -10,7 +10,7 @@
 // `speculative`: the rules of `eager` hold if the update can be tentative. The other blocks start
 // as under `deferred`, from apply() on.
 // If units without a gradient stay as they are (optimizer.untouched), no block starts before its
-// unit's first gradient. The call apply() then counts the blocks of the other units as updated.
+// unit's first gradient. From apply() on, the blocks of units without a gradient count as updated.
 //
 // Thread rule: scheduler's thread only.
 #pragma once

@@ -1,8 +1,8 @@
 // The tier that is home to each block's states, and the size of every pool in every tier. The
-// placement is a pure function of (layout, model, budgets, choices). Mandatory pools come first,
-// and the code computes each of these pools as one commented sum. The rest of a budget is filled
-// with state, and state that saves the most traffic goes first. The placement is fixed for a run.
-// Because every step uses the state in the same cyclic order, a fixed choice is as good as any
+// placement is a pure function of (layout, model, budgets, choices). Mandatory pools come first.
+// The size of each is a sum in the source, whose terms are explained there. The rest of a budget is
+// filled with state, and state that saves the most traffic goes first. The placement is fixed for a
+// run. Because every step uses the state in the same cyclic order, a fixed choice is as good as any
 // cache. A fixed choice can also be predicted and explained. Constant after construction.
 #pragma once
 

@@ -8,8 +8,8 @@
 // reason, the step is planned again with a retreat. A retreat has a place for each stay of a unit.
 // The places of units that are held at the same time never overlap. A unit must then avoid the
 // retreats of all units that come while it is held. So the next unit always has room, at least in
-// its own retreat. Two leases need no more memory than the two units, because stays go to the
-// window's two ends in turn.
+// its own retreat. With two leases, a window that holds the two largest units that are used one
+// after the other is enough, because units are placed at the window's two ends in turn.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // The functions compare an engine's pools with the free memory of its host and its device, before
-// any pool is allocated. Without the check, the kernel would kill a process that takes more memory,
-// in the middle of a step and without a message. Ranks on one host share the host's memory.
+// any pool is allocated. Without the check, a process whose pools exceed the free memory would be
+// killed by the kernel in the middle of a step, without a message. Ranks on one host share the
+// host's memory.
 //
 // Thread rule: the application's thread. All ranks call each function at the same point.
 #pragma once

@@ -40,8 +40,8 @@ class TaskThread {
   // on the calling thread, after the tasks posted before it. The tasks that `task` has posted have
   // then run, too, up to a limit.
   void post_here(std::function<void()> task);
-  // Does the same as post_here(), unless other tasks wait, because those may be long. Then it does
-  // the same as post().
+  // Does the same as post_here() if no other tasks wait. If other tasks wait, which may be long,
+  // does the same as post().
   void post_here_if_idle(std::function<void()> task);
 
   // Every such thread runs `hook` before each task, for tests that change the order. Null removes

@@ -33,11 +33,12 @@ class TransferAges {
   // a transfer is stuck.
   bool tick(const std::function<void(const Transfer&)>& on_slow);
 
-  // Every transfer in flight, with the ticks since add(). The oldest transfer comes first.
   struct Age {
     const Transfer* transfer = nullptr;
     std::uint32_t ticks = 0;
   };
+  // One Age for every transfer in flight, the oldest first. `ticks` is the number of ticks since
+  // add().
   std::vector<Age> ages() const;
 
  private:

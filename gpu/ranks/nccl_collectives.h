@@ -36,8 +36,8 @@ std::string why_no_nccl(const std::string& library = "");
 // Fails with kUnsupported.
 std::string describe_nccl(const std::string& library = "");
 // Sets the environment variables that NCCL and the CUDA runtime read at their first call. With
-// these variables, NCCL makes connections together with the communicator, not at the first
-// operation. The function also calls prepare_cuda_environment(). The function does not change
+// these variables, NCCL makes the connections when the communicator is made, instead of at the
+// first operation. The function also calls prepare_cuda_environment(). The function does not change
 // variables that are already set.
 // Requires: no other thread runs yet.
 void prepare_nccl_environment();

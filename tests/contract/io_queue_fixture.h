@@ -28,7 +28,8 @@ struct IoQueueFactory {
   std::unique_ptr<IoQueue> (*make)(const IoQueueOptions&);
 };
 
-// Test lists show this name, because an address would change with every run.
+// GoogleTest prints this name in its list of tests. By default it would print an address, which
+// changes with every run.
 inline void PrintTo(const IoQueueFactory& factory, std::ostream* stream) {
   *stream << factory.name;
 }

@@ -39,9 +39,9 @@ struct DetachedTensor {
   DType parameter = DType::kFp32;
 };
 
-// One step of one tensor. Parameter and gradient are contiguous. From begin() to wait() of the
-// tensor, parameter and gradient belong to the optimizer, which writes the parameter and reads the
-// gradient.
+// One step of one tensor. Parameter and gradient are contiguous. They belong to the
+// optimizer from the call of begin() until wait() for this tensor returns. In that time the
+// optimizer writes the parameter and reads the gradient.
 struct DetachedUpdate {
   std::uint32_t tensor = 0;
   void* parameter = nullptr;

@@ -18,7 +18,8 @@ struct FakeCudaFailure {
   int status = 0;
   bool refuses_callbacks = true;
 };
-// From now on, every call fails with `status`, a cudaError_t, as after a kernel's illegal access.
+// From now on, every call fails with the cudaError_t that `status` holds. A kernel that accesses
+// memory it does not own has this effect on a real device.
 // Pending callbacks get this status. The status 0 ends the failure. This never happens in CUDA.
 // With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 void fail_fake_cuda(FakeCudaFailure failure);

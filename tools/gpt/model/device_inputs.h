@@ -44,8 +44,8 @@ class DeviceInputs {
 
   const std::uint32_t* tokens() const { return place_; }
   const std::uint32_t* targets() const { return place_ + rows_; }
-  // The positions in the order of their tokens, and the places where the positions of each token
-  // begin.
+  // order() lists the positions of the batch, sorted by the token at each position. begin() says
+  // where in that list the positions of each token begin.
   const std::uint32_t* order() const { return place_ + 2 * rows_; }
   const std::uint32_t* begin() const { return place_ + 3 * rows_; }
 

@@ -42,8 +42,8 @@ struct GptComputeOptions {
 };
 
 // With checkpoints, a Boundaries has the values that a use takes and gives, [rows, width] floats
-// each, at multiples of 256 bytes. Without checkpoints, only `micro_batch` is used, and must be 0.
-// In an evaluation, only `micro_batch` is used, and is the number of the batch.
+// each, at multiples of 256 bytes. Without checkpoints, `micro_batch` must be 0, and the rest is
+// not used. In an evaluation, `micro_batch` is the number of the batch, and the rest is not used.
 struct Boundaries {
   std::uint32_t micro_batch = 0;
   const float* input = nullptr;            // of every use but the first

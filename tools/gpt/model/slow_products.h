@@ -1,5 +1,6 @@
-// The notes are about products that the plain kernel computes, because the fast library has no
-// algorithm for such products. There is one note for each shape. Thread rule: one thread at a time.
+// Collects notes for the user. Each note names a shape of matrix products for which the fast
+// library has no algorithm, so that the plain kernel computes them. Thread rule: one thread at a
+// time.
 #pragma once
 
 #include <set>

@@ -18,7 +18,7 @@
 namespace sluice::gpt {
 
 // One address per tensor of a unit, in the order of UnitSpec::tensors, aligned to 256 bytes as in
-// every placement. The memory must stay until the call that receives the addresses returns.
+// every placement. The memory must be valid during the call that receives the addresses.
 using ParameterPointers = std::span<const std::byte* const>;
 using GradientPointers = std::span<std::byte* const>;
 

@@ -59,8 +59,8 @@ class ComputeDevice {
   // if there is no such library.
   const std::string& missed_gain() const { return missed_gain_; }
 
-  // The rate that the matrix products of a run with `config` reach by themselves, in operations per
-  // second. Takes about half a second.
+  // Measures how fast this device computes the matrix products of a run with `config` when it does
+  // nothing else, in operations per second. Takes about half a second.
   // Fails with kUnsupported on a GPU, and with kOutOfMemory.
   double measure_peak_flops(const TrainConfig& config, bool is_quiet) const;
 
