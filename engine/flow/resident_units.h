@@ -33,8 +33,13 @@ class ResidentUnits {
   // Does the same for an update that does not change the unit.
   void left(UnitId unit);
 
-  // Whether the gather that the unit's last update caused has been queued on the device.
-  bool is_queued(UnitId unit) const { return unqueued_[index_of(unit)] == 0; }
+  // Whether the gather that the unit's last update caused has been queued on the device. A gather
+  // that still waits for its turn has not been queued: units that come last in that order, such as
+  // announced ones, are used before others in it have been updated.
+  bool is_queued(UnitId unit) const {
+    const std::size_t i = index_of(unit);
+    return unqueued_[i] == 0 && (!is_updated_[i] || is_left_[i]);
+  }
   bool is_idle() const { return all_unqueued_ == 0; }
   // The event recorded after all work that the unit's last update caused on this rank.
   // Requires: is_queued().
