@@ -282,6 +282,7 @@ void set_initial_values(const Layout& layout, const BlockView& view) {
 
 void read_values(const Layout& layout, const BlockView& view, StateKind kind, std::uint64_t begin,
                  std::span<std::byte> target) {
+  if (target.empty()) return;  // memcpy() takes no null pointer, even for no bytes
   const std::uint64_t block_count = layout.block(view.block).element_count;
   const StateFormat& format = layout.format();
   const bool has_record = !layout.is_frozen(view.block);
