@@ -35,7 +35,7 @@ def test_fewer_bits_train_as_well_and_take_fewer_bytes(config, state):
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[0] == expected[0] and worst(losses, expected) <= 0.05
     assert BYTES[state] <= written <= 1.1 * BYTES[state]
-    assert written / written_fp32 == pytest.approx(BYTES[state] / BYTES["fp32"], rel=0.05)
+    assert written / written_fp32 == pytest.approx(BYTES[state] / BYTES["fp32"], rel=0.1)
     assert not all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
     again = trained(config, state)
     assert losses == again[0] and all(torch.equal(one, other) for one, other in zip(found, again[1], strict=True))
