@@ -26,7 +26,7 @@ from .offload import offload
 from .optimizer import OffloadOptimizer
 
 _STATE = ".sluice"  # beside Lightning's checkpoint: the folder of Sluice's
-# What messages about a DeepSpeed config call the values that come from Lightning.
+# The names, in messages about a DeepSpeed config, of the values that come from Lightning.
 _NAMES = {"batch": "the loader's batch_size", "micro_batches": "the Trainer's accumulate_grad_batches",
           "clip_norm": "the Trainer's gradient_clip_val", "precision": "the type by the Trainer's precision",
           **{key: f"{name} in configure_optimizers" for key, name in (("lr", "lr"), ("betas", "betas"), ("eps", "eps"),

@@ -24,7 +24,7 @@ from .optimizer import OffloadOptimizer
 from .schedule import ConfigSchedule
 
 _STATE = "sluice"  # in each checkpoint's folder
-# What messages about a DeepSpeed config call the values that come from TrainingArguments.
+# The names, in messages about a DeepSpeed config, of the values that come from TrainingArguments.
 _NAMES = {"batch": "args.per_device_train_batch_size", "micro_batches": "args.gradient_accumulation_steps",
           "lr": "args.learning_rate", "betas": "[args.adam_beta1, args.adam_beta2]", "eps": "args.adam_epsilon",
           "weight_decay": "args.weight_decay", "clip_norm": "args.max_grad_norm", "precision": "the type by args.bf16 and args.fp16",

@@ -59,8 +59,9 @@ class Mixture(nn.Module):
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
-def train_torch(model, steps):
-    """As the engine has it: the gradient of an expert that is not used is zero."""
+def train_torch(model, steps, fills=True):
+    """Losses. With `fills`, as the engine has it, the gradient of an expert that is not used is zero. Otherwise the expert has
+    none, and torch leaves it as it is."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.01},
                                    {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}], lr=1e-3)
@@ -69,7 +70,7 @@ def train_torch(model, steps):
         loss = model(*batch(step))
         loss.backward()
         for p in model.parameters():
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            p.grad = torch.zeros_like(p) if fills and p.grad is None else p.grad
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
