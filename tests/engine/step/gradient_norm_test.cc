@@ -3,12 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,9 +23,10 @@
 #include "cpu_optim/rank_sum.h"
 #include "engine/engine_over_queue.h"
 #include "gpu/ranks/local_collectives.h"
+#include "io/io_queue.h"
 #include "tests/engine/ranks/sharding_cases.h"
+#include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
-#include "tests/support/fault_queue.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -159,39 +164,83 @@ TEST_F(GradientNorm, RefusesWhatItsContractForbids) {
   refuse("gradient_norm: the step is over");
 }
 
-// The last unit's gradient is on its way to storage when the norm is asked for. Bisection finds a
-// request whose failure is not heard of before.
+// Once armed, keeps writes until they are let go. Each of them fails then.
+class FailingWrites final : public IoQueue {
+ public:
+  explicit FailingWrites(std::unique_ptr<IoQueue> real) : real_(std::move(real)) {}
+
+  void arm() {
+    const std::scoped_lock lock(mutex_);
+    is_armed_ = true;
+  }
+  std::size_t held() const {
+    const std::scoped_lock lock(mutex_);
+    return held_.size();
+  }
+  void let_go() {
+    std::vector<IoRequest*> held;
+    {
+      const std::scoped_lock lock(mutex_);
+      is_armed_ = false;
+      held.swap(held_);
+    }
+    for (IoRequest* const request : held) {
+      request->error = EIO;
+      request->on_complete(*request);
+    }
+  }
+
+  void submit(std::span<IoRequest* const> requests) override {
+    for (IoRequest* const request : requests) {
+      {
+        const std::scoped_lock lock(mutex_);
+        if (is_armed_ && request->kind == IoKind::kWrite) {
+          held_.push_back(request);
+          continue;
+        }
+      }
+      real_->submit({&request, 1});
+    }
+  }
+  void wait_idle() override {
+    let_go();
+    real_->wait_idle();
+  }
+  IoCounters counters() const override { return real_->counters(); }
+  std::string_view name() const override { return "failing writes"; }
+
+ private:
+  const std::unique_ptr<IoQueue> real_;
+  mutable std::mutex mutex_;
+  bool is_armed_ = false;         // guarded by mutex_
+  std::vector<IoRequest*> held_;  // guarded by mutex_
+};
+
+// The last unit's gradient is on its way to storage when the norm is asked for.
 TEST_F(GradientNorm, AFailedTransferIsSaid) {
   config_.placement = {TierChoice::kNvme, TierChoice::kNvme, TierChoice::kNvme};
   config_.memory.device_bytes = kDeviceBytes;
-  std::uint64_t early = 0, late = 1000;
-  std::string words;
-  while (words.empty() && late - early > 1) {
-    const std::uint64_t at = early + (late - early) / 2;
-    const auto device = make_host_device({.memory_bytes = kDeviceBytes});
-    const FaultOptions faults{.fault = Fault::kErrno, .at = at, .error = EIO};
-    Engine engine =
-        EngineOverQueue::make(config_, model_, *device, [&faults](std::unique_ptr<IoQueue> queue) {
-          return make_fault_queue(std::move(queue), faults);
-        });
-    const Stream stream(*device, "compute");
-    std::optional<Step> step;
-    try {
-      engine.initialize(toy_values());
-      step.emplace(engine.begin_step({.learning_rate = 1e-3}));
-      walk_step(*step, model_, engine, *device, stream, config_, 1);
-    } catch (const Error&) {
-      early = at;
-      continue;
-    }
-    try {
-      (void)step->gradient_norm();
-      late = at;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kIo);
-      words = error.what();
-    }
-  }
+  const auto device = make_host_device({.memory_bytes = kDeviceBytes});
+  FailingWrites* writes = nullptr;
+  Engine engine =
+      EngineOverQueue::make(config_, model_, *device, [&](std::unique_ptr<IoQueue> queue) {
+        auto wrapped = std::make_unique<FailingWrites>(std::move(queue));
+        writes = wrapped.get();
+        return wrapped;
+      });
+  engine.initialize(toy_values());
+  const Stream stream(*device, "compute");
+  Step step = engine.begin_step({.learning_rate = 1e-3});
+  walk_step(step, {{UnitId{1}, Pass::kForward, 1}}, engine, *device, stream, config_);
+  writes->arm();
+  walk_step(step, {{UnitId{1}, Pass::kBackward, 2}}, engine, *device, stream, config_);
+  const Watchdog watchdog(std::chrono::seconds(60), "no gradient is written");
+  while (writes->held() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const std::jthread drive([writes] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    writes->let_go();
+  });
+  const std::string words = expect_error(ErrorCode::kIo, [&] { (void)step.gradient_norm(); });
   EXPECT_NE(words.find("Input/output error"), std::string::npos) << words;
 }
 
