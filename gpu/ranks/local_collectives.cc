@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -59,11 +60,7 @@ class LocalWorld::Meetings {
     Meeting& meeting = meetings_[key];
     meeting.parts.resize(group.size());
     meeting.parts[rank] = part;
-    wait_for_all(lock, meeting, /*phase=*/0, part, group, [&] {
-      for (std::size_t i = 0; i < group.size(); ++i)
-        if (!meeting.parts[i]) return static_cast<std::uint32_t>(i);
-      return rank;
-    });
+    wait_for_all(lock, meeting, /*phase=*/0, part, group);
     for (std::size_t i = 0; i < group.size(); ++i) {
       const Part& other = *meeting.parts[i];
       if (other.kind == part.kind && other.size == part.size) continue;
@@ -83,7 +80,7 @@ class LocalWorld::Meetings {
     --working_;
     changed_.notify_all();
     Meeting& meeting = meetings_[key];
-    wait_for_all(lock, meeting, phase, part, group, [] { return 0u; });
+    wait_for_all(lock, meeting, phase, part, group);
     if (phase + 1 < kPhases) {
       ++working_;
     } else if (++meeting.left == group.size()) {
@@ -97,23 +94,40 @@ class LocalWorld::Meetings {
     changed_.notify_all();
   }
 
+  // `rank` comes to no further meeting. Ranks that wait for it need not wait for the timeout.
+  void leave(std::uint32_t rank) {
+    const std::scoped_lock lock(mutex_);
+    left_.insert(rank);
+    changed_.notify_all();
+  }
+
  private:
-  template <class Missing>
   void wait_for_all(std::unique_lock<std::mutex>& lock, Meeting& meeting, std::uint32_t phase,
-                    const Part& part, std::span<const std::uint32_t> group,
-                    const Missing& missing) {
+                    const Part& part, std::span<const std::uint32_t> group) {
     std::uint32_t& count = meeting.counts[phase];
     if (++count == group.size()) changed_.notify_all();
-    const bool came =
-        changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
-                          [&] { return count == group.size() || failure_.has_value(); });
-    if (count == group.size() && !failure_) return;
-    if (!came) {
-      fail(lock, fmt::format("rank {} has not reached {} within {} s; it may be stopped; if it is "
-                             "only late, raise sharding.timeout",
-                             group[missing()], describe(part), options_.timeout_s));
-    }
+    // A rank that comes to the first phase goes through all of them before it leaves.
+    const auto left = [&]() -> std::optional<std::uint32_t> {
+      for (std::size_t i = 0; i < group.size(); ++i)
+        if (!meeting.parts[i] && left_.contains(group[i])) return group[i];
+      return std::nullopt;
+    };
+    changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
+                      [&] { return count == group.size() || failure_ || left(); });
     throw_if_failed(lock);
+    if (count == group.size()) return;
+    if (const auto rank = left())
+      fail(lock,
+           fmt::format("rank {} has ended, but others wait for it in {}", *rank, describe(part)));
+    fail(lock, fmt::format("rank {} has not reached {} within {} s; it may be stopped; if it is "
+                           "only late, raise sharding.timeout",
+                           group[first_missing(meeting)], describe(part), options_.timeout_s));
+  }
+
+  // In the phases behind the first one, the first rank stands for whichever is late.
+  static std::size_t first_missing(const Meeting& meeting) {
+    const auto missing = std::find(meeting.parts.begin(), meeting.parts.end(), std::nullopt);
+    return missing == meeting.parts.end() ? 0 : missing - meeting.parts.begin();
   }
 
   [[noreturn]] void fail(std::unique_lock<std::mutex>& lock, const std::string& message) {
@@ -136,31 +150,44 @@ class LocalWorld::Meetings {
 
   // Guarded by mutex_.
   std::map<MeetingKey, Meeting> meetings_;
-  std::uint32_t working_ = 0;  // ranks that are reading others' memory now
+  std::uint32_t working_ = 0;     // ranks that are reading others' memory now
+  std::set<std::uint32_t> left_;  // ranks that have ended
   std::optional<std::string> failure_;
 };
 
 namespace {
 
+// One rank's part of the world. It ends with the last of the rank's collectives.
+struct Membership {
+  Membership(std::shared_ptr<LocalWorld::Meetings> of, std::uint32_t number)
+      : meetings(std::move(of)), rank(number) {}
+  ~Membership() { meetings->leave(rank); }
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+  const std::shared_ptr<LocalWorld::Meetings> meetings;
+  const std::uint32_t rank;
+  std::uint64_t opened = 0;  // collectives so far
+};
+
 class LocalCollectives final : public HostCollectives {
  public:
-  LocalCollectives(std::shared_ptr<LocalWorld::Meetings> meetings, HostDevice& device,
-                   std::shared_ptr<RankFailure> failure, RankGroup group,
-                   std::shared_ptr<std::uint64_t> opened)
+  LocalCollectives(std::shared_ptr<Membership> membership, HostDevice& device,
+                   std::shared_ptr<RankFailure> failure, RankGroup group)
       : HostCollectives(device, std::move(failure), std::move(group)),
-        meetings_(std::move(meetings)),
-        opened_(std::move(opened)),
-        sequence_name_((*opened_)++) {}
+        membership_(std::move(membership)),
+        meetings_(*membership_->meetings),
+        sequence_name_(membership_->opened++) {}
 
   std::string_view name() const override { return "local"; }
 
   std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
-    return std::make_unique<LocalCollectives>(meetings_, device(), failure(),
-                                              group().subgroup(ranks), opened_);
+    return std::make_unique<LocalCollectives>(membership_, device(), failure(),
+                                              group().subgroup(ranks));
   }
 
   void abort(std::string_view reason) noexcept override {
-    meetings_->abort(fmt::format("rank {} has given up: {}", group().members[rank()], reason));
+    meetings_.abort(fmt::format("rank {} has given up: {}", group().members[rank()], reason));
   }
 
  private:
@@ -170,11 +197,11 @@ class LocalCollectives final : public HostCollectives {
   template <class Work, class Second>
   void meet(const Part& part, std::uint64_t sequence, const Work& work, const Second& second) {
     const MeetingKey key{sequence_name_, group().members.front(), sequence};
-    const Parts& parts = meetings_->arrive(key, part, rank(), group().members);
+    const Parts& parts = meetings_.arrive(key, part, rank(), group().members);
     work(parts);
-    meetings_->pass(key, 1, part, group().members);
+    meetings_.pass(key, 1, part, group().members);
     second(parts);
-    meetings_->pass(key, 2, part, group().members);
+    meetings_.pass(key, 2, part, group().members);
   }
   template <class Work>
   void meet(const Part& part, std::uint64_t sequence, const Work& work) {
@@ -185,7 +212,7 @@ class LocalCollectives final : public HostCollectives {
     std::vector<const void*> sources;
     for (const auto& part : parts) sources.push_back(part->source + begin_bytes);
     sum.sources = sources;
-    meetings_->sum()(sum);
+    meetings_.sum()(sum);
   }
 
   void run(const AllGather& gather, std::uint64_t sequence) override {
@@ -267,8 +294,8 @@ class LocalCollectives final : public HostCollectives {
   }
 
   // Constant after construction.
-  std::shared_ptr<LocalWorld::Meetings> meetings_;
-  std::shared_ptr<std::uint64_t> opened_;  // by this rank of the world, so far
+  std::shared_ptr<Membership> membership_;
+  LocalWorld::Meetings& meetings_;
   std::uint64_t sequence_name_;
 };
 
@@ -282,9 +309,9 @@ LocalWorld::LocalWorld(std::uint32_t rank_count, const HostCollectivesOptions& o
 LocalWorld::~LocalWorld() = default;
 
 std::unique_ptr<Collectives> LocalWorld::join(std::uint32_t rank, HostDevice& device) {
-  return std::make_unique<LocalCollectives>(meetings_, device, std::make_shared<RankFailure>(),
-                                            RankGroup::world(rank, rank_count_),
-                                            std::make_shared<std::uint64_t>(0));
+  return std::make_unique<LocalCollectives>(std::make_shared<Membership>(meetings_, rank), device,
+                                            std::make_shared<RankFailure>(),
+                                            RankGroup::world(rank, rank_count_));
 }
 
 }  // namespace sluice

@@ -261,6 +261,7 @@ std::vector<std::string> on_two_ranks(
         engine.initialize(toy_values());
         const Stream stream(*device, "compute");
         steps(rank, engine, *device, stream);
+        engine.close();
       } catch (const Error& error) {
         failures[rank] = error.what();
         collectives->abort(error.what());

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <latch>
 #include <thread>
 
 #include "cpu_optim/rank_sum.h"
@@ -54,16 +57,35 @@ std::string failure_of(Device& device, const Stream& stream) {
 TEST(LocalCollectivesFailure, RankThatDoesNotComeIsNamedOnEveryOther) {
   std::atomic<int> named = 0;
   std::atomic<int> heard = 0;
+  std::latch named_by_others(2);
   run_threads(3, kImpatient, [&](Collectives& ranks, Device& device) {
-    if (ranks.rank() == 1) return;
+    if (ranks.rank() == 1) return named_by_others.wait();
     const Stream stream(device, "test");
     ranks.on_failure([&](const Error&) { ++heard; });
     ranks.barrier("h.3", stream.id());
     const std::string failure = failure_of(device, stream);
     named += failure.starts_with("rank 1 has not reached barrier of \"h.3\" within 2 s") ? 1 : 0;
+    named_by_others.count_down();
   });
   EXPECT_EQ(named, 2);
   EXPECT_EQ(heard, 2);
+}
+
+// One of the others waits already when rank 1 ends; for a group without it nothing changes.
+TEST(LocalCollectivesFailure, RankThatHasEndedIsNamedAtOnce) {
+  std::atomic<int> named = 0;
+  run_threads(3, {.timeout_s = 100, .sum = sum_in_order}, [&](Collectives& ranks, Device& device) {
+    if (ranks.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const Stream stream(device, "test");
+    const auto pair = ranks.open(std::array{0u, 2u});
+    if (ranks.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    pair->barrier("h.2", stream.id());
+    device.synchronize(stream.id());
+    ranks.barrier("h.3", stream.id());
+    const std::string failure = failure_of(device, stream);
+    named += failure == "rank 1 has ended, but others wait for it in barrier of \"h.3\"" ? 1 : 0;
+  });
+  EXPECT_EQ(named, 2);
 }
 
 TEST(LocalCollectivesFailure, AbortEndsTheOthersAtOnceWithTheReason) {
