@@ -21,7 +21,7 @@ RATE = "1GB"
 CACHED = ("--write-cache", "256MiB")
 COMMITS = [("balanced", "deferred", 20, CACHED), ("balanced", "speculative", 20, CACHED), ("compute-bound", "deferred", 8, CACHED),
            ("compute-bound", "eager", 8, CACHED), ("drive-bound", "deferred", 40, CACHED), ("drive-bound", "deferred", 20, CACHED),
-           ("drive-bound", "deferred", 20, ()), ("balanced", "deferred", 20, ()), ("adam-bound", "deferred", 20, CACHED),
+           ("drive-bound", "deferred", 20, ()), ("balanced", "deferred", 20, ()), ("drive-bound", "deferred", 100, CACHED), ("adam-bound", "deferred", 20, CACHED),
            ("balanced", "deferred", 12, ("--memory-share", "0.5", "--commit-every", "5"))]
 STEPS = 20
 
