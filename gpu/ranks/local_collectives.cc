@@ -112,13 +112,14 @@ class LocalWorld::Meetings {
         if (!meeting.parts[i] && left_.contains(group[i])) return group[i];
       return std::nullopt;
     };
-    changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
-                      [&] { return count == group.size() || failure_ || left(); });
+    const bool came =
+        changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
+                          [&] { return count == group.size() || failure_ || left(); });
     throw_if_failed(lock);
     if (count == group.size()) return;
-    if (const auto rank = left())
+    if (came)
       fail(lock,
-           fmt::format("rank {} has ended, but others wait for it in {}", *rank, describe(part)));
+           fmt::format("rank {} has ended, but others wait for it in {}", *left(), describe(part)));
     fail(lock, fmt::format("rank {} has not reached {} within {} s; it may be stopped; if it is "
                            "only late, raise sharding.timeout",
                            group[first_missing(meeting)], describe(part), options_.timeout_s));

@@ -73,7 +73,7 @@ TEST(LocalCollectivesFailure, RankThatDoesNotComeIsNamedOnEveryOther) {
 // Rank 0 waits for it already, and rank 2 comes later.
 TEST(LocalCollectivesFailure, RankThatHasEndedIsNamedAtOnce) {
   std::atomic<int> named = 0;
-  run_threads(3, {.timeout_s = 100, .sum = sum_in_order}, [&](Collectives& ranks, Device& device) {
+  run_threads(3, {.timeout_s = 30, .sum = sum_in_order}, [&](Collectives& ranks, Device& device) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50 * ranks.rank()));
     if (ranks.rank() == 1) return;
     const Stream stream(device, "test");
