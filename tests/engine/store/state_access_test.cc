@@ -13,6 +13,8 @@
 #include <set>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include <sluice/checkpoint.h>
 #include <sluice/units.h>
 #include "base/moment_codes.h"

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include <sluice/checkpoint.h>
+#include "engine/plan/layout.h"
 #include "tests/engine/store/state_access_cases.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/flip_bit.h"
