@@ -15,18 +15,18 @@
 namespace sluice {
 namespace {
 
-// Records in host memory that are with the workers at once, so that none waits for its next one.
+// Records in host memory that are with the worker at once, so that it never waits for the next one.
 constexpr std::uint32_t kHostFlights = 4;
 
 }  // namespace
 
 DetachedFlow::DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
                            const std::vector<DetachedTensor>& tensors, Scheduler& scheduler,
-                           std::span<Worker> workers, const QueueDecorator& decorate)
+                           Worker& worker, const QueueDecorator& decorate)
     : plan_(plan),
       tensors_(tensors),
       scheduler_(scheduler),
-      workers_(workers),
+      worker_(worker),
       flights_(plan.lanes + kHostFlights),
       homes_(plan.blocks.size()),
       integrity_(storage.verify, 2 * plan.blocks.size()),
@@ -275,9 +275,7 @@ void DetachedFlow::arrived(Flight& flight) {
 void DetachedFlow::work(Flight& flight) {
   flight.is_moving = true;
   ++working_;
-  Worker& worker = workers_[next_worker_];
-  next_worker_ = (next_worker_ + 1) % workers_.size();
-  worker.post(
+  worker_.post(
       [this, &flight] {
         const Home& home = homes_[*flight.block];
         const DetachedBlock& block = plan_.blocks[*flight.block];

@@ -15,7 +15,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -40,7 +39,7 @@ struct DetachedJob {
 
   Kind kind = Kind::kUpdate;
   std::uint32_t block = 0;
-  // Runs on a worker's thread. `is_fresh` says that the record has never been changed, and is
+  // Runs on the worker's thread. `is_fresh` says that the record has never been changed, and is
   // zero.
   std::function<void(std::byte* record, bool is_fresh)> work;
   // The function runs on the scheduler's thread when the work is done. A changed record may still
@@ -52,8 +51,8 @@ class DetachedFlow {
  public:
   // All arguments must outlive the object.
   DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
-               const std::vector<DetachedTensor>& tensors, Scheduler& scheduler,
-               std::span<Worker> workers, const QueueDecorator& decorate);
+               const std::vector<DetachedTensor>& tensors, Scheduler& scheduler, Worker& worker,
+               const QueueDecorator& decorate);
   // Any thread. The destructor drops jobs that have not begun, and waits for the other jobs.
   ~DetachedFlow();
   DetachedFlow(const DetachedFlow&) = delete;
@@ -65,7 +64,7 @@ class DetachedFlow {
   // Whether every job is done, and every record is at home.
   bool is_idle() const { return jobs_.empty() && flights_with_job_ == 0; }
 
-  // Whether a worker has a record.
+  // Whether the worker has a record.
   bool is_working() const { return working_ != 0; }
 
   // Any thread, at any time.
@@ -114,7 +113,7 @@ class DetachedFlow {
   const DetachedPlan& plan_;
   const std::vector<DetachedTensor>& tensors_;
   Scheduler& scheduler_;
-  const std::span<Worker> workers_;
+  Worker& worker_;
   std::vector<DirectFile> files_;
   AlignedBuffer memory_;
   std::string note_;
@@ -125,7 +124,6 @@ class DetachedFlow {
   std::vector<Home> homes_;     // by block
   std::uint32_t flights_with_job_ = 0;
   std::uint32_t working_ = 0;
-  std::size_t next_worker_ = 0;
   std::optional<std::uint32_t> last_updated_;
   bool is_closing_ = false;
 

@@ -1,9 +1,7 @@
 #include <sluice/detached_optimizer.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -63,9 +61,8 @@ struct DetachedOptimizer::Parts {
         plan(plan_here(config, tensors, notes)),
         uncomputed(tensors.size()),
         arena(granted_threads(config.threads)),
-        workers{Worker(1, scheduler), Worker(1, scheduler)},
-        flow(config.storage, plan, tensors, scheduler,
-             std::span(workers).first(arena.threads() > 1 ? 2 : 1), decorate) {
+        worker(1, scheduler),
+        flow(config.storage, plan, tensors, scheduler, worker, decorate) {
     if (!flow.note().empty()) notes.push_back(flow.note());
     scheduler.settle_with([this] { return flow.settle(); });
   }
@@ -107,9 +104,7 @@ struct DetachedOptimizer::Parts {
 
   WorkerArena arena;
   Scheduler scheduler;
-  // Two of them share the arena's threads: while one waits for the last pieces of its block, the
-  // other's block has work for the threads that are done.
-  std::array<Worker, 2> workers;
+  Worker worker;
   DetachedFlow flow;
 };
 

@@ -1,7 +1,7 @@
 // The work on the record of one block: updating its elements, and reading and setting parts of the
 // record.
 //
-// Thread rule: any thread. Distinct blocks are independent.
+// Thread rule: worker's thread. Distinct blocks are independent.
 #pragma once
 
 #include <cstddef>
