@@ -14,12 +14,18 @@ namespace {
 constexpr std::uint64_t kPadElements = 256;
 constexpr std::uint64_t kRecordAlignBytes = 4096;
 constexpr std::uint64_t kBlockElements = 256 << 10;  // records of 2 or 3 MiB
+// Where no record moves, blocks are as large as tensors, up to this limit: all threads wait for the
+// end of each block, and blocks of kBlockElements would take a tenth longer.
+constexpr std::uint64_t kHostBlockElements = 16 << 20;
 // One is read, one updated, one written.
 constexpr std::uint32_t kLanesMin = 3;
 constexpr std::uint32_t kLanesMax = 16;
 
-void cut(DetachedPlan& plan, const Config& config, std::span<const DetachedTensor> tensors) {
-  const std::uint64_t length = config.storage.block_elements.value_or(kBlockElements);
+// Cuts the tensors into blocks of at most `length` elements.
+void cut(DetachedPlan& plan, const Config& config, std::span<const DetachedTensor> tensors,
+         std::uint64_t length) {
+  plan.blocks.clear();
+  plan.first_block.clear();
   for (std::uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
     plan.first_block.push_back(static_cast<std::uint32_t>(plan.blocks.size()));
     const std::uint64_t count = tensors[tensor].element_count;
@@ -111,13 +117,14 @@ DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor>
                     name_of(config.optimizer.state)));
   const std::uint64_t budget = config.memory.host_bytes.value_or(host_budget_bytes);
   DetachedPlan plan;
-  cut(plan, config, tensors);
+  cut(plan, config, tensors, kHostBlockElements);
   place(plan, [](const DetachedBlock&) { return false; });
   const std::uint64_t all_bytes = plan.host_record_bytes;
   if (tier == TierChoice::kHost && all_bytes > budget)
     throw_too_small(budget, all_bytes, "moments and masters in host memory");
   if (tier == TierChoice::kHost || (tier == TierChoice::kAuto && all_bytes <= budget)) return plan;
 
+  cut(plan, config, tensors, config.storage.block_elements.value_or(kBlockElements));
   place(plan, [](const DetachedBlock&) { return true; });
   const std::uint64_t lanes_bytes = kLanesMin * plan.lane_bytes;
   if (lanes_bytes > budget)

@@ -20,7 +20,7 @@ def available_memory_bytes():
 class ThreeSteps(CliCase):
     """Not a test by itself: what both sizes do."""
 
-    def train_three_steps(self, width, heads, budget, block_elements):
+    def train_three_steps(self, width, heads, learning_rate, budget, block_elements):
         """A GPT of 27 layers of that width, with budgets of the device and of the host, which must not hold its state."""
         with open(self.path("text.txt"), "w", encoding="utf-8") as text:
             with open(os.path.join(SOURCE, "LICENSE"), encoding="utf-8") as licence:
@@ -28,7 +28,7 @@ class ThreeSteps(CliCase):
         config = self.write_config({
             **ON_NVME, "model": {"layers": 27, "heads": heads, "embedding": width, "context": 128, "vocabulary": 256, "tied_head": True},
             "data.validation_fraction": 0.0005, "batch.sequences": 1, "precision.parameters": "bf16",
-            "optimizer": {"learning_rate": 0.1 / width, "minimum_learning_rate": 0, "warmup_steps": 0, "clip_norm": 1.0, "overlap": "deferred"},
+            "optimizer": {"learning_rate": learning_rate, "minimum_learning_rate": 0, "warmup_steps": 0, "clip_norm": 1.0, "overlap": "deferred"},
             "memory": {"device": budget, "host": budget},
             "storage.block_elements": block_elements, "run.threads": len(os.sched_getaffinity(0))})
         self.run_sluice("train", config, "--quiet", "--measure-peak", "--json", "run.json")
@@ -70,7 +70,7 @@ class LargeModelInSmall(ThreeSteps):
     LABEL = "command"
 
     def test_three_million_parameters_under_budgets_of_8_mib(self):
-        self.train_three_steps(width=96, heads=3, budget="8MiB", block_elements=16384)
+        self.train_three_steps(width=96, heads=3, learning_rate=1e-3, budget="8MiB", block_elements=16384)
 
 
 class LargeModel(ThreeSteps):
@@ -86,4 +86,5 @@ class LargeModel(ThreeSteps):
                           "(set TMPDIR)")
         if available_memory_bytes() < (19 << 30):
             self.skipTest(f"{available_memory_bytes() >> 30} GiB of memory are available; two budgets of 8 GiB and the rest need 19")
-        self.train_three_steps(width=self.WIDTH, heads=24, budget="8GiB", block_elements=1 << 20)
+        # Adam's first step moves each of 3e9 parameters by the rate: ten times this one overshoots, and the loss rises.
+        self.train_three_steps(width=self.WIDTH, heads=24, learning_rate=2e-7, budget="8GiB", block_elements=1 << 20)
