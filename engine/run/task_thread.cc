@@ -11,11 +11,22 @@ namespace {
 // A caller runs so many. A task's own tasks are as short as itself; a stream of others is left to
 // the thread.
 constexpr int kBatchesMax = 8;
+// More tasks than this seldom wait at the same time, so that the lists do not grow in a step.
+constexpr std::size_t kTasksUsual = 512;
+
+std::vector<std::function<void()>> task_list() {
+  std::vector<std::function<void()>> tasks;
+  tasks.reserve(kTasksUsual);
+  return tasks;
+}
 
 }  // namespace
 
 TaskThread::TaskThread(const std::string& name, Hooks hooks)
-    : hooks_(std::move(hooks)), thread_(start_thread(name, [this] { run(); })) {}
+    : hooks_(std::move(hooks)),
+      batch_(task_list()),
+      tasks_(task_list()),
+      thread_(start_thread(name, [this] { run(); })) {}
 
 TaskThread::~TaskThread() {
   {

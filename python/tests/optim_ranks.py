@@ -331,12 +331,19 @@ def fsdp_tp(folder):
 
 
 CASES = {2: (ddp, ddp_state, disagreement, misplaced, fsdp, reshard, tp), 4: (ddp, ddp_state, hsdp, fsdp_tp)}
+# torch 2.6's own FSDP2 fails in forward on the CPU, whose streams record no events there.
+FSDP_RUNS = hasattr(torch.cpu.Stream, "record_event")
+OF_FSDP = (fsdp, reshard, hsdp, fsdp_tp)
+
+
+def cases(size):
+    return [case for case in CASES[size] if FSDP_RUNS or case not in OF_FSDP]
 
 
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for case in CASES[dist.get_world_size()]:
+    for case in cases(dist.get_world_size()):
         case(sys.argv[1])
         dist.barrier()
         if dist.get_rank() == 0:

@@ -215,7 +215,8 @@ def test_state_dicts_go_to_torch_and_back(place):
         step_of(model, ours, i)
         step_of(reference, theirs, i)
     saved = ours.state_dict()
-    assert saved["param_groups"][0].keys() == theirs.state_dict()["param_groups"][0].keys()
+    # torch 2.6 does not know the second key yet, and leaves it alone.
+    assert saved["param_groups"][0].keys() == theirs.state_dict()["param_groups"][0].keys() | {"decoupled_weight_decay"}
     assert saved["state"].keys() == theirs.state_dict()["state"].keys()
     file = io.BytesIO()
     torch.save(saved, file)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import optim_ranks
 
@@ -31,5 +32,8 @@ def test_ranks(size, tmp_path):
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
     print(next(line for line in said[0].splitlines() if line.startswith("state per rank:")))
-    for case in optim_ranks.CASES[size]:
+    for case in optim_ranks.cases(size):
         assert f"passed: {case.__name__}" in said[0]
+    left_out = [case.__name__ for case in optim_ranks.CASES[size] if case not in optim_ranks.cases(size)]
+    if left_out:
+        pytest.skip(f"passed, without {', '.join(left_out)}: FSDP2 of torch {torch.__version__} does not run on the CPU")
