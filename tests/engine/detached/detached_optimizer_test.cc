@@ -9,7 +9,9 @@
 #include <thread>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/trace/trace.h"
+#include "engine/detached/detached_plan.h"
 #include "tests/engine/detached/detached_support.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/refused_syscall.h"
@@ -254,6 +256,22 @@ TEST_F(DetachedTest, WhatItCannotBeMadeOfIsNamed) {
               std::string::npos);
   });
   if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
+}
+
+// Elsewhere blocks are the grain of transfers; in memory, each end of a block is a wait.
+TEST(DetachedPlan, InHostMemoryATensorIsOneBlock) {
+  const std::vector<DetachedTensor> tensors{{.name = "a", .element_count = 1 << 20},
+                                            {.name = "b", .element_count = 40 << 20}};
+  Config config;
+  config.placement.optimizer = TierChoice::kHost;
+  const DetachedPlan whole = plan_detached(config, tensors, 1_GiB);
+  ASSERT_EQ(whole.blocks.size(), 1u + 3u) << "of 16 Mi elements at most";
+  EXPECT_EQ(whole.blocks[0].element_count, 1u << 20);
+  EXPECT_EQ(whole.blocks[3].element_count, 8u << 20);
+  config.placement.optimizer = TierChoice::kAuto;
+  EXPECT_EQ(plan_detached(config, tensors, 1_GiB).blocks.size(), 4u);
+  // The same tensors where they do not all fit, in blocks of storage.
+  EXPECT_EQ(plan_detached(config, tensors, 100_MiB).blocks.size(), 4u + 160u);
 }
 
 }  // namespace
