@@ -158,8 +158,10 @@ TEST_F(StateReadsTest, AnInferenceWaitsForReadsAhead) {
     is_released = true;
     queue_->release();
   });
-  (void)engine.begin_inference();
-  EXPECT_TRUE(is_released);
+  {
+    const Inference inference = engine.begin_inference();
+    EXPECT_TRUE(is_released) << "its end waits for its own reads";
+  }
   releasing.join();
   expect_values(engine.tensors()[1], StateKind::kExpAvg, 0, engine.tensors()[1].element_count);
 }
