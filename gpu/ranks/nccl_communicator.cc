@@ -74,21 +74,21 @@ NcclCommunicator::NcclCommunicator(const NcclLibrary& library, const Options& op
   std::memcpy(&common, id.data(), sizeof common);
   ncclConfig_t config = config_of(library, options);
   const CudaCurrentDevice current(device.ordinal());
-  ncclComm_t made = nullptr;
-  const ncclResult_t result = library.functions().init(&made, static_cast<int>(rank_count), common,
-                                                       static_cast<int>(rank), &config);
-  communicator_ = made;
+  const ncclResult_t result =
+      library.functions().init(given_as<ncclComm_t>(), static_cast<int>(rank_count), common,
+                               static_cast<int>(rank), &config);
+  communicator_ = given_;
   settle(result, "ncclCommInitRankConfig");
 }
 
 std::unique_ptr<NcclCommunicator> NcclCommunicator::split(std::uint32_t color, std::uint32_t key) {
   std::unique_ptr<NcclCommunicator> part(new NcclCommunicator(library_, options_, device_));
   ncclConfig_t config = config_of(library_, options_);
-  ncclComm_t made = nullptr;
   call("ncclCommSplit", [&](ncclComm_t whole) {
-    return nccl_.split(whole, static_cast<int>(color), static_cast<int>(key), &made, &config);
+    return nccl_.split(whole, static_cast<int>(color), static_cast<int>(key),
+                       given_as<ncclComm_t>(), &config);
   });
-  part->communicator_ = made;
+  part->communicator_ = given_;
   part->settle(ncclInProgress, "ncclCommSplit");
   return part;
 }
@@ -106,6 +106,12 @@ NcclCommunicator::~NcclCommunicator() {
   }
 }
 
+template <class Pointer>
+Pointer* NcclCommunicator::given_as() {
+  given_ = nullptr;
+  return reinterpret_cast<Pointer*>(&given_);
+}
+
 // Runs `body` with the communicator, and waits until the work that it has begun is on its stream.
 template <class Body>
 void NcclCommunicator::call(const char* name, const Body& body) {
@@ -116,7 +122,9 @@ void NcclCommunicator::call(const char* name, const Body& body) {
     if (communicator_ == nullptr) fail(ErrorCode::kRanks, fmt::format("{} after abort", name));
     result = body(native(communicator_));
   }
-  settle(result, name);
+  // ncclCommSplit and ncclCommWindowRegister answer ncclSuccess although a thread of NCCL still
+  // works on them; the communicator knows.
+  settle(result == ncclSuccess ? ncclInProgress : result, name);
 }
 
 void NcclCommunicator::settle(int first_result, const char* name) {
@@ -233,11 +241,11 @@ void NcclCommunicator::register_memory(std::span<std::byte> memory) {
 
 // Null where the machine cannot have windows, for all ranks alike.
 void* NcclCommunicator::register_window(std::span<std::byte> memory) {
-  ncclWindow_t window = nullptr;
   call("ncclCommWindowRegister", [&](ncclComm_t c) {
-    return nccl_.register_window(c, memory.data(), memory.size(), &window, NCCL_WIN_COLL_SYMMETRIC);
+    return nccl_.register_window(c, memory.data(), memory.size(), given_as<ncclWindow_t>(),
+                                 NCCL_WIN_COLL_SYMMETRIC);
   });
-  return window;
+  return given_;
 }
 
 void NcclCommunicator::deregister_memory() noexcept {

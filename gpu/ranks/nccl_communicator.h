@@ -97,6 +97,9 @@ class NcclCommunicator {
   template <class Body>
   void call(const char* name, const Body& body);
   void settle(int result, const char* name);
+  // given_ as a place for what a call makes. Only one such call may be under way.
+  template <class Pointer>
+  Pointer* given_as();
   void* register_window(std::span<std::byte> memory);
   [[noreturn]] void give_up(const std::string& message);
   std::string describe(int result);
@@ -108,6 +111,10 @@ class NcclCommunicator {
   CudaDevice& device_;
 
   std::atomic<bool> has_failed_ = false;  // a call
+
+  // What a call makes, a communicator or a window. A thread of NCCL writes it, also after a call
+  // that has timed out, until the communicator is aborted.
+  void* given_ = nullptr;
 
   std::mutex mutex_;
   // Guarded by mutex_.

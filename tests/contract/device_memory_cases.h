@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <sluice/error.h>
@@ -170,6 +172,24 @@ TEST_P(DeviceContract, SeveralCopiesAtOnceAreAsOneAfterAnother) {
             << "piece " << i << " of " << count << ", byte " << at;
     }
   }
+}
+
+// Several copies are the first that a thread asks of the device.
+TEST_P(DeviceContract, AThreadMayBeginWithSeveralCopies) {
+  const Stream stream(device(), "test");
+  const DeviceBuffer middle(device(), 8192, "test");
+  HostArray source(device(), 8192);
+  HostArray target(device(), 8192);
+  source.fill_pattern(1);
+  const auto swapped = [](std::byte* to, const std::byte* from) {
+    return std::array{CopyPiece{to, from + 4096, 4096}, CopyPiece{to + 4096, from, 4096}};
+  };
+  std::thread([&] {
+    device().copy_all(swapped(middle.data(), source.data()), stream.id());
+  }).join();
+  device().copy_all(swapped(target.data(), middle.data()), stream.id());
+  device().synchronize(stream.id());
+  EXPECT_EQ(std::memcmp(target.data(), source.data(), 8192), 0);
 }
 
 TEST_P(DeviceContract, ANullAmongSeveralCopiesIsRefused) {

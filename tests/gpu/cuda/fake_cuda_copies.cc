@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <string_view>
 
 #include "tests/gpu/cuda/fake_cuda_state.h"
@@ -48,7 +49,11 @@ int fake_cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
 CUresult fake_cuMemcpyBatchAsync(CUdeviceptr* targets, CUdeviceptr* sources, std::size_t* sizes,
                                  std::size_t count, CUmemcpyAttributes* attributes,
                                  std::size_t* attribute_begins, std::size_t attribute_count,
-                                 std::size_t*, CUstream stream) {
+                                 std::size_t* failed, CUstream stream) {
+  if (!has_current_context()) {
+    *failed = SIZE_MAX;  // none of the copies
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const int status = enter_fake_cuda("cuMemcpyBatchAsync");
   if (status != 0) return static_cast<CUresult>(status);
   if (runtime().batches == FakeCudaBatches::kRefused) return CUDA_ERROR_NOT_SUPPORTED;

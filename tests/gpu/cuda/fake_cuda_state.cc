@@ -17,12 +17,18 @@ int& current_device() {
   return device;
 }
 
+bool& has_current_context() {
+  thread_local bool has_one = false;
+  return has_one;
+}
+
 int standing_failure() {
   return fake_cuda_answer(runtime().failed);
 }
 
 int enter_fake_cuda(const char* call) {
   const int fault = fake_cuda_fault_of(call);
+  has_current_context() = true;
   const std::scoped_lock lock(runtime().mutex);
   runtime().contexts.insert(current_device());
   return fault != 0 ? fake_cuda_answer(fault) : standing_failure();

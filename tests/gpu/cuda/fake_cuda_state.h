@@ -39,6 +39,9 @@ struct FakeCudaState {
 FakeCudaState& runtime();
 // The current GPU of this thread.
 int& current_device();
+// Whether this thread has called the runtime. The driver's own functions need the context that such
+// a call makes current.
+bool& has_current_context();
 
 // The functions below that return an int return a cudaError_t. A `stream` is a cudaStream_t, an
 // `event` a cudaEvent_t.

@@ -45,6 +45,12 @@ struct ncclComm {
   std::uint64_t operations = 0;
   std::uint64_t splits = 0;
   std::vector<ncclWindow_t> windows;  // gone with it
+  // What a thread of NCCL still makes. The call for it has answered ncclSuccess, and its place holds
+  // null until a poll finds that all is there.
+  std::unique_ptr<ncclComm> child;
+  ncclComm_t* child_place = nullptr;
+  std::unique_ptr<ncclWindow_vidmem> window;
+  ncclWindow_t* window_place = nullptr;
   // Comes to its stream at the poll after next.
   std::vector<std::function<void()>> pending;
   int polls = 0;
@@ -146,6 +152,19 @@ bool finish_split(ncclComm& comm) {
   return true;
 }
 
+bool finish_making(ncclComm& comm) {
+  if (comm.child != nullptr) {
+    if (!finish_split(*comm.child)) return false;
+    *comm.child_place = comm.child.release();
+  }
+  if (comm.window != nullptr) {
+    if (++comm.polls < 2) return false;
+    comm.windows.push_back(comm.window.get());
+    *comm.window_place = comm.window.release();
+  }
+  return true;
+}
+
 std::map<std::uint64_t, std::shared_ptr<World>>& worlds() {
   static std::map<std::uint64_t, std::shared_ptr<World>> all;
   return all;
@@ -203,10 +222,12 @@ ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t* par
   FAKE_NCCL_ENTER;
   if (config->blocking != 0) return ncclInvalidArgument;
   visit_gpu(whole->gpu);
-  *part = new ncclComm{.parent = whole->world,
-                       .split = whole->splits,
-                       .parent_rank = whole->rank,
-                       .gpu = whole->gpu};
+  *part = nullptr;
+  whole->child_place = part;
+  whole->child.reset(new ncclComm{.parent = whole->world,
+                                  .split = whole->splits,
+                                  .parent_rank = whole->rank,
+                                  .gpu = whole->gpu});
   (void)sluice_fake_cuda_communicators(whole->gpu, 1);
   const std::scoped_lock lock(whole->world->mutex);
   World::Split& split = whole->world->splits[whole->splits++];
@@ -231,6 +252,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
     if (!comm->world->violation.empty()) *result = ncclInvalidArgument;
     if (*result != ncclInProgress || comm->world->joined < comm->world->size) return ncclSuccess;
   }
+  if (!finish_making(*comm)) return ncclSuccess;
   if (!comm->pending.empty() && (is_fake_nccl_held() || ++comm->polls < 2)) return ncclSuccess;
   for (const auto& enqueue : std::exchange(comm->pending, {})) enqueue();
   *result = ncclSuccess;
@@ -384,8 +406,9 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t s
   *window = nullptr;
   if (fake_nccl_multicast_is("absent")) return ncclSuccess;
   count_fake_nccl(&fake_nccl_counts::windows);
-  *window = new ncclWindow_vidmem{static_cast<const char*>(memory), size_bytes};
-  comm->windows.push_back(*window);
+  comm->window.reset(new ncclWindow_vidmem{static_cast<const char*>(memory), size_bytes});
+  comm->window_place = window;
+  comm->polls = 0;
   return ncclSuccess;
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {

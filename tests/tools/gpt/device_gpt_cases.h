@@ -181,7 +181,8 @@ TEST_P(DeviceGptTest, EvaluationHasTheLossOfTraining) {
 TEST_P(DeviceGptTest, BatchesThatAreEvaluatedTogetherHaveTheirOwnLosses) {
   const DeviceMachine machine = GetParam().machine.make(DType::kFp32, DType::kFp32);
   Device& device = *machine.device;
-  DeviceGpt gpt(GetParam().config, GetParam().shape, device, *machine.ops);
+  DeviceGpt gpt(GetParam().config, GetParam().shape, device, *machine.ops,
+                GetParam().attention_scratch_bytes);
   const std::uint32_t batches = gpt.evaluation_batches();
   ASSERT_GE(batches, 2u);
   const Stream stream(device, "test");
