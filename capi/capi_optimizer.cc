@@ -1,5 +1,6 @@
 // The detached optimizer behind the C interface.
 #include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -9,7 +10,9 @@
 #include <fmt/format.h>
 
 #include <sluice/config_document.h>
+#include <sluice/cuda_device.h>
 #include <sluice/detached_optimizer.h>
+#include <sluice/units.h>
 
 #include "capi/call_guard.h"
 #include "capi/sluice.h"
@@ -17,6 +20,8 @@
 using namespace sluice;
 
 struct sluice_optimizer : Handle {
+  std::unique_ptr<CudaDevice> gpu;  // null without tensors on one
+  std::map<void*, Stream> streams;  // those of the application, adopted
   std::unique_ptr<DetachedOptimizer> optimizer;
   std::deque<std::string> notes;
   std::string note;               // the last one returned
@@ -24,6 +29,9 @@ struct sluice_optimizer : Handle {
 };
 
 namespace {
+
+// The optimizer takes no memory of the GPU.
+constexpr std::uint64_t kGpuBytes = 1_MiB;
 
 DType type_from_c(const char* call, std::int32_t type) {
   switch (type) {
@@ -49,6 +57,38 @@ DetachedUpdate update_from_c(const char* call, const sluice_update& update) {
           .gradient_scale = update.gradient_scale};
 }
 
+std::vector<DetachedUpdate> updates_from_c(const char* call, const sluice_update* updates,
+                                           std::uint32_t count) {
+  if (count != 0) require(updates, call, "updates");
+  std::vector<DetachedUpdate> begun;
+  for (const sluice_update& update : std::span(updates, count))
+    begun.push_back(update_from_c(call, update));
+  return begun;
+}
+
+// `make` makes the optimizer inside of the handle.
+template <typename Make>
+void create(const char* call, const char* config_json, const sluice_optimizer_tensor* tensors,
+            std::uint32_t tensor_count, sluice_optimizer** optimizer, const Make& make) {
+  require(optimizer, call, "the place for the optimizer");
+  *optimizer = nullptr;
+  require(config_json, call, "config_json");
+  if (tensor_count != 0) require(tensors, call, "tensors");
+  std::vector<DetachedTensor> described;
+  for (const sluice_optimizer_tensor& tensor : std::span(tensors, tensor_count)) {
+    require(tensor.name, call, "the name of a tensor");
+    described.push_back({.name = tensor.name,
+                         .element_count = tensor.element_count,
+                         .parameter = type_from_c(call, tensor.parameter_type),
+                         .is_on_device = tensor.is_on_gpu != 0});
+  }
+  const Config config = engine_config(ConfigDocument(config_json, "config"));
+  auto made = std::make_unique<sluice_optimizer>();
+  make(*made, config, std::move(described));
+  for (const std::string& note : made->optimizer->notes()) made->notes.push_back(note);
+  *optimizer = made.release();
+}
+
 StateKind kind_from_c(const char* call, std::int32_t kind) {
   if (kind < SLUICE_PARAMETER || kind > SLUICE_EXP_AVG_SQ)
     refuse(fmt::format("{}: kind is {}; it must be a sluice_state", call, kind));
@@ -64,22 +104,36 @@ sluice_status sluice_optimizer_create(const char* config_json,
                                       sluice_optimizer** optimizer) {
   const char* const name = __func__;
   return guarded([&] {
-    require(optimizer, name, "the place for the optimizer");
-    *optimizer = nullptr;
-    require(config_json, name, "config_json");
-    if (tensor_count != 0) require(tensors, name, "tensors");
-    std::vector<DetachedTensor> described;
-    for (const sluice_optimizer_tensor& tensor : std::span(tensors, tensor_count)) {
-      require(tensor.name, name, "the name of a tensor");
-      described.push_back({.name = tensor.name,
-                           .element_count = tensor.element_count,
-                           .parameter = type_from_c(name, tensor.parameter_type)});
-    }
-    const Config config = engine_config(ConfigDocument(config_json, "config"));
-    auto made = std::make_unique<sluice_optimizer>();
-    made->optimizer = std::make_unique<DetachedOptimizer>(config, std::move(described));
-    for (const std::string& note : made->optimizer->notes()) made->notes.push_back(note);
-    *optimizer = made.release();
+    create(name, config_json, tensors, tensor_count, optimizer,
+           [](sluice_optimizer& made, const Config& config, std::vector<DetachedTensor> described) {
+             made.optimizer = std::make_unique<DetachedOptimizer>(config, std::move(described));
+           });
+  });
+}
+
+sluice_status sluice_optimizer_create_on_gpu(const char* config_json,
+                                             const sluice_optimizer_tensor* tensors,
+                                             uint32_t tensor_count, int32_t gpu,
+                                             sluice_optimizer** optimizer) {
+  const char* const name = __func__;
+  return guarded([&] {
+    create(name, config_json, tensors, tensor_count, optimizer,
+           [&](sluice_optimizer& made, const Config& config,
+               std::vector<DetachedTensor> described) {
+             made.gpu = make_cuda_device({.ordinal = gpu, .memory_bytes = kGpuBytes});
+             made.optimizer =
+                 std::make_unique<DetachedOptimizer>(config, std::move(described), *made.gpu);
+           });
+  });
+}
+
+sluice_status sluice_why_no_gpu(int32_t gpu, const char** why) {
+  const char* const name = __func__;
+  return guarded([&] {
+    require(why, name, "the place for the text");
+    thread_local std::string text;
+    text = why_no_cuda_device(gpu);
+    *why = text.c_str();
   });
 }
 
@@ -90,11 +144,21 @@ void sluice_optimizer_destroy(sluice_optimizer* optimizer) {
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
                                      uint32_t update_count) {
   return guarded(optimizer, __func__, [&](const char* name) {
-    if (update_count != 0) require(updates, name, "updates");
-    std::vector<DetachedUpdate> begun;
-    for (const sluice_update& update : std::span(updates, update_count))
-      begun.push_back(update_from_c(name, update));
-    optimizer->optimizer->begin(begun);
+    optimizer->optimizer->begin(updates_from_c(name, updates, update_count));
+  });
+}
+
+sluice_status sluice_optimizer_begin_on_gpu(sluice_optimizer* optimizer,
+                                            const sluice_update* updates, uint32_t update_count,
+                                            void* gpu_stream) {
+  return guarded(optimizer, __func__, [&](const char* name) {
+    if (optimizer->gpu == nullptr)
+      refuse(fmt::format("{}: the optimizer was made without a GPU", name));
+    const std::vector<DetachedUpdate> begun = updates_from_c(name, updates, update_count);
+    auto stream = optimizer->streams.find(gpu_stream);
+    if (stream == optimizer->streams.end())
+      stream = optimizer->streams.emplace(gpu_stream, optimizer->gpu->adopt_stream(gpu_stream)).first;
+    optimizer->optimizer->begin(begun, stream->second.id());
   });
 }
 

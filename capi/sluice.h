@@ -289,8 +289,9 @@ sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* 
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
-// An optimizer for programs that keep parameters and gradients themselves. The optimizer keeps
-// moments and exact fp32 masters in host memory or on NVMe. Threads, processes and errors follow
+// An optimizer for programs that keep parameters and gradients themselves, on the host or on a GPU
+// (sluice_optimizer_create_on_gpu). The optimizer keeps moments and exact fp32 masters in host
+// memory or on NVMe. Threads, processes and errors follow
 // the same rules as for an engine.
 //
 // The program first calls sluice_optimizer_create. In each step, the program calls
@@ -304,7 +305,7 @@ typedef struct sluice_optimizer_tensor {
   const char* name;
   uint64_t element_count;  // may be 0
   int32_t parameter_type;  // a sluice_type
-  uint32_t reserved;       // 0
+  uint32_t is_on_gpu;      // not 0: only with sluice_optimizer_create_on_gpu()
 } sluice_optimizer_tensor;
 
 // One step of one tensor. Parameter and gradient are contiguous, and belong to the optimizer until
@@ -518,6 +519,26 @@ sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* fi
 // sluice_finish_step() with this divisor would report now, or NaN if a gradient is not finite.
 // Divisor 0: that of sluice_begin_step(). The step goes on, also after a failure. All ranks ask.
 sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
+
+// Does the same as sluice_optimizer_create(), for tensors of which some are in the memory of the
+// NVIDIA GPU `gpu`, as its number in this process. The gradients and parameters of these tensors
+// are copied to the host block by block, and the parameters are copied back. `gpu_stream` of
+// sluice_optimizer_begin_on_gpu() is a cudaStream_t of this GPU. It must stay valid until the
+// optimizer is destroyed. Null is the default stream.
+// Fails with SLUICE_UNSUPPORTED if the GPU cannot be used.
+sluice_status sluice_optimizer_create_on_gpu(const char* config_json,
+                                             const sluice_optimizer_tensor* tensors,
+                                             uint32_t tensor_count, int32_t gpu,
+                                             sluice_optimizer** optimizer);
+// Does the same as sluice_optimizer_begin(). Tensors on the GPU are read after the work that is on
+// `gpu_stream` when this is called. sluice_optimizer_wait() of a tensor returns when its parameter
+// on the GPU is written.
+sluice_status sluice_optimizer_begin_on_gpu(sluice_optimizer* optimizer,
+                                            const sluice_update* updates, uint32_t update_count,
+                                            void* gpu_stream);
+// Why the GPU `gpu` cannot be used by this library; an empty text if it can be used. The text is
+// valid until the thread's next call of this function.
+sluice_status sluice_why_no_gpu(int32_t gpu, const char** why);
 
 #ifdef __cplusplus
 }

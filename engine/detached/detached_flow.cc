@@ -22,12 +22,14 @@ constexpr std::uint32_t kHostFlights = 4;
 
 DetachedFlow::DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
                            const std::vector<DetachedTensor>& tensors, Scheduler& scheduler,
-                           Worker& worker, const QueueDecorator& decorate)
+                           Worker& worker, DetachedStaging* staging,
+                           const QueueDecorator& decorate)
     : plan_(plan),
       tensors_(tensors),
       scheduler_(scheduler),
       worker_(worker),
-      flights_(plan.lanes + kHostFlights),
+      staging_(staging),
+      flights_(plan.lanes + std::max(kHostFlights, plan.staging_slots)),
       homes_(plan.blocks.size()),
       integrity_(storage.verify, 2 * plan.blocks.size()),
       watch_(storage.timeout_s,
@@ -46,14 +48,16 @@ DetachedFlow::~DetachedFlow() {
   scheduler_.await_settled([this] {
     is_closing_ = true;
     jobs_.clear();
-    return watch_.is_stuck() ||
-           std::ranges::none_of(flights_, [](const Flight& flight) { return flight.is_moving; });
+    return watch_.is_stuck() || is_at_rest();
   });
   // If a drive does not answer, this waits for it.
   if (queue_) queue_->wait_idle();
-  scheduler_.await_settled([this] {
-    return std::ranges::none_of(flights_, [](const Flight& flight) { return flight.is_moving; });
-  });
+  scheduler_.await_settled([this] { return is_at_rest(); });
+}
+
+bool DetachedFlow::is_at_rest() const {
+  return !is_staging() &&
+         std::ranges::none_of(flights_, [](const Flight& flight) { return flight.is_moving; });
 }
 
 void DetachedFlow::place_homes(const Config::Storage& storage) {
@@ -71,7 +75,7 @@ void DetachedFlow::place_homes(const Config::Storage& storage) {
     for (std::size_t file = 0; file < storage.paths.size(); ++file)
       files_.push_back(DirectFile::create_scratch(storage.paths[file], dealer.drive_bytes()[file]));
   }
-  memory_ = AlignedBuffer(plan_.host_bytes(), "the optimizer's state in host memory");
+  memory_ = AlignedBuffer(plan_.state_bytes(), "the optimizer's state in host memory");
   std::byte* next = memory_.data();
   for (std::uint32_t lane = 0; lane < plan_.lanes; ++lane, next += plan_.lane_bytes)
     flights_[lane].lane = next;
@@ -105,6 +109,7 @@ bool DetachedFlow::start_next() {
   DetachedJob& job = jobs_.front();
   Home& home = homes_[job.block];
   if (home.flight != nullptr && home.flight->job) return false;  // one job per block at a time
+  if (job.remote && (home.is_leaving || !staging_->has_place())) return false;
   const bool needs_lane = home.record == nullptr;
   Flight* const flight = home.flight != nullptr ? home.flight : free_flight(needs_lane);
   if (flight == nullptr) return false;
@@ -116,16 +121,26 @@ bool DetachedFlow::start_next() {
   flight->job = std::move(job);
   jobs_.pop_front();
   ++flights_with_job_;
-  if (!was_read_ahead) {
-    board(*flight, flight->job->block);
-    if (needs_lane && home.version != 0) {
+  if (!was_read_ahead) board(*flight, flight->job->block);
+  if (flight->job->remote) bring(*flight);
+  if (!was_read_ahead && needs_lane) {
+    if (home.version != 0) {
       move(*flight, IoKind::kRead);
       return true;
     }
-    if (needs_lane) std::fill_n(flight->lane, home.extent.length_bytes, std::byte{0});
+    std::fill_n(flight->lane, home.extent.length_bytes, std::byte{0});
   }
-  if (!flight->is_moving) work(*flight);
+  work_if_ready(*flight);
   return true;
+}
+
+void DetachedFlow::bring(Flight& flight) {
+  flight.place = staging_->take();
+  flight.is_coming = true;
+  staging_->bring(*flight.place, *flight.block, *flight.job->remote, [this, &flight] {
+    flight.is_coming = false;
+    work_if_ready(flight);
+  });
 }
 
 // Reads the blocks that are expected next into lanes that nothing else needs.
@@ -229,7 +244,7 @@ void DetachedFlow::complete(Flight& flight) {
   }
   flight.is_moving = false;
   trace(transfer);
-  if (transfer.request.kind == IoKind::kRead) return arrived(flight);
+  if (transfer.request.kind == IoKind::kRead) return work_if_ready(flight);
   integrity_.stored(plane_of(transfer), transfer.version, transfer.sum);
   homes_[*flight.block].version = transfer.version;
   land(flight);
@@ -268,8 +283,9 @@ std::optional<Error> DetachedFlow::fault_of(const Transfer& transfer) const {
                            transfer.is_reread ? ", twice" : ""));
 }
 
-void DetachedFlow::arrived(Flight& flight) {
-  if (flight.job && !is_closing_ && !scheduler_.failed()) work(flight);
+void DetachedFlow::work_if_ready(Flight& flight) {
+  if (!flight.job || flight.is_moving || flight.is_coming) return;
+  if (!is_closing_ && !scheduler_.failed()) work(flight);
 }
 
 void DetachedFlow::work(Flight& flight) {
@@ -286,7 +302,9 @@ void DetachedFlow::work(Flight& flight) {
                                     .unit = block.tensor,
                                     .block = *flight.block,
                                     .kind = TraceKind::kAdam});
-        flight.job->work(home.record != nullptr ? home.record : flight.lane, home.version == 0);
+        flight.job->work({.record = home.record != nullptr ? home.record : flight.lane,
+                          .is_fresh = home.version == 0,
+                          .place = flight.place.value_or(0)});
       },
       [this, &flight] { worked(flight); });
 }
@@ -295,8 +313,17 @@ void DetachedFlow::worked(Flight& flight) {
   flight.is_moving = false;
   --working_;
   if (scheduler_.failed()) return;
-  flight.job->worked();
   Home& home = homes_[*flight.block];
+  if (flight.place) {
+    home.is_leaving = true;
+    staging_->send(*std::exchange(flight.place, std::nullopt), *flight.block, *flight.job->remote,
+                   [&home, worked = std::move(flight.job->worked)] {
+                     home.is_leaving = false;
+                     worked();
+                   });
+  } else {
+    flight.job->worked();
+  }
   const bool is_changed = flight.job->kind != DetachedJob::Kind::kRead;
   if (is_changed && home.record == nullptr && !is_closing_) return move(flight, IoKind::kWrite);
   if (is_changed && home.record != nullptr) ++home.version;

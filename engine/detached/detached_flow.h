@@ -1,5 +1,6 @@
 // Moves the bytes of a detached optimizer. Jobs on blocks run in the order in which they were
-// given, several at the same time. The record of a block on storage is read into a lane, changed
+// given, several at the same time. If a tensor is on a device, the parameters and gradients of a
+// block come to the host beside the record, and the parameters go back. The record of a block on storage is read into a lane, changed
 // there and written home. Meanwhile, the records of other blocks come and go. The record of a block
 // in host memory is changed in place. When there are no more jobs, free lanes read ahead the blocks
 // that are expected next. After each block, the flow expects the block that followed this block the
@@ -22,6 +23,7 @@
 #include <sluice/error.h>
 #include "base/aligned_buffer.h"
 #include "engine/detached/detached_plan.h"
+#include "engine/detached/detached_staging.h"
 #include "engine/run/scheduler.h"
 #include "engine/run/worker.h"
 #include "engine/store/block_store.h"
@@ -40,19 +42,25 @@ struct DetachedJob {
   Kind kind = Kind::kUpdate;
   std::uint32_t block = 0;
   // Runs on the worker's thread. `is_fresh` says that the record has never been changed, and is
-  // zero.
-  std::function<void(std::byte* record, bool is_fresh)> work;
-  // The function runs on the scheduler's thread when the work is done. A changed record may still
-  // be on its way home.
+  // zero. `place` has the values of `remote`.
+  struct Ground {
+    std::byte* record = nullptr;
+    bool is_fresh = false;
+    DetachedStaging::Place place = 0;
+  };
+  std::function<void(const Ground&)> work;
+  // The function runs on the scheduler's thread when the work is done, and a parameter on the
+  // device has its new values. A changed record may still be on its way home.
   std::function<void()> worked;
+  std::optional<DeviceValues> remote = std::nullopt;  // of an update of a block on the device
 };
 
 class DetachedFlow {
  public:
-  // All arguments must outlive the object.
+  // All arguments must outlive the object. `staging` is null without tensors on a device.
   DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
                const std::vector<DetachedTensor>& tensors, Scheduler& scheduler, Worker& worker,
-               const QueueDecorator& decorate);
+               DetachedStaging* staging, const QueueDecorator& decorate);
   // Any thread. The destructor drops jobs that have not begun, and waits for the other jobs.
   ~DetachedFlow();
   DetachedFlow(const DetachedFlow&) = delete;
@@ -62,10 +70,10 @@ class DetachedFlow {
   // Starts everything that can start. Returns whether anything has started.
   bool settle();
   // Whether every job is done, and every record is at home.
-  bool is_idle() const { return jobs_.empty() && flights_with_job_ == 0; }
+  bool is_idle() const { return jobs_.empty() && flights_with_job_ == 0 && !is_staging(); }
 
-  // Whether the worker has a record.
-  bool is_working() const { return working_ != 0; }
+  // Whether the worker has a record, or values are on their way from or to the device.
+  bool is_working() const { return working_ != 0 || is_staging(); }
 
   // Any thread, at any time.
   IoCounters counters() const { return queue_ ? queue_->counters() : IoCounters{}; }
@@ -79,6 +87,9 @@ class DetachedFlow {
     std::optional<std::uint32_t> block;  // its record is in it, or on its way
     std::optional<DetachedJob> job;      // empty: read ahead
     bool is_moving = false;              // a transfer, or work, is under way
+    // The values of a job on the device are in the place, or on their way to it.
+    std::optional<DetachedStaging::Place> place;
+    bool is_coming = false;
     Transfer transfer;                   // for the watch, and its request
   };
   struct Home {
@@ -86,6 +97,7 @@ class DetachedFlow {
     std::byte* record = nullptr;  // in host memory
     std::uint64_t version = 0;    // number of changes so far
     Flight* flight = nullptr;
+    bool is_leaving = false;  // new parameters are on their way to the device
     std::optional<std::uint32_t> next;  // the block of the next job, the time before
   };
 
@@ -102,7 +114,10 @@ class DetachedFlow {
   void take_sum(Transfer& transfer) const;
   void trace(const Transfer& transfer) const;
   std::optional<Error> fault_of(const Transfer& transfer) const;
-  void arrived(Flight& flight);
+  bool is_at_rest() const;
+  bool is_staging() const { return staging_ != nullptr && !staging_->is_idle(); }
+  void bring(Flight& flight);
+  void work_if_ready(Flight& flight);
   void work(Flight& flight);
   void worked(Flight& flight);
   void land(Flight& flight);
@@ -114,6 +129,7 @@ class DetachedFlow {
   const std::vector<DetachedTensor>& tensors_;
   Scheduler& scheduler_;
   Worker& worker_;
+  DetachedStaging* const staging_;
   std::vector<DirectFile> files_;
   AlignedBuffer memory_;
   std::string note_;

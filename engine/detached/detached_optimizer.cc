@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include "cpu_optim/optimizer_options.h"
 #include "engine/detached/detached_flow.h"
 #include "engine/detached/detached_over_queue.h"
+#include "engine/detached/detached_staging.h"
 #include "engine/detached/detached_work.h"
 #include "engine/plan/host_memory.h"
 
@@ -22,14 +24,19 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-void check_tensors(std::span<const DetachedTensor> tensors) {
+void check_tensors(std::span<const DetachedTensor> tensors, bool has_device) {
   if (tensors.empty()) refuse_call("detached optimizer: there are no tensors");
-  for (const DetachedTensor& tensor : tensors)
+  for (const DetachedTensor& tensor : tensors) {
     if (tensor.name.empty()) refuse_call("detached optimizer: a tensor has no name");
+    if (tensor.is_on_device && !has_device)
+      refuse_call(fmt::format("detached optimizer: tensor \"{}\" is on a device, but no device is "
+                              "given",
+                              tensor.name));
+  }
 }
 
-Config checked(const Config& config, std::span<const DetachedTensor> tensors) {
-  check_tensors(tensors);
+Config checked(const Config& config, std::span<const DetachedTensor> tensors, bool has_device) {
+  check_tensors(tensors, has_device);
   if (!config.storage.state.name.empty())
     throw Error(ErrorCode::kConfig,
                 fmt::format("storage.state.name is \"{}\", but an optimizer that keeps neither "
@@ -54,15 +61,19 @@ DetachedPlan plan_here(const Config& config, std::span<const DetachedTensor> ten
 }  // namespace
 
 struct DetachedOptimizer::Parts {
-  Parts(const Config& given, std::vector<DetachedTensor> given_tensors,
+  Parts(const Config& given, std::vector<DetachedTensor> given_tensors, Device* given_device,
         const QueueDecorator& decorate)
-      : config(checked(given, given_tensors)),
+      : config(checked(given, given_tensors, given_device != nullptr)),
         tensors(std::move(given_tensors)),
         plan(plan_here(config, tensors, notes)),
         uncomputed(tensors.size()),
         arena(granted_threads(config.threads)),
         worker(1, scheduler),
-        flow(config.storage, plan, tensors, scheduler, worker, decorate) {
+        staging(plan.staging_slots == 0 ? std::optional<DetachedStaging>()
+                                        : std::optional<DetachedStaging>(
+                                              std::in_place, plan, *given_device, scheduler)),
+        flow(config.storage, plan, tensors, scheduler, worker, staging ? &*staging : nullptr,
+             decorate) {
     if (!flow.note().empty()) notes.push_back(flow.note());
     scheduler.settle_with([this] { return flow.settle(); });
   }
@@ -77,6 +88,8 @@ struct DetachedOptimizer::Parts {
   UpdateCoefficients check(const DetachedUpdate& update) const;
   void check_range(const char* call, std::uint32_t id, StateKind kind, std::uint64_t first,
                    std::uint64_t count) const;
+  DeviceValues values_of(const DetachedUpdate& update, const DetachedBlock& block) const;
+  void begin(std::span<const DetachedUpdate> updates, std::optional<StreamId> stream);
   void add_update(const DetachedUpdate& update, const UpdateCoefficients& coefficients,
                   std::uint32_t block);
   // As Scheduler::await(); after a failure, no work on the application's memory continues.
@@ -105,6 +118,7 @@ struct DetachedOptimizer::Parts {
   WorkerArena arena;
   Scheduler scheduler;
   Worker worker;
+  std::optional<DetachedStaging> staging;
   DetachedFlow flow;
 };
 
@@ -140,25 +154,48 @@ void DetachedOptimizer::Parts::check_range(const char* call, std::uint32_t id, S
                             count, found.name, found.element_count));
 }
 
+// The memory of `block` in the application's arrays.
+DeviceValues DetachedOptimizer::Parts::values_of(const DetachedUpdate& update,
+                                                 const DetachedBlock& block) const {
+  const std::uint64_t parameter_bytes = size_of(tensors[update.tensor].parameter);
+  const std::uint64_t gradient_bytes = size_of(update.gradient_dtype);
+  return {.parameter =
+              static_cast<std::byte*>(update.parameter) + block.first_element * parameter_bytes,
+          .gradient =
+              static_cast<const std::byte*>(update.gradient) + block.first_element * gradient_bytes,
+          .parameter_bytes = block.element_count * parameter_bytes,
+          .gradient_bytes = block.element_count * gradient_bytes};
+}
+
 void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
                                           const UpdateCoefficients& coefficients,
                                           std::uint32_t block) {
   struct Job {
-    DetachedUpdate update;
+    DeviceValues values;  // on the host, if the tensor is there
+    DType gradient_dtype;
     UpdateCoefficients coefficients;
     BlockOutcome outcome;
     bool was_fresh = false;
   };
-  auto job =
-      std::make_shared<Job>(Job{.update = update, .coefficients = coefficients, .outcome = {}});
+  const bool is_remote = tensors[update.tensor].is_on_device;
+  auto job = std::make_shared<Job>(Job{.values = values_of(update, plan.blocks[block]),
+                                       .gradient_dtype = update.gradient_dtype,
+                                       .coefficients = coefficients,
+                                       .outcome = {}});
   if (uncomputed[update.tensor]++ == 0) ++pending;
   flow.add({.kind = DetachedJob::Kind::kUpdate,
             .block = block,
             .work =
-                [this, job, block](std::byte* record, bool is_fresh) {
-                  job->was_fresh = is_fresh;
-                  job->outcome = update_detached(plan.blocks[block], job->update, job->coefficients,
-                                                 record, arena);
+                [this, job, block, is_remote](const DetachedJob::Ground& ground) {
+                  job->was_fresh = ground.is_fresh;
+                  const BlockValues values{
+                      .parameter =
+                          is_remote ? staging->parameter(ground.place) : job->values.parameter,
+                      .gradient = is_remote ? staging->gradient(ground.place, block)
+                                            : job->values.gradient,
+                      .gradient_dtype = job->gradient_dtype};
+                  job->outcome = update_detached(plan.blocks[block], values, job->coefficients,
+                                                 ground.record, arena);
                 },
             .worked =
                 [this, job, block] {
@@ -168,33 +205,56 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
                   if (job->outcome.state == NewState::kNonFinite && counts.non_finite_blocks++ == 0)
                     counts.non_finite_tensor = tensors[done.tensor].name;
                   if (--uncomputed[done.tensor] == 0) --pending;
-                }});
+                },
+            .remote = is_remote ? std::optional(job->values) : std::nullopt});
 }
 
 DetachedOptimizer::DetachedOptimizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
 DetachedOptimizer::DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors)
-    : DetachedOptimizer(std::make_unique<Parts>(config, std::move(tensors), QueueDecorator())) {}
+    : DetachedOptimizer(
+          std::make_unique<Parts>(config, std::move(tensors), nullptr, QueueDecorator())) {}
+
+DetachedOptimizer::DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors,
+                                     Device& device)
+    : DetachedOptimizer(
+          std::make_unique<Parts>(config, std::move(tensors), &device, QueueDecorator())) {}
 
 DetachedOptimizer DetachedOverQueue::make(const Config& config, std::vector<DetachedTensor> tensors,
-                                          const QueueDecorator& decorate) {
+                                          const QueueDecorator& decorate, Device* device) {
   return DetachedOptimizer(
-      std::make_unique<DetachedOptimizer::Parts>(config, std::move(tensors), decorate));
+      std::make_unique<DetachedOptimizer::Parts>(config, std::move(tensors), device, decorate));
 }
 
 DetachedOptimizer::~DetachedOptimizer() = default;
 
 void DetachedOptimizer::begin(std::span<const DetachedUpdate> updates) {
-  parts_->scheduler.throw_if_failed();
+  for (const DetachedUpdate& update : updates)
+    if (const DetachedTensor& tensor = parts_->tensor("begin", update.tensor); tensor.is_on_device)
+      refuse_call(fmt::format("begin: tensor \"{}\" is on the device; give the stream whose work "
+                              "makes its gradient",
+                              tensor.name));
+  parts_->begin(updates, std::nullopt);
+}
+
+void DetachedOptimizer::begin(std::span<const DetachedUpdate> updates, StreamId stream) {
+  if (!parts_->staging) refuse_call("begin: no tensor of this optimizer is on a device");
+  parts_->begin(updates, stream);
+}
+
+void DetachedOptimizer::Parts::begin(std::span<const DetachedUpdate> updates,
+                                     std::optional<StreamId> stream) {
+  scheduler.throw_if_failed();
   const FloatEnvironment environment;
   std::vector<UpdateCoefficients> coefficients;
-  for (const DetachedUpdate& update : updates) coefficients.push_back(parts_->check(update));
-  parts_->scheduler.run([&] {
+  for (const DetachedUpdate& update : updates) coefficients.push_back(check(update));
+  if (stream) staging->wait_for(*stream);
+  scheduler.run([&] {
     for (std::size_t i = 0; i < updates.size(); ++i) {
       const std::uint32_t tensor = updates[i].tensor;
-      for (std::uint32_t block = parts_->plan.first_block[tensor];
-           block < parts_->plan.first_block[tensor + 1]; ++block)
-        parts_->add_update(updates[i], coefficients[i], block);
+      for (std::uint32_t block = plan.first_block[tensor]; block < plan.first_block[tensor + 1];
+           ++block)
+        add_update(updates[i], coefficients[i], block);
     }
   });
 }
@@ -236,11 +296,11 @@ void DetachedOptimizer::Parts::access(DetachedJob::Kind kind, StateKind what, st
       flow.add({.kind = kind,
                 .block = i,
                 .work =
-                    [&block, piece, in_block, what](std::byte* record, bool) {
+                    [&block, piece, in_block, what](const DetachedJob::Ground& ground) {
                       if constexpr (std::is_const_v<Element>) {
-                        write_detached(block, what, record, in_block, piece);
+                        write_detached(block, what, ground.record, in_block, piece);
                       } else {
-                        read_detached(block, what, record, in_block, piece);
+                        read_detached(block, what, ground.record, in_block, piece);
                       }
                     },
                 .worked = [&left] { --left; }});

@@ -13,9 +13,9 @@ namespace sluice {
 
 struct DetachedOverQueue {
   // Does the same as the constructor of DetachedOptimizer. `decorate` wraps the queue that the
-  // optimizer opens.
+  // optimizer opens. `device` is null without tensors on a device.
   static DetachedOptimizer make(const Config& config, std::vector<DetachedTensor> tensors,
-                                const QueueDecorator& decorate);
+                                const QueueDecorator& decorate, Device* device = nullptr);
 };
 
 }  // namespace sluice

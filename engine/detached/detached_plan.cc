@@ -17,6 +17,10 @@ constexpr std::uint64_t kBlockElements = 256 << 10;  // records of 2 or 3 MiB
 // Where no record moves, blocks are as large as tensors, up to this limit: all threads wait for the
 // end of each block, and blocks of kBlockElements would take a tenth longer.
 constexpr std::uint64_t kHostBlockElements = 16 << 20;
+// Blocks of a tensor on a device are copied, updated and copied back, several at the same time.
+constexpr std::uint64_t kDeviceBlockElements = 4 << 20;
+constexpr std::uint32_t kStagingSlots = 6;  // two on each of these ways
+constexpr std::uint64_t kGradientBytesMax = 4;
 // One is read, one updated, one written.
 constexpr std::uint32_t kLanesMin = 3;
 constexpr std::uint32_t kLanesMax = 16;
@@ -29,8 +33,10 @@ void cut(DetachedPlan& plan, const Config& config, std::span<const DetachedTenso
   for (std::uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
     plan.first_block.push_back(static_cast<std::uint32_t>(plan.blocks.size()));
     const std::uint64_t count = tensors[tensor].element_count;
-    for (std::uint64_t first = 0; first < count; first += length) {
-      const std::uint64_t elements = std::min(length, count - first);
+    const std::uint64_t most =
+        tensors[tensor].is_on_device ? std::min(length, kDeviceBlockElements) : length;
+    for (std::uint64_t first = 0; first < count; first += most) {
+      const std::uint64_t elements = std::min(most, count - first);
       plan.blocks.push_back(
           {.tensor = tensor,
            .first_element = first,
@@ -39,6 +45,15 @@ void cut(DetachedPlan& plan, const Config& config, std::span<const DetachedTenso
     }
   }
   plan.first_block.push_back(static_cast<std::uint32_t>(plan.blocks.size()));
+  plan.staging_bytes = 0;
+  for (const DetachedBlock& block : plan.blocks) {
+    if (!tensors[block.tensor].is_on_device) continue;
+    plan.staging_bytes = std::max(
+        plan.staging_bytes,
+        align_up(staged_gradient_offset(block) + block.element_count * kGradientBytesMax,
+                 kRecordAlignBytes));
+  }
+  plan.staging_slots = plan.staging_bytes == 0 ? 0 : kStagingSlots;
 }
 
 // Puts the blocks that `wanted` selects onto storage, and counts them.
@@ -68,8 +83,11 @@ void place(DetachedPlan& plan, const Wanted& wanted) {
 
 void choose_lanes(DetachedPlan& plan, std::uint64_t budget_bytes) {
   if (plan.lane_bytes == 0) return;
-  const std::uint64_t room = (budget_bytes - plan.host_record_bytes) / plan.lane_bytes;
-  plan.lanes = static_cast<std::uint32_t>(std::min<std::uint64_t>(room, kLanesMax));
+  // While a lane waits for a record, its parameters and gradients wait, too.
+  const std::uint64_t room =
+      (budget_bytes - plan.host_bytes()) / (plan.lane_bytes + plan.staging_bytes);
+  plan.lanes = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(room, kLanesMin, kLanesMax));
+  if (room >= plan.lanes && plan.staging_bytes != 0) plan.staging_slots += plan.lanes;
 }
 
 }  // namespace
@@ -90,6 +108,11 @@ std::uint64_t RecordFormat::exp_avg_sq_offset() const {
 std::uint64_t RecordFormat::size_bytes() const {
   const std::uint64_t end = exp_avg_sq_offset() + (has_exp_avg_sq ? padded_elements * 4 : 0);
   return align_up(end, kRecordAlignBytes);
+}
+
+std::uint64_t staged_gradient_offset(const DetachedBlock& block) {
+  const bool is_wide = block.format.layout == MasterLayout::kFp32;
+  return align_up(block.element_count * (is_wide ? 4 : 2), kRecordAlignBytes);
 }
 
 RecordFormat record_format(OptimizerKind optimizer, DType parameter, std::uint64_t element_count) {
@@ -119,14 +142,15 @@ DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor>
   DetachedPlan plan;
   cut(plan, config, tensors, kHostBlockElements);
   place(plan, [](const DetachedBlock&) { return false; });
-  const std::uint64_t all_bytes = plan.host_record_bytes;
+  const std::uint64_t all_bytes = plan.host_bytes();
   if (tier == TierChoice::kHost && all_bytes > budget)
     throw_too_small(budget, all_bytes, "moments and masters in host memory");
   if (tier == TierChoice::kHost || (tier == TierChoice::kAuto && all_bytes <= budget)) return plan;
 
   cut(plan, config, tensors, config.storage.block_elements.value_or(kBlockElements));
   place(plan, [](const DetachedBlock&) { return true; });
-  const std::uint64_t lanes_bytes = kLanesMin * plan.lane_bytes;
+  const std::uint64_t lanes_bytes =
+      kLanesMin * plan.lane_bytes + plan.staging_slots * plan.staging_bytes;
   if (lanes_bytes > budget)
     throw Error(ErrorCode::kOutOfMemory,
                 fmt::format("memory.host is {}, but the {} buffers through which state comes from "

@@ -50,13 +50,21 @@ struct DetachedPlan {
   std::uint64_t storage_bytes = 0;
   std::uint64_t lane_bytes = 0;  // of each; 0 without blocks on storage
   std::uint32_t lanes = 0;
+  // Places for the parameters and gradients of blocks whose tensors are on a device.
+  std::uint64_t staging_bytes = 0;  // of each; 0 without such tensors
+  std::uint32_t staging_slots = 0;
 
-  std::uint64_t host_bytes() const { return host_record_bytes + lanes * lane_bytes; }
+  // Records and lanes.
+  std::uint64_t state_bytes() const { return host_record_bytes + lanes * lane_bytes; }
+  std::uint64_t host_bytes() const { return state_bytes() + staging_slots * staging_bytes; }
 };
 
 // A tensor of at most this many elements stays in host memory under any placement, if memory.host
 // has room. For so few elements, a transfer costs more than the memory is worth.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
+
+// The parameters of a block in its place of the staging memory, and the gradients behind them.
+std::uint64_t staged_gradient_offset(const DetachedBlock& block);
 
 // `host_budget_bytes` is used if the config has no host budget.
 // Fails with kConfig or kOutOfMemory.

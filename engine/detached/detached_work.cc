@@ -85,24 +85,21 @@ std::byte* moment(const RecordFormat& format, StateKind kind, std::byte* record)
 
 }  // namespace
 
-BlockOutcome update_detached(const DetachedBlock& block, const DetachedUpdate& update,
+BlockOutcome update_detached(const DetachedBlock& block, const BlockValues& values,
                              const UpdateCoefficients& coefficients, std::byte* record,
                              WorkerArena& arena) {
   const bool is_wide = block.format.layout == MasterLayout::kFp32;
-  std::byte* const parameter =
-      static_cast<std::byte*>(update.parameter) + block.first_element * (is_wide ? 4 : 2);
   UpdateArrays arrays = arrays_of(block, record);
-  if (is_wide) arrays.parameter = parameter;
-  arrays.gradient_dtype = update.gradient_dtype;
-  arrays.gradient = static_cast<const std::byte*>(update.gradient) +
-                    block.first_element * size_of(update.gradient_dtype);
+  if (is_wide) arrays.parameter = values.parameter;
+  arrays.gradient_dtype = values.gradient_dtype;
+  arrays.gradient = values.gradient;
   std::atomic<std::uint64_t> adopted = 0;
   std::atomic<NewState> state = NewState::kFinite;
   arena.for_each(div_ceil(block.element_count, kChunkElements), [&](std::uint64_t chunk) {
     const std::uint64_t begin = chunk * kChunkElements;
     const UpdateArrays part =
         slice(arrays, begin, std::min(kChunkElements, block.element_count - begin));
-    auto* const given = reinterpret_cast<std::uint16_t*>(parameter) + begin;
+    auto* const given = reinterpret_cast<std::uint16_t*>(values.parameter) + begin;
     // Relaxed: the end of the loop orders both before the reads below.
     if (!is_wide) {
       if (const std::uint64_t changed = adopt(given, part); changed != 0)

@@ -20,8 +20,15 @@ struct BlockOutcome {
   NewState state = NewState::kFinite;
 };
 
-// Applies `update` with its `coefficients` to the elements of `block`, on the threads of `arena`.
-BlockOutcome update_detached(const DetachedBlock& block, const DetachedUpdate& update,
+// What an update of a block reads and writes beside the record, in host memory.
+struct BlockValues {
+  std::byte* parameter = nullptr;
+  const std::byte* gradient = nullptr;
+  DType gradient_dtype = DType::kFp32;
+};
+
+// Applies an update with its `coefficients` to the elements of `block`, on the threads of `arena`.
+BlockOutcome update_detached(const DetachedBlock& block, const BlockValues& values,
                              const UpdateCoefficients& coefficients, std::byte* record,
                              WorkerArena& arena);
 

@@ -277,8 +277,12 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
   CudaStream& stream = stream_of(id);
   if (size_bytes == 0 || failure_.is_set()) return;
   require_argument(target != nullptr && source != nullptr, "copy", "target or source is null");
-  const bool to_device = memory_.contains(target);
-  const bool from_device = memory_.contains(source);
+  bool to_device = memory_.contains(target);
+  bool from_device = memory_.contains(source);
+  if (!to_device && !from_device) {
+    to_device = CudaMemory::is_foreign(target);
+    from_device = CudaMemory::is_foreign(source);
+  }
   if (!to_device && !from_device) {
     // cudaMemcpyAsync would block the caller until it is done.
     return start(stream, [target, source, size_bytes] { std::memcpy(target, source, size_bytes); });

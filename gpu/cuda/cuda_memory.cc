@@ -116,6 +116,14 @@ bool CudaMemory::contains(const std::byte* memory) const {
   return memory < entry->first + entry->second.size_bytes;
 }
 
+bool CudaMemory::is_foreign(const std::byte* memory) {
+  cudaPointerAttributes found{};
+  if (cudaPointerGetAttributes(&found, memory) == cudaSuccess)
+    return found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
+  (void)cudaGetLastError();  // otherwise the next launch on this thread would look failed
+  return false;
+}
+
 // Whole pages in one call, because a copy may not straddle two registrations.
 void CudaMemory::register_host(std::span<std::byte> memory) {
   if (memory.empty()) return;

@@ -47,6 +47,9 @@ class CudaMemory {
   }
   // Whether `memory` points into one of the allocations.
   bool contains(const std::byte* memory) const;
+  // Whether `memory` is memory of a GPU that something else has allocated, such as PyTorch. Asks
+  // the runtime.
+  static bool is_foreign(const std::byte* memory);
 
   // Does the same as Device::register_host_memory().
   void register_host(std::span<std::byte> memory);

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import weakref
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 
@@ -28,17 +28,32 @@ def _destroy_at_exit(reference: "weakref.ref[Detached]") -> None:
         detached.destroy()
 
 
-class Detached:
-    """Owns the handle. `tensors`: names, numbers of elements and types."""
+def why_no_gpu(gpu: int) -> str:
+    """Why this library cannot use the GPU of that number; empty if it can."""
+    why = C.c_char_p()
+    lib.library().why_no_gpu(gpu, C.byref(why))
+    return (why.value or b"").decode(errors="replace")
 
-    def __init__(self, config: "dict[str, Any]", tensors: "Sequence[tuple[str, int, torch.dtype]]") -> None:
+
+class Detached:
+    """Owns the handle. `tensors`: names, numbers of elements, types, and whether parameter and gradient are on the GPU number
+    `gpu`."""
+
+    def __init__(self, config: "dict[str, Any]", tensors: "Sequence[tuple[str, int, torch.dtype, bool]]",
+                 gpu: Optional[int] = None) -> None:
         self._lib = lib.library()
         self._handle = C.c_void_p()
         self._pid = os.getpid()
         described = (lib.OptimizerTensor * len(tensors))()
-        for place, (name, count, dtype) in zip(described, tensors):
+        for place, (name, count, dtype, is_on_gpu) in zip(described, tensors):
             place.name, place.element_count, place.parameter_type = name.encode(), count, TYPES[dtype]
-        self._lib.optimizer_create(json.dumps(config).encode(), described, len(tensors), C.byref(self._handle))
+            place.is_on_gpu = is_on_gpu
+        self._gpu = gpu
+        text = json.dumps(config).encode()
+        if gpu is None:
+            self._lib.optimizer_create(text, described, len(tensors), C.byref(self._handle))
+        else:
+            self._lib.optimizer_create_on_gpu(text, described, len(tensors), gpu, C.byref(self._handle))
         atexit.register(_destroy_at_exit, weakref.ref(self))
         self.log_notes()
 
@@ -46,8 +61,13 @@ class Detached:
         raise NOT_COPIED
 
     def begin(self, updates: "Sequence[lib.Update]") -> None:
+        """On a GPU, gradients and parameters are read after the work of torch's current stream."""
         array = (lib.Update * len(updates))(*updates)
-        self._lib.optimizer_begin(self._handle, array, len(updates))
+        if self._gpu is None:
+            self._lib.optimizer_begin(self._handle, array, len(updates))
+        else:
+            stream = torch.cuda.current_stream(self._gpu).cuda_stream
+            self._lib.optimizer_begin_on_gpu(self._handle, array, len(updates), stream)
 
     def wait(self, tensor: int = lib.ALL_TENSORS) -> None:
         self._lib.optimizer_wait(self._handle, tensor)

@@ -1,5 +1,5 @@
 """The common base of the optimizers of `sluice_offload.optim`: a torch.optim.Optimizer whose moments and fp32 masters
-live in host memory or on NVMe, while torch keeps parameters and gradients."""
+live in host memory or on NVMe, while torch keeps parameters and gradients, in the CPU's memory or on a GPU."""
 
 import math
 import os
@@ -12,14 +12,29 @@ from torch import nn
 
 from . import guards
 from . import library as lib
-from .detached import TYPES, Detached
+from .detached import TYPES, Detached, why_no_gpu
 from .engine import Config, read_config
-from .errors import NOT_COPIED, ArgumentError, NonFiniteError
+from .errors import NOT_COPIED, ArgumentError, NonFiniteError, SluiceError
 from .optim_state import Entry, States
 from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits
 from .units import is_of_torch
 
 _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
+
+
+def _gpu_of(shares: "list[Share]") -> Optional[int]:
+    """The number of the one GPU that parameters are on; None if they are all in the CPU's memory."""
+    gpus = {share.device.index: share.name for share in shares if share.device.type == "cuda"}
+    if len(gpus) > 1:
+        raise ArgumentError("parameters are on several GPUs of one process: " +
+                            ", ".join(f"{name} on cuda:{gpu}" for gpu, name in sorted(gpus.items())) +
+                            "; make an optimizer for each, or let each process use one GPU")
+    for gpu in gpus:
+        why = why_no_gpu(gpu)
+        if why:
+            raise SluiceError(f"parameters are on cuda:{gpu}, but Sluice cannot use it: {why}")
+        return int(gpu)
+    return None
 
 
 class DetachedOptimizer(torch.optim.Optimizer):
@@ -115,14 +130,16 @@ class DetachedOptimizer(torch.optim.Optimizer):
             for j, p in enumerate(group["params"]):
                 name = names[j] if names else f"param_groups[{i}].params[{j}]"
                 local = local_of(p)
-                if local.dtype not in TYPES or local.device.type != "cpu":
+                if local.dtype not in TYPES or local.device.type not in ("cpu", "cuda"):
                     raise ArgumentError(f"parameter {name} is of {local.dtype} on {local.device}; this version updates fp32, "
-                                        "bf16 and fp16 in the CPU's memory")
+                                        "bf16 and fp16 in the CPU's memory or on an NVIDIA GPU")
                 shares.append(Share(p, len(shares), name, self._group))
+        gpu = _gpu_of(shares)
         self._shares = {id(share.parameter): share for share in shares}
         if self._engine is not None:
             self._engine.close()
-        self._engine = Detached(self._settings, [(share.name, share.count, share.dtype) for share in shares])
+        self._engine = Detached(self._settings, [(share.name, share.count, share.dtype, share.device.type == "cuda")
+                                                 for share in shares], gpu)
         states = States()
         for group in self.param_groups:
             for p in group["params"]:

@@ -84,7 +84,7 @@ class TraceResult(C.Structure):
 
 class OptimizerTensor(C.Structure):
     _fields_ = [("name", C.c_char_p), ("element_count", C.c_uint64), ("parameter_type", C.c_int32),
-                ("reserved", C.c_uint32)]
+                ("is_on_gpu", C.c_uint32)]
 
 
 class Update(C.Structure):
@@ -140,7 +140,10 @@ _ARGUMENTS = {
     "application_text": [_ENGINE, C.POINTER(C.c_char_p)],
     "saved_path": [_ENGINE, C.POINTER(C.c_char_p)],
     "optimizer_create": [C.c_char_p, C.POINTER(OptimizerTensor), C.c_uint32, C.POINTER(_ENGINE)],
+    "optimizer_create_on_gpu": [C.c_char_p, C.POINTER(OptimizerTensor), C.c_uint32, C.c_int32, C.POINTER(_ENGINE)],
     "optimizer_begin": [_ENGINE, C.POINTER(Update), C.c_uint32],
+    "optimizer_begin_on_gpu": [_ENGINE, C.POINTER(Update), C.c_uint32, C.c_void_p],
+    "why_no_gpu": [C.c_int32, C.POINTER(C.c_char_p)],
     "optimizer_wait": [_ENGINE, C.c_uint32],
     "optimizer_wait_all": [_ENGINE],
     "optimizer_read": [_ENGINE, C.c_uint32, C.c_int32, C.c_uint64, C.c_uint64, C.c_void_p],

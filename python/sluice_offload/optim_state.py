@@ -37,7 +37,7 @@ class Entry(MutableMapping[str, Any]):
         """Where the program has changed the parameter since the last update, that is the master."""
         index, count = self._share.index, self._share.count
         given = self._engine.read(index, lib.PARAMETER, count)
-        parameter = self._share.part(self._share.parameter).to(torch.float32)
+        parameter = self._share.part(self._share.parameter).to("cpu", torch.float32)
         return torch.where(given == parameter, self._engine.read(index, lib.MASTER, count), parameter)
 
     def __setitem__(self, key: str, value: Any) -> None:

@@ -40,7 +40,7 @@ class Share:
         count = local_of(parameter).numel()
         self.group = group
         self.begin, self.end = group.bounds(count, group.rank) if group else (0, count)
-        self.dtype, self.shape = parameter.dtype, tuple(parameter.shape)
+        self.dtype, self.shape, self.device = parameter.dtype, tuple(parameter.shape), parameter.device
 
     @property
     def count(self) -> int:
@@ -49,9 +49,9 @@ class Share:
     def check(self) -> None:
         """The parameter is still what it was when the optimizer was made; its memory may be another."""
         p = self.parameter
-        if p.dtype != self.dtype or tuple(p.shape) != self.shape or p.device.type != "cpu":
-            raise ArgumentError(f"parameter {self.name} was {self.dtype} {self.shape} on the CPU when the optimizer was made, "
-                                f"and is {p.dtype} {tuple(p.shape)} on {p.device} now; make a new optimizer, and load this "
+        if p.dtype != self.dtype or tuple(p.shape) != self.shape or p.device != self.device:
+            raise ArgumentError(f"parameter {self.name} was {self.dtype} {self.shape} on {self.device} when the optimizer was "
+                                f"made, and is {p.dtype} {tuple(p.shape)} on {p.device} now; make a new optimizer, and load this "
                                 "one's state_dict() into it")
 
     def gradient(self) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Share:
         if not is_distributed_tensor(self.parameter):
             return values
         p: Any = self.parameter
-        return DTensor.from_local(values, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+        return DTensor.from_local(values.to(local_of(p).device), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
     def part(self, values: torch.Tensor) -> torch.Tensor:
         """The other way round: these elements of a tensor like the parameter."""
@@ -100,6 +100,9 @@ class ProcessGroup:
     def __init__(self, group: Any) -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        # A group of NCCL alone moves nothing that is in the CPU's memory.
+        moves_on_cpu = "cpu:" in dist.get_backend_config(group)
+        self._device = torch.device("cpu") if moves_on_cpu else torch.device("cuda", torch.cuda.current_device())
 
     def bounds(self, count: int, rank: int) -> "tuple[int, int]":
         return count * rank // self.size, count * (rank + 1) // self.size
@@ -107,8 +110,8 @@ class ProcessGroup:
     def agree(self, what: "list[Any]", words: str) -> None:
         """Raises on every rank if `what`, as text, differs between ranks."""
         digest = hashlib.sha256(repr(what).encode()).digest()
-        own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-        every = torch.empty(self.size * own.numel(), dtype=torch.uint8)
+        own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._device)
+        every = torch.empty(self.size * own.numel(), dtype=torch.uint8, device=self._device)
         dist.all_gather_into_tensor(every, own, self.group)
         different = (every.view(self.size, -1) != every[:own.numel()]).any(dim=1).nonzero().flatten().tolist()
         if different:
@@ -117,7 +120,8 @@ class ProcessGroup:
 
     def agree_on_gradients(self, shares: "list[Share]") -> None:
         """Every rank has gradients of the same parameters."""
-        present = torch.tensor([share.parameter.grad is not None for share in shares], dtype=torch.uint8)
+        present = torch.tensor([share.parameter.grad is not None for share in shares], dtype=torch.uint8,
+                               device=self._device)
         votes = torch.cat([present, 1 - present])
         dist.all_reduce(votes, dist.ReduceOp.MAX, self.group)
         both = (votes[:len(shares)] & votes[len(shares):]).nonzero().flatten().tolist()
@@ -149,9 +153,9 @@ class ProcessGroup:
         lengths = [sum(end - begin for begin, end in (self.bounds(flat.numel(), rank) for flat in bucket))
                    for rank in range(self.size)]
         longest = max(lengths)
-        own = torch.zeros(longest, dtype=bucket[0].dtype)
+        own = torch.zeros(longest, dtype=bucket[0].dtype, device=self._device)
         own[:lengths[self.rank]] = torch.cat([flat[slice(*self.bounds(flat.numel(), self.rank))] for flat in bucket])
-        every = torch.empty(self.size * longest, dtype=own.dtype)
+        every = torch.empty(self.size * longest, dtype=own.dtype, device=self._device)
         # As bytes: not every backend adds, but every one moves, any type.
         dist.all_gather_into_tensor(every.view(torch.uint8), own.view(torch.uint8), self.group)
         for rank in range(self.size):

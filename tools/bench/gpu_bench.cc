@@ -245,17 +245,29 @@ double compute_step_s(const TrainConfig& config, const Dataset& dataset, Device&
   return gpu_spread(times).median;
 }
 
-// T_min of a step whose passes take `compute_s` alone. The distribution over the units does not
-// matter: a third to the forward pass, each use the same.
-double minimum_step_s(const TrainConfig& config, const Engine& engine, double compute_s,
-                      Rates rates) {
+struct StepLimits {
+  double t_min_s = 0;
+  double t_bound_s = 0;
+};
+
+// The limits of a step whose passes take `compute_s` alone: a third for the forward pass, each use
+// the same.
+StepLimits limits_of(const TrainConfig& config, const Engine& engine, double compute_s,
+                     Rates rates) {
   const ModelSpec model = validated(gpt::gpt_model_spec(config.model));
   const Schedule schedule = training_schedule(model, config.micro_batches);
   const double use_s = compute_s / static_cast<double>(3 * schedule.size() / 2);
   rates.units.assign(model.units.size(), {.forward_s = use_s, .backward_s = 2 * use_s});
   const PlannedStep step({.model = model, .micro_batches = config.micro_batches}, engine.layout(),
                          engine.placement(), /*commit_every=*/1);
-  return minimum_step(step.shape(rates)).step_s;
+  const StepShape shape = step.shape(rates);
+  const auto bound_s = [&](OverlapPolicy policy) { return bound_step(shape, policy).step_s; };
+  const bool may_be_eager = config.engine.optimizer.clip_norm == 0 &&
+                            config.engine.optimizer.non_finite == NonFinitePolicy::kStop;
+  return {.t_min_s = minimum_step(shape).step_s,
+          .t_bound_s = may_be_eager ? bound_s(OverlapPolicy::kEager)
+                                    : std::min(bound_s(OverlapPolicy::kDeferred),
+                                               bound_s(OverlapPolicy::kSpeculative))};
 }
 
 constexpr std::uint64_t kDriveRequestBytes = 4_MiB;
@@ -328,8 +340,11 @@ TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::Dev
   result.nvme_bytes = engine.placement().nvme_bytes();
   for (std::size_t phase = 0; phase < kStepPhases; ++phase)
     result.device_most_bytes[phase] = marks[phase].most(Tier::kDevice);
-  result.t_min_s = minimum_step_s(config, engine, result.compute_step_s, std::move(rates));
+  const StepLimits limits = limits_of(config, engine, result.compute_step_s, std::move(rates));
+  result.t_min_s = limits.t_min_s;
   result.percent_of_t_min = 100 * result.t_min_s / result.step_s.median;
+  result.t_bound_s = limits.t_bound_s;
+  result.percent_of_t_bound = 100 * result.t_bound_s / result.step_s.median;
   return result;
 }
 

@@ -75,6 +75,10 @@ struct TrainingBench {
   // step.
   double t_min_s = 0;
   double percent_of_t_min = 0;
+  // The ideal schedule under the policies that `config` permits (engine/bound/bound.h). Every use of
+  // a unit counts as equally long.
+  double t_bound_s = 0;
+  double percent_of_t_bound = 0;
   // The peak memory use of the engine.
   std::array<std::uint64_t, kStepPhases> device_most_bytes{};  // by StepPhase
   std::uint64_t device_pool_bytes = 0;

@@ -114,6 +114,8 @@ TrainConfig config_of(const Shape& shape, const Place& place, const BenchGpuOpti
   TrainConfig config;
   config.model = shape.model;
   config.sequences = shape.sequences;
+  config.micro_batches = options.micro_batches;
+  config.engine.optimizer.clip_norm = options.clip_norm;
   config.warmup_steps = 0;
   config.learning_rate = 1e-5;
   config.minimum_learning_rate = 1e-5;
@@ -148,10 +150,12 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
       return step.device_most_bytes[static_cast<std::size_t>(phase)];
     };
     say("{:5} {:26} {:8.0f} tok/s, {:7.3f} s a step ({:.3f} to {:.3f}), {:5.1f} % of "
-        "computation alone, {:.1f} % of T_min, stall {:.3f} s\n      {:26} device memory of the "
+        "computation alone, {:.1f} % of T_bound, {:.1f} % of T_min, stall {:.3f} s\n      {:26} "
+        "device memory of the "
         "engine: forward {}, backward {}, optimizer {}; activations {}\n",
         shape.name, place.name, step.tokens_per_s, step.step_s.median, step.step_s.least,
-        step.step_s.most, step.percent_of_compute, step.percent_of_t_min, step.stall_s, "",
+        step.step_s.most, step.percent_of_compute, step.percent_of_t_bound, step.percent_of_t_min,
+        step.stall_s, "",
         format_bytes(device_most(StepPhase::kForward)),
         format_bytes(device_most(StepPhase::kBackward)),
         format_bytes(device_most(StepPhase::kOptimizer)), format_bytes(step.activation_bytes));
@@ -161,6 +165,10 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
                   {"compute_step_s", step.compute_step_s},
                   {"compute_flops_per_s", compute_flops_of(config) / step.compute_step_s},
                   {"percent_of_compute", step.percent_of_compute},
+                  {"micro_batches", options.micro_batches},
+                  {"clip_norm", options.clip_norm},
+                  {"t_bound_s", step.t_bound_s},
+                  {"percent_of_t_bound", step.percent_of_t_bound},
                   {"t_min_s", step.t_min_s},
                   {"percent_of_t_min", step.percent_of_t_min},
                   {"products", ops->description()},

@@ -12,6 +12,8 @@ struct BenchGpuOptions {
   std::vector<std::string> shapes;  // empty = 124M, 1.5B, 7B
   std::string path = "/var/tmp";    // the folder of the storage
   std::uint32_t steps = 3;
+  std::uint32_t micro_batches = 1;
+  double clip_norm = 1;
   double seconds = 300;  // no measurement begins later than this
   std::string json_file;
   std::string plot_file;

@@ -54,6 +54,12 @@ void add_bench_gpu(CLI::App& bench, BenchGpuOptions& options) {
   gpu->add_option("--steps", options.steps, "Counted steps of each training")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  gpu->add_option("--micro-batches", options.micro_batches, "As batch.micro_batches")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  gpu->add_option("--clip-norm", options.clip_norm, "As optimizer.clip_norm")
+      ->check(between(0, 1e30))
+      ->capture_default_str();
   gpu->add_option("--seconds", options.seconds, "Begin no measurement after so many seconds")
       ->check(between(1e-3, 1e6))
       ->capture_default_str();

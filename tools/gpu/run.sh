@@ -247,7 +247,8 @@ add_torchao() {
 run_torch() {
   has_torch || return
   add_torchao
-  step "PyTorch's own step" 450 "$python" "$here/torch_step.py" --seconds 400 --json "$out/torch_step.json"
+  add_package || return
+  step "PyTorch's own step" 450 "$python" "$here/torch_step.py" --seconds 400 --path "$work" --json "$out/torch_step.json"
 }
 
 # two_ranks shared|hosts [SECTION.KEY=VALUE...]: two ranks that meet without MPI. NCCL takes two ranks on one GPU where it is
@@ -310,16 +311,21 @@ run_tests() {
   done
 }
 
+# The library finds its own libraries in the folder lib beside the package.
+add_package() {
+  [[ ! -e $work/site ]] || return 0
+  mkdir "$work/site" && ln -s "$here/lib" "$work/site/lib" &&
+    step "install the wheel" 120 "$python" -m pip install -q --no-index --no-deps --no-cache-dir --target "$work/site" "$here"/wheel/sluice*.whl &&
+    export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH}
+}
+
 run_python() {
   has_torch || return
   if ! "$python" -c 'import pytest' 2>/dev/null; then
     note pytest missing 0 "python3 has no pytest here"
     return
   fi
-  # The library finds its own libraries in the folder lib beside the package.
-  mkdir "$work/site" && ln -s "$here/lib" "$work/site/lib" &&
-    step "install the wheel" 120 "$python" -m pip install -q --no-index --no-deps --no-cache-dir --target "$work/site" "$here"/wheel/sluice*.whl || return
-  export PYTHONPATH=$work/site
+  add_package || return
   step "python/tests" 400 bash -c 'cd "$1" && exec "$2" -B -m pytest -q -p no:cacheprovider --ignore frameworks .' - "$here/python_tests" "$python"
 }
 

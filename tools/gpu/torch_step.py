@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """PyTorch's own training step of the shapes of `sluice bench gpu`, as the yardstick: GPT-2 in bf16 with scaled_dot_product_attention
-and fused AdamW, everything on the GPU. Where torchao is installed, also its optimizer in host memory.
+and fused AdamW, everything on the GPU. Where they are installed, also torchao's optimizer in host memory, and Sluice's for PyTorch with
+its state in host memory and on storage.
 
-    torch_step.py [--device cuda] [--shape 124M|1.5B|7B ...] [--steps N] [--seconds S] [--json FILE]
+    torch_step.py [--device cuda] [--shape 124M|1.5B|7B ...] [--optimizer NAME ...] [--path FOLDER] [--steps N] [--seconds S]
+                  [--json FILE]
 
 Each shape is tried as it is and then, if that runs out of memory, with activations computed again. FILE is written anew after each
-measurement. AdamW's moments are bf16 as the parameters are, and there is no fp32 master copy: 8 bytes per parameter, where Sluice
-keeps 14. Exits with 77 without a GPU.
+measurement. The moments of torch and torchao are bf16 as the parameters are, and there is no fp32 master copy: 8 bytes per
+parameter, where Sluice keeps 14. torchao takes gradients in the backward pass, before they could be clipped; sluice_backward does the
+same, and the other optimizers clip. Exits with 77 without a GPU.
 """
 
 import argparse
@@ -65,23 +68,55 @@ class Gpt(nn.Module):
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
-def fused_adamw(parameters, device):
-    return torch.optim.AdamW(parameters, lr=1e-5, weight_decay=0.1, fused=device == "cuda")
+# Each makes an optimizer and says how gradients are clipped before its step(). Where its package is absent, it is left out.
 
 
-def torchao_offload(parameters, device):
-    from torchao.optim import CPUOffloadOptimizer  # absent: this case is left out
-    return CPUOffloadOptimizer(parameters, torch.optim.AdamW, lr=1e-5, weight_decay=0.1, fused=True)
+def clip(parameters):
+    nn.utils.clip_grad_norm_(parameters, 1.0)
 
 
-def measure(name, device, recompute, make_optimizer, steps):
+def clip_nothing(parameters):
+    pass
+
+
+def fused_adamw(parameters, device, path):
+    return torch.optim.AdamW(parameters, lr=1e-5, weight_decay=0.1, fused=device == "cuda"), clip
+
+
+def torchao_offload(parameters, device, path):
+    from torchao.optim import CPUOffloadOptimizer
+    return CPUOffloadOptimizer(parameters, torch.optim.AdamW, lr=1e-5, weight_decay=0.1, fused=True), clip_nothing
+
+
+def sluice_optimizer(parameters, place, path, **options):
+    import sluice_offload
+    config = {"placement": {"optimizer": place}, "storage": {"paths": [path]}}
+    return sluice_offload.optim.AdamW(parameters, lr=1e-5, weight_decay=0.1, config=config, **options), clip_nothing
+
+
+def sluice_host(parameters, device, path):
+    return sluice_optimizer(parameters, "host", path, clip_norm=1.0)
+
+
+def sluice_backward(parameters, device, path):
+    return sluice_optimizer(parameters, "host", path, gradients="backward")
+
+
+def sluice_nvme(parameters, device, path):
+    return sluice_optimizer(parameters, "nvme", path, clip_norm=1.0)
+
+
+OPTIMIZERS = {made.__name__: made for made in (fused_adamw, sluice_host, sluice_backward, torchao_offload, sluice_nvme)}
+
+
+def measure(name, device, recompute, make_optimizer, steps, path):
     layers, heads, width, context, sequences = SHAPES[name]
     torch.manual_seed(1)
     with torch.device(device):
         torch.set_default_dtype(torch.bfloat16)
         model = Gpt(layers, heads, width, context, recompute)
         torch.set_default_dtype(torch.float32)
-    optimizer = make_optimizer(model.parameters(), device)
+    optimizer, clip_gradients = make_optimizer(list(model.parameters()), device, path)
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     times = []
     for step in range(steps + 2):  # two that are not counted
@@ -90,12 +125,14 @@ def measure(name, device, recompute, make_optimizer, steps):
         begin = time.perf_counter()
         loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip_gradients(model.parameters())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         synchronize()
         if step >= 2:
             times.append(time.perf_counter() - begin)
+    if hasattr(optimizer, "close"):
+        optimizer.close()
     median = statistics.median(times)
     return {"tokens_per_s": sequences * context / median, "step_s": {"median": median, "least": min(times), "most": max(times)},
             "device_most_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else 0, "loss": loss.item(),
@@ -110,6 +147,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", action="append", choices=SHAPES)
+    parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS)
+    parser.add_argument("--path", default="/var/tmp", help="folder for state on storage")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=400, help="no measurement begins after so many")
     parser.add_argument("--json")
@@ -127,7 +166,7 @@ def main():
                 json.dump(report, file, indent=1)
 
     begin = time.perf_counter()
-    for make_optimizer in (fused_adamw, torchao_offload):
+    for make_optimizer in (OPTIMIZERS[name] for name in options.optimizer or OPTIMIZERS):
         for shape in options.shape or ("124M", "1.5B", "7B"):
             for recompute in (False, True):
                 entry = {"shape": shape, "optimizer": make_optimizer.__name__, "recompute": recompute}
@@ -139,9 +178,9 @@ def main():
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
                 try:
-                    add({**entry, **measure(shape, options.device, recompute, make_optimizer, options.steps)})
+                    add({**entry, **measure(shape, options.device, recompute, make_optimizer, options.steps, options.path)})
                     break
-                except (RuntimeError, ImportError) as error:
+                except (RuntimeError, ImportError, MemoryError) as error:
                     add({**entry, "left_out": str(error).splitlines()[0]})
                     if not is_out_of_memory(error):
                         break

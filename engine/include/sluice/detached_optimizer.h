@@ -1,6 +1,6 @@
-// An optimizer for applications that keep parameters and gradients themselves, such as a program in
-// PyTorch. Moments and exact fp32 masters live in host memory or on storage, and each update
-// streams them through the CPU. Only the tensors have to be declared beforehand. An update names
+// An optimizer for applications that keep parameters and gradients themselves, in host memory or on
+// a GPU, such as a program in PyTorch. Moments and exact fp32 masters live in host memory or on
+// storage, and each update streams them through the CPU. Only the tensors have to be declared beforehand. An update names
 // the tensors that have a gradient, in any order, each with its own step and hyperparameters.
 //
 //   DetachedOptimizer optimizer(config, {{.name = "weight", .element_count = 1 << 20}});
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include <sluice/config.h>
+#include <sluice/device.h>
 #include <sluice/dtype.h>
 #include <sluice/export.h>
 #include <sluice/optimizer.h>
@@ -37,11 +38,13 @@ struct DetachedTensor {
   std::string name;
   std::uint64_t element_count = 0;  // may be 0, as for a rank's share of a small tensor
   DType parameter = DType::kFp32;
+  bool is_on_device = false;  // parameter and gradient are in the memory of the optimizer's device
 };
 
 // One step of one tensor. Parameter and gradient are contiguous. They belong to the
 // optimizer from the call of begin() until wait() for this tensor returns. In that time the
-// optimizer writes the parameter and reads the gradient.
+// optimizer writes the parameter and reads the gradient. If the tensor is on a device, both are
+// addresses of the device.
 struct DetachedUpdate {
   std::uint32_t tensor = 0;
   void* parameter = nullptr;
@@ -63,7 +66,8 @@ struct DetachedReport {
   std::uint64_t non_finite_blocks = 0;  // blocks that an update left with an infinity or a NaN
   std::string non_finite_tensor;        // the tensor of the first of them
   // Planned sizes.
-  std::uint64_t host_bytes = 0;       // in host memory: state, and lanes for state on storage
+  // In host memory: state, lanes for state on storage, and places for what comes from the device.
+  std::uint64_t host_bytes = 0;
   std::uint64_t storage_bytes = 0;    // on storage
   std::uint64_t pass_read_bytes = 0;  // read by one update of every tensor; as many are written
 };
@@ -80,6 +84,11 @@ class SLUICE_EXPORT DetachedOptimizer {
   // - kInvalidArgument: the list of tensors is not valid.
   // - kInput, kNoSpace or kUnsupported: the files of the state cannot be made.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors);
+  // Does the same for tensors of which some are on `device`. Their gradients and parameters are
+  // copied to page-locked host memory block by block, and the parameters are copied back.
+  // `device` must outlive the optimizer.
+  // Fails also with kOutOfMemory if that host memory cannot be page-locked.
+  DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors, Device& device);
   // The destructor stops the updates that are under way. A parameter may then be partly updated,
   // unless a wait() for its tensor has returned.
   ~DetachedOptimizer();
@@ -88,10 +97,14 @@ class SLUICE_EXPORT DetachedOptimizer {
 
   // Starts `updates` in their order, after the updates that are already under way.
   // Fails with:
-  // - kInvalidArgument: an update is not valid. The message names tensor and value, and nothing has
-  //   changed.
+  // - kInvalidArgument: an update is not valid, or its tensor is on a device. The message names
+  //   tensor and value, and nothing has changed.
   // - The first failure, if there was one.
   void begin(std::span<const DetachedUpdate> updates);
+  // Does the same. Tensors on the device are read after the work that is on `stream`, a stream of
+  // the optimizer's device, when this is called.
+  // Fails also with kInvalidArgument if the optimizer has no device.
+  void begin(std::span<const DetachedUpdate> updates, StreamId stream);
   // The call returns when the parameter of `tensor` has the result of every update that has begun.
   // The parameter and the gradient then belong to the application again.
   // Fails with:

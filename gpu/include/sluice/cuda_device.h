@@ -6,7 +6,8 @@
 // Beyond the contract of Device: host functions of different streams may run one after another, so
 // no host function may wait for a host function of another stream. If a host function throws, the
 // failure reaches work enqueued later, but not copies that are already in a stream. A copy from
-// host to host runs on a thread of the CUDA runtime.
+// host to host runs on a thread of the CUDA runtime. A copy between the host and GPU memory that
+// something else has allocated, such as PyTorch, is a copy of the GPU as any other.
 #pragma once
 
 #include <cstddef>

@@ -1,17 +1,20 @@
 // Each call of the CUDA runtime fails once, over the stand-in, from the making of the device to the
 // state's reading: an error that names the failure, or the right bits. Never a hang, never a crash,
 // never a silent wrong, and nothing is left behind. Runs without a GPU.
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include <sluice/cuda_device.h>
+#include <sluice/detached_optimizer.h>
 #include <sluice/engine.h>
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
@@ -85,9 +88,60 @@ StateBytes train(const Config& config) {
   return read_state(engine);
 }
 
+// Memory of the GPU that the application has allocated itself, as PyTorch does.
+class OwnMemory {
+ public:
+  explicit OwnMemory(std::uint64_t size_bytes) {
+    EXPECT_EQ(cudaSetDevice(1), cudaSuccess);
+    EXPECT_EQ(cudaMalloc(&memory_, size_bytes), cudaSuccess);
+  }
+  OwnMemory(const OwnMemory&) = delete;
+  OwnMemory& operator=(const OwnMemory&) = delete;
+  ~OwnMemory() { (void)cudaFree(memory_); }
+  void* data() const { return memory_; }
+
+ private:
+  void* memory_ = nullptr;
+};
+
+// Two updates of a tensor of two blocks, whose parameter and gradient are in the application's own
+// memory of the GPU.
+StateBytes train_detached(const Config& config) {
+  constexpr std::uint64_t kElements = 5000;
+  static const OwnMemory parameter(kElements * sizeof(float));
+  static const OwnMemory gradient(kElements * sizeof(float));
+  // On the stand-in's GPU, memory is the host's.
+  auto* const values = static_cast<float*>(parameter.data());
+  for (std::uint64_t i = 0; i < kElements; ++i) {
+    values[i] = gradient_of(1, 0, i);
+    static_cast<float*>(gradient.data())[i] = gradient_of(2, 0, i);
+  }
+  const auto device = make_cuda_device({.ordinal = 1, .memory_bytes = 1_MiB});
+  DetachedOptimizer optimizer(
+      config, {{.name = "weight", .element_count = kElements, .is_on_device = true}}, *device);
+  const Stream stream(*device, "compute");
+  for (std::uint64_t step = 1; step <= kSteps; ++step) {
+    const DetachedUpdate update{.tensor = 0,
+                                .parameter = parameter.data(),
+                                .gradient = gradient.data(),
+                                .step = step,
+                                .learning_rate = 1e-2,
+                                .adam = {}};
+    optimizer.begin({&update, 1}, stream.id());
+    optimizer.wait(0);
+  }
+  std::vector<float> all(values, values + kElements);
+  all.resize(3 * kElements);
+  optimizer.read(0, StateKind::kExpAvg, 0, std::span(all).subspan(kElements, kElements));
+  optimizer.read(0, StateKind::kExpAvgSq, 0, std::span(all).subspan(2 * kElements));
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(all));
+  return StateBytes(bytes.begin(), bytes.end());
+}
+
 struct Placement {
   std::string name;
   std::function<void(Config&)> choose;
+  StateBytes (*run)(const Config&) = train;
 };
 
 std::vector<Placement> placements() {
@@ -99,7 +153,9 @@ std::vector<Placement> placements() {
            [](Config& config) {
              config.placement.parameters = config.placement.optimizer = TierChoice::kNvme;
            }},
-          {"device", [](Config& config) { config.placement.optimizer = TierChoice::kDevice; }}};
+          {"device", [](Config& config) { config.placement.optimizer = TierChoice::kDevice; }},
+          {"detached", [](Config& config) { config.placement.optimizer = TierChoice::kNvme; },
+           train_detached}};
 }
 
 // The cases of a test, counted.
@@ -119,6 +175,8 @@ class CudaFaults : public testing::TestWithParam<Placement> {
     GetParam().choose(made);
     return made;
   }
+
+  StateBytes run() const { return GetParam().run(config(folder_.path())); }
 
   // Lets `cases` calls fail that are spread over a run, each in a run of its own. The date says
   // where the first one is, so that other days bring other calls.
@@ -143,7 +201,7 @@ class CudaFaults : public testing::TestWithParam<Placement> {
     bool is_error = false;
     std::string said;
     try {
-      EXPECT_TRUE(train(config(folder_.path())) == expected_) << "a silent wrong";
+      EXPECT_TRUE(run() == expected_) << "a silent wrong";
     } catch (const Error& error) {
       is_error = true;
       said = error.what();
@@ -167,12 +225,12 @@ class CudaFaults : public testing::TestWithParam<Placement> {
   // A run in which nothing fails. Runs differ by a few calls, and by many cudaEventQuery.
   std::uint64_t calls_of_run(const std::string& function) {
     arm_fake_cuda_fault({.function = function});
-    EXPECT_TRUE(train(config(folder_.path())) == expected_);
+    EXPECT_TRUE(run() == expected_);
     return disarm_fake_cuda_fault().calls;
   }
 
   TempDirectory folder_;
-  StateBytes expected_ = train(config(folder_.path()));
+  StateBytes expected_ = run();
   std::uint64_t allocated_bytes_ = fake_cuda_allocated_bytes();
 };
 
@@ -180,12 +238,16 @@ class CudaFaults : public testing::TestWithParam<Placement> {
 TEST_P(CudaFaults, ACallThatFailsOnceIsAnErrorOrDoesNoHarm) {
   Outcome outcome;
   std::vector<std::string> functions{
-      "cudaGetDevice",      "cudaMemGetInfo",       "cudaMalloc",
-      "cudaFree",           "cudaHostRegister",     "cudaHostUnregister",
-      "cudaStreamDestroy",  "cudaEventDestroy",     "cudaStreamCreateWithPriority",
-      "cudaEventRecord",    "cudaStreamWaitEvent",  "cudaEventCreateWithFlags",
-      "cudaMemcpyAsync",    "cudaEventSynchronize", "cudaMemsetAsync",
-      "cudaGetDeviceCount", "cudaSetDevice"};
+      "cudaGetDevice",       "cudaMemGetInfo",           "cudaHostRegister",
+      "cudaHostUnregister",  "cudaStreamDestroy",        "cudaEventDestroy",
+      "cudaEventRecord",     "cudaStreamWaitEvent",      "cudaEventCreateWithFlags",
+      "cudaMemcpyAsync",     "cudaEventSynchronize",     "cudaStreamCreateWithPriority",
+      "cudaGetDeviceCount",  "cudaSetDevice"};
+  if (GetParam().name == "detached") {
+    functions.emplace_back("cudaPointerGetAttributes");
+  } else {
+    functions.insert(functions.end(), {"cudaMalloc", "cudaFree", "cudaMemsetAsync"});
+  }
   if (GetParam().name == "device") functions.emplace_back("cudaLaunchKernel");
   for (const std::string& function : functions) {
     fail_one({.function = function, .at_call = 1, .status = 701}, outcome);

@@ -92,6 +92,12 @@ cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigne
                                     cudaDriverEntryPointQueryResult* found) {
   return cudaGetDriverEntryPointByVersion(symbol, function, 12000, flags, found);
 }
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
+  FAKE_CUDA_ENTER;
+  *attributes = {};
+  attributes->type = is_device_memory(memory) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  return cudaSuccess;
+}
 // Between host and host the call is synchronous: it would wait for the stream.
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_bytes,
                             cudaMemcpyKind kind, cudaStream_t stream) {

@@ -143,6 +143,8 @@ TEST(GpuBench, StepsAreComparedWithTheScarcestResource) {
   EXPECT_GE(step.t_min_s, parameters / 1e4);
   EXPECT_LT(step.t_min_s, 1.2 * parameters / 1e4) << "padding is updated too";
   EXPECT_NEAR(step.percent_of_t_min, 100 * step.t_min_s / step.step_s.median, 1e-6);
+  EXPECT_GE(step.t_bound_s, step.t_min_s) << "no schedule is shorter";
+  EXPECT_NEAR(step.percent_of_t_bound, 100 * step.t_bound_s / step.step_s.median, 1e-6);
   const TrainingBench free = bench_training(config, *machine.device, *machine.ops, 1, Rates{});
   EXPECT_NEAR(free.t_min_s, free.compute_step_s, 1e-3 * free.compute_step_s)
       << "computation is all that takes time";

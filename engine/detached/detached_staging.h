@@ -1,0 +1,82 @@
+// Brings parameters and gradients of a detached optimizer from a device to the host, block by block,
+// and the updated parameters back. The places for them are page-locked host memory.
+//
+// Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
+// Invariant: a place belongs to one block from take() until the function given to send() runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <sluice/device.h>
+#include "base/aligned_buffer.h"
+#include "base/trace/trace.h"
+#include "engine/detached/detached_plan.h"
+#include "engine/run/scheduler.h"
+
+namespace sluice {
+
+// The memory of one block on the device.
+struct DeviceValues {
+  std::byte* parameter = nullptr;
+  const std::byte* gradient = nullptr;
+  std::uint64_t parameter_bytes = 0;
+  std::uint64_t gradient_bytes = 0;
+};
+
+class DetachedStaging {
+ public:
+  using Place = std::uint32_t;
+
+  // All arguments must outlive the object.
+  // Fails as Device::register_host_memory() and Device::create_stream() do.
+  DetachedStaging(const DetachedPlan& plan, Device& device, Scheduler& scheduler);
+  // Requires: is_idle().
+  ~DetachedStaging();
+  DetachedStaging(const DetachedStaging&) = delete;
+  DetachedStaging& operator=(const DetachedStaging&) = delete;
+
+  // Copies from the device that are enqueued later wait for the work that is on `stream` now. Any
+  // thread.
+  void wait_for(StreamId stream);
+
+  bool has_place() const { return !free_.empty(); }
+  bool is_idle() const { return copies_ == 0; }
+
+  // Requires: has_place().
+  Place take();
+  // Copies the values of `block` to `place`. Then runs `done`, unless the device has failed.
+  void bring(Place place, std::uint32_t block, const DeviceValues& values,
+             std::function<void()> done);
+  // Copies the parameter in `place` to the device. Then gives the place back and runs `done`,
+  // unless the device has failed.
+  void send(Place place, std::uint32_t block, const DeviceValues& values,
+            std::function<void()> done);
+
+  // The parameter of `block` in `place`, and its gradient. Any thread.
+  std::byte* parameter(Place place) const { return memory_.data() + place * plan_.staging_bytes; }
+  const std::byte* gradient(Place place, std::uint32_t block) const {
+    return parameter(place) + staged_gradient_offset(plan_.blocks[block]);
+  }
+
+ private:
+  void follow(const Stream& stream, const Event& copied, TraceRecord record,
+              std::function<void()> done);
+
+  const DetachedPlan& plan_;
+  Device& device_;
+  Scheduler& scheduler_;
+  AlignedBuffer memory_;
+  std::vector<Event> copied_;  // by place
+  Event given_;                // the application's work before an update
+  std::vector<Place> free_;
+  std::uint32_t copies_ = 0;  // under way, with what follows them
+  Stream down_;
+  Stream up_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,193 @@
+// The detached optimizer with parameters and gradients on a device: the scalar definition's bits,
+// in the application's order of work, wherever the state is.
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include <sluice/error.h>
+#include <sluice/host_device.h>
+#include "tests/engine/detached/detached_support.h"
+#include "tests/support/expect_error.h"
+
+namespace sluice::test {
+namespace {
+
+class DetachedDeviceTest : public DetachedTest {
+ protected:
+  // Every tensor but the last is on the device.
+  std::vector<DetachedTensor> described() const {
+    std::vector<DetachedTensor> made = description();
+    for (std::size_t id = 0; id + 1 < made.size(); ++id) made[id].is_on_device = true;
+    return made;
+  }
+  bool is_remote(std::uint32_t id) const { return id + 1 < tensors_.size(); }
+
+  void make_remote() {
+    parameters_.clear();
+    gradients_.clear();
+    for (const DetachedState& tensor : tensors_) {
+      parameters_.emplace_back(*device_, tensor.parameter.size(), "parameter");
+      gradients_.emplace_back(*device_, tensor.gradient.size() * sizeof(float), "gradient");
+    }
+  }
+
+  // The next update of a tensor on the device. Its parameter and gradient come by work on the
+  // application's stream that begins late, so an update that does not wait reads other values.
+  DetachedUpdate next_remote(OptimizerKind kind, std::uint32_t id) {
+    const std::vector<std::byte> parameter = tensors_[id].parameter;
+    DetachedUpdate update = next(kind, id);
+    device_->launch(stream_.id(), [] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    });
+    device_->launch(stream_.id(), [this, id, parameter, gradient = tensors_[id].gradient] {
+      if (parameter.empty()) return;
+      std::memcpy(parameters_[id].data(), parameter.data(), parameter.size());
+      std::memcpy(gradients_[id].data(), gradient.data(), gradient.size() * sizeof(float));
+    });
+    update.parameter = parameters_[id].data();
+    update.gradient = gradients_[id].data();
+    return update;
+  }
+
+  // What the device has becomes the application's parameter.
+  void fetch(std::uint32_t id) {
+    if (!is_remote(id) || tensors_[id].count() == 0) return;
+    std::memcpy(tensors_[id].parameter.data(), parameters_[id].data(),
+                tensors_[id].parameter.size());
+  }
+
+  std::vector<DetachedUpdate> next_of_all(OptimizerKind kind) {
+    std::vector<DetachedUpdate> updates;
+    for (std::uint32_t id = 0; id < tensors_.size(); ++id)
+      updates.push_back(is_remote(id) ? next_remote(kind, id) : next(kind, id));
+    return updates;
+  }
+
+  void slow_device(std::uint64_t copy_bytes_per_second) {
+    stream_ = Stream();
+    device_ = make_host_device(
+        {.memory_bytes = 16_MiB, .copy_bytes_per_second = copy_bytes_per_second});
+    stream_ = Stream(*device_, "application");
+  }
+
+  std::unique_ptr<HostDevice> device_ = make_host_device({.memory_bytes = 16_MiB});
+  std::vector<DeviceBuffer> parameters_;
+  std::vector<DeviceBuffer> gradients_;
+  Stream stream_{*device_, "application"};  // goes first, after its work
+};
+
+TEST_F(DetachedDeviceTest, EqualsTheScalarDefinitionForEveryTypeAndPlacement) {
+  const OptimizerKind kind = OptimizerKind::kAdamW;
+  for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+    for (const TierChoice tier : {TierChoice::kHost, TierChoice::kNvme, TierChoice::kAuto}) {
+      SCOPED_TRACE(fmt::format("{} {}", static_cast<int>(dtype), static_cast<int>(tier)));
+      make_tensors(dtype, counts_);
+      make_remote();
+      Config made = config(kind, tier);
+      made.memory.host_bytes = tier == TierChoice::kHost ? 8_MiB : 600_KiB;
+      DetachedOptimizer optimizer(made, described(), *device_);
+      for (int step = 0; step < 4; ++step) {
+        if (step == 2) set(tensors_[0], 7, 3.25f);  // the application changes a parameter
+        const std::vector<DetachedUpdate> updates = next_of_all(kind);
+        if (step % 2 == 0) {
+          optimizer.begin(updates, stream_.id());
+        } else {
+          for (const DetachedUpdate& update : updates) optimizer.begin({&update, 1}, stream_.id());
+        }
+        for (std::uint32_t id = 0; id < tensors_.size(); ++id) {
+          optimizer.wait(id);
+          fetch(id);
+          ASSERT_TRUE(tensors_[id].parameter == tensors_[id].oracle_parameter)
+              << "tensor " << id << " in step " << step;
+        }
+      }
+      optimizer.wait_all();
+      expect_equal(optimizer, kind);
+      const DetachedReport report = optimizer.report();
+      EXPECT_LE(report.host_bytes, *made.memory.host_bytes);
+      EXPECT_EQ(report.write_bytes == 0, tier == TierChoice::kHost);
+      EXPECT_EQ(report.adopted_elements, dtype == DType::kFp32 ? 0u : 1u);
+    }
+  }
+}
+
+// The second update begins before the first one's parameters are back.
+TEST_F(DetachedDeviceTest, UpdatesOfOneTensorFollowEachOther) {
+  const OptimizerKind kind = OptimizerKind::kAdamW;
+  make_tensors(DType::kFp32, {40'000, 1});
+  slow_device(50'000'000);
+  make_remote();
+  Config made = config(kind, TierChoice::kHost);
+  made.memory.host_bytes = 4_MiB;
+  DetachedOptimizer optimizer(made, described(), *device_);
+  const DetachedUpdate first = next_remote(kind, 0);
+  const std::vector<float> gradient = tensors_[0].gradient;
+  device_->synchronize(stream_.id());
+  optimizer.begin({&first, 1}, stream_.id());
+  tensors_[0].parameter = tensors_[0].oracle_parameter;
+  DetachedUpdate second = next(kind, 0);
+  second.parameter = first.parameter;
+  const DeviceBuffer other(*device_, tensors_[0].gradient.size() * sizeof(float), "gradient");
+  std::memcpy(other.data(), tensors_[0].gradient.data(), other.size_bytes());
+  second.gradient = other.data();
+  optimizer.begin({&second, 1}, stream_.id());
+  optimizer.wait(0);
+  fetch(0);
+  EXPECT_TRUE(tensors_[0].parameter == tensors_[0].oracle_parameter);
+  optimizer.wait_all();
+}
+
+TEST_F(DetachedDeviceTest, DestroyingItWaitsForCopies) {
+  make_tensors(DType::kBf16, {65'536, 1});
+  slow_device(20'000'000);
+  make_remote();
+  Config made = config(OptimizerKind::kAdamW, TierChoice::kNvme);
+  DetachedOptimizer optimizer(made, described(), *device_);
+  const DetachedUpdate update = next_remote(OptimizerKind::kAdamW, 0);
+  optimizer.begin({&update, 1}, stream_.id());
+}
+
+TEST_F(DetachedDeviceTest, AFailureOfTheDeviceIsTheOptimizers) {
+  make_tensors(DType::kBf16, {65'536, 1});
+  make_remote();
+  DetachedOptimizer optimizer(config(OptimizerKind::kAdamW, TierChoice::kNvme), described(),
+                              *device_);
+  const DetachedUpdate update = next_remote(OptimizerKind::kAdamW, 0);
+  device_->launch(stream_.id(), [] { throw Error(ErrorCode::kIo, "the device has failed"); });
+  optimizer.begin({&update, 1}, stream_.id());
+  const std::string said = expect_error(ErrorCode::kIo, [&] { optimizer.wait(0); });
+  EXPECT_NE(said.find("the device has failed"), std::string::npos) << said;
+  expect_error(ErrorCode::kIo, [&] { optimizer.wait_all(); });
+}
+
+TEST_F(DetachedDeviceTest, MisuseIsRefused) {
+  make_tensors(DType::kFp32, {100, 100});
+  make_remote();
+  const Config made = config(OptimizerKind::kAdamW, TierChoice::kHost);
+  std::string said =
+      expect_error(ErrorCode::kInvalidArgument, [&] { DetachedOptimizer(made, described()); });
+  EXPECT_NE(said.find("\"t0\" is on a device, but no device is given"), std::string::npos) << said;
+  DetachedOptimizer optimizer(made, described(), *device_);
+  const DetachedUpdate update = next_remote(OptimizerKind::kAdamW, 0);
+  said = expect_error(ErrorCode::kInvalidArgument, [&] { optimizer.begin({&update, 1}); });
+  EXPECT_NE(said.find("\"t0\" is on the device; give the stream"), std::string::npos) << said;
+  EXPECT_EQ(optimizer.pending_tensors(), 0u);
+  DetachedOptimizer on_host(made, description());
+  said = expect_error(ErrorCode::kInvalidArgument, [&] { on_host.begin({}, stream_.id()); });
+  EXPECT_NE(said.find("no tensor of this optimizer is on a device"), std::string::npos) << said;
+}
+
+TEST_F(DetachedDeviceTest, TheBudgetHoldsTheStagingMemory) {
+  make_tensors(DType::kBf16, {65'536, 1});
+  Config made = config(OptimizerKind::kAdamW, TierChoice::kHost);
+  made.memory.host_bytes = 2_MiB;  // the records take 786 KiB, the staging memory 2.3 MiB
+  const std::string said = expect_error(ErrorCode::kOutOfMemory, [&] {
+    DetachedOptimizer(made, described(), *device_);
+  });
+  EXPECT_NE(said.find("memory.host is 2.00 MiB"), std::string::npos) << said;
+}
+
+}  // namespace
+}  // namespace sluice::test
