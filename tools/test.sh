@@ -143,7 +143,14 @@ test_torch() {
   SLUICE_BUILD=$PWD/build/release "${pip[@]}" wheel --no-deps --no-build-isolation -w build/wheel ./python
   "${pip[@]}" install --no-deps --force-reinstall build/wheel/*.whl
   # The folder before the rest of the path: the tests use the wheel's command.
-  (cd python/tests && PATH=$environment/bin:$PATH "$environment/bin/python" -B -m pytest -q -rs -p no:cacheprovider --ignore frameworks .)
+  (cd python/tests && PATH=$environment/bin:$PATH "$environment/bin/python" -B -m pytest -q -rs -p no:cacheprovider --ignore frameworks .) || return
+  local fake=$PWD/build/release/tests/capi/libsluice_fake_gpu.so
+  if [[ ! -e $fake ]]; then
+    say "SKIPPED: tensors on a stand-in for a GPU, since this build has no CUDA"
+    return
+  fi
+  say "testing the package for PyTorch with tensors on a stand-in for a GPU"
+  (cd python/tests && SLUICE_LIBRARY=$fake SLUICE_TEST_FAKE_GPU=1 "$environment/bin/python" -B -m pytest -q -p no:cacheprovider test_cuda.py)
 }
 
 # transformers, accelerate, lightning and peft with that wheel; one that is missing is a failure.

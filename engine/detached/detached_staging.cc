@@ -24,6 +24,7 @@ DetachedStaging::DetachedStaging(const DetachedPlan& plan, Device& device, Sched
 }
 
 DetachedStaging::~DetachedStaging() {
+  SLUICE_CHECK(is_idle(), "the flow waits for copies before it goes");
   device_.unregister_host_memory(memory_.span());
 }
 

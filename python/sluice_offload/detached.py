@@ -14,6 +14,7 @@ from typing import Any, Optional, Sequence
 
 import torch
 
+from . import gpus
 from . import library as lib
 from .errors import NOT_COPIED
 
@@ -26,13 +27,6 @@ def _destroy_at_exit(reference: "weakref.ref[Detached]") -> None:
     detached = reference()
     if detached is not None:
         detached.destroy()
-
-
-def why_no_gpu(gpu: int) -> str:
-    """Why this library cannot use the GPU of that number; empty if it can."""
-    why = C.c_char_p()
-    lib.library().why_no_gpu(gpu, C.byref(why))
-    return (why.value or b"").decode(errors="replace")
 
 
 class Detached:
@@ -66,8 +60,7 @@ class Detached:
         if self._gpu is None:
             self._lib.optimizer_begin(self._handle, array, len(updates))
         else:
-            stream = torch.cuda.current_stream(self._gpu).cuda_stream
-            self._lib.optimizer_begin_on_gpu(self._handle, array, len(updates), stream)
+            self._lib.optimizer_begin_on_gpu(self._handle, array, len(updates), gpus.current_stream(self._gpu))
 
     def wait(self, tensor: int = lib.ALL_TENSORS) -> None:
         self._lib.optimizer_wait(self._handle, tensor)

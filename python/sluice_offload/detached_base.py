@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import guards
+from . import gpus, guards
 from . import library as lib
-from .detached import TYPES, Detached, why_no_gpu
+from .detached import TYPES, Detached
 from .engine import Config, read_config
 from .errors import NOT_COPIED, ArgumentError, NonFiniteError, SluiceError
 from .optim_state import Entry, States
@@ -24,16 +24,16 @@ _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampenin
 
 def _gpu_of(shares: "list[Share]") -> Optional[int]:
     """The number of the one GPU that parameters are on; None if they are all in the CPU's memory."""
-    gpus = {share.device.index: share.name for share in shares if share.device.type == "cuda"}
-    if len(gpus) > 1:
+    found = {share.gpu: share.name for share in shares if share.gpu is not None}
+    if len(found) > 1:
         raise ArgumentError("parameters are on several GPUs of one process: " +
-                            ", ".join(f"{name} on cuda:{gpu}" for gpu, name in sorted(gpus.items())) +
+                            ", ".join(f"{name} on cuda:{gpu}" for gpu, name in sorted(found.items())) +
                             "; make an optimizer for each, or let each process use one GPU")
-    for gpu in gpus:
-        why = why_no_gpu(gpu)
+    for gpu, name in found.items():
+        why = gpus.why_not(gpu)
         if why:
-            raise SluiceError(f"parameters are on cuda:{gpu}, but Sluice cannot use it: {why}")
-        return int(gpu)
+            raise SluiceError(f"parameter {name} is on cuda:{gpu}, which Sluice cannot use: {why}")
+        return gpu
     return None
 
 
@@ -138,7 +138,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._shares = {id(share.parameter): share for share in shares}
         if self._engine is not None:
             self._engine.close()
-        self._engine = Detached(self._settings, [(share.name, share.count, share.dtype, share.device.type == "cuda")
+        self._engine = Detached(self._settings, [(share.name, share.count, share.dtype, share.gpu is not None)
                                                  for share in shares], gpu)
         states = States()
         for group in self.param_groups:

@@ -7,6 +7,7 @@ from typing import Any, Iterable, Optional
 import torch
 import torch.distributed as dist
 
+from . import gpus
 from .errors import ArgumentError
 
 try:
@@ -41,6 +42,7 @@ class Share:
         self.group = group
         self.begin, self.end = group.bounds(count, group.rank) if group else (0, count)
         self.dtype, self.shape, self.device = parameter.dtype, tuple(parameter.shape), parameter.device
+        self.gpu = gpus.gpu_of(local_of(parameter))
 
     @property
     def count(self) -> int:

@@ -1,16 +1,55 @@
-"""Parameters on a GPU under sluice_offload.optim: the bits of parameters in the CPU's memory. Skipped without a GPU."""
+"""Parameters on a GPU under sluice_offload.optim: the bits of parameters in the CPU's memory.
+
+Skipped without a GPU. With SLUICE_TEST_FAKE_GPU, the library that SLUICE_LIBRARY names has a stand-in for the CUDA runtime, and the
+tensors given to on_gpu() play those of a GPU: everything runs but CUDA itself and torch's kernels."""
 
 import copy
+import ctypes
+import functools
+import os
 
 import pytest
 import torch
 from torch import nn
 
 import sluice_offload as sluice
-from sluice_offload.detached import why_no_gpu
+from sluice_offload import gpus
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or bool(why_no_gpu(0)),
-                                reason="no GPU that torch and Sluice can use")
+IS_FAKE = "SLUICE_TEST_FAKE_GPU" in os.environ
+PLAYERS = {}  # the tensors that play those of a GPU, by id; they stay alive
+
+if not IS_FAKE and (not torch.cuda.is_available() or gpus.why_not(0)):
+    pytest.skip("no GPU that torch and Sluice can use", allow_module_level=True)
+
+needs_cuda = pytest.mark.skipif(IS_FAKE, reason="needs CUDA's own streams and kernels")
+
+
+@functools.cache
+def stream_of_fake():
+    """A stream of the stand-in, which has no default stream."""
+    made = ctypes.c_void_p()
+    not_blocking = 1
+    assert ctypes.CDLL(os.environ["SLUICE_LIBRARY"]).cudaStreamCreateWithPriority(ctypes.byref(made), not_blocking, 0) == 0
+    return made.value
+
+
+@pytest.fixture(autouse=True)
+def fake_gpu(monkeypatch):
+    if IS_FAKE:
+        monkeypatch.setattr(gpus, "gpu_of", lambda tensor: 0 if id(tensor) in PLAYERS else None)
+        monkeypatch.setattr(gpus, "current_stream", lambda gpu: stream_of_fake())
+    yield
+    PLAYERS.clear()
+
+
+def on_gpu(made):
+    """A copy of a module or tensor on the GPU."""
+    if not IS_FAKE:
+        return copy.deepcopy(made).to("cuda")
+    copied = copy.deepcopy(made)
+    for tensor in copied.parameters() if isinstance(copied, nn.Module) else [copied]:
+        PLAYERS[id(tensor)] = tensor
+    return copied
 
 
 def config_of(place, folder):
@@ -43,22 +82,22 @@ def same_bits(one, other):
 @pytest.mark.parametrize("name", ["AdamW", "Adam", "Lion", "Adagrad", "SGD"])
 def test_bits_are_those_of_the_cpu(name, dtype, place, tmp_path):
     on_cpu = model_of(dtype)
-    on_gpu = copy.deepcopy(on_cpu).to("cuda")
+    remote = on_gpu(on_cpu)
     extra = {"momentum": 0.9} if name == "SGD" else {}
     optimizers = [getattr(sluice.optim, name)(model.parameters(), lr=1e-2, config=config_of(place, tmp_path), **extra)
-                  for model in (on_cpu, on_gpu)]
+                  for model in (on_cpu, remote)]
     for step in range(4):
-        set_gradients((on_cpu, on_gpu), step)
+        set_gradients((on_cpu, remote), step)
         if step == 2:  # the program changes a parameter
-            for model in (on_cpu, on_gpu):
+            for model in (on_cpu, remote):
                 with torch.no_grad():
                     model[0].weight[3, :7] = 0.25
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        for p, q in zip(on_cpu.parameters(), on_gpu.parameters()):
-            assert q.is_cuda and same_bits(p, q)
-    for p, q in zip(on_cpu.parameters(), on_gpu.parameters()):
+        for p, q in zip(on_cpu.parameters(), remote.parameters()):
+            assert q.is_cuda != IS_FAKE and same_bits(p, q)
+    for p, q in zip(on_cpu.parameters(), remote.parameters()):
         assert all(same_bits(optimizers[0].state[p][key], optimizers[1].state[q][key]) for key in optimizers[0].state[p])
     assert optimizers[0].report.adopted_elements == optimizers[1].report.adopted_elements
     assert (optimizers[1].report.nvme_read_bytes > 0) == (place == "nvme")
@@ -68,13 +107,13 @@ def test_bits_are_those_of_the_cpu(name, dtype, place, tmp_path):
                                                            ("step", "forward", 0.5), ("backward", "forward", None)])
 def test_modes_have_the_same_bits(gradients, overlap, clip_norm, tmp_path):
     """A model trained with its state in host memory, step by step, and the same with the mode and its state on NVMe."""
-    plain = model_of(torch.float32).to("cuda")
-    tried = copy.deepcopy(plain)
+    plain = on_gpu(model_of(torch.float32))
+    tried = on_gpu(plain)
     one = sluice.optim.AdamW(plain.parameters(), lr=1e-3, clip_norm=clip_norm, config=config_of("host", tmp_path))
     two = sluice.optim.AdamW(tried.parameters(), lr=1e-3, clip_norm=clip_norm, config=config_of("nvme", tmp_path),
                              gradients=gradients, overlap=overlap, modules=tried if overlap else None)
     for step in range(5):
-        x = torch.randn(64, 600, generator=torch.Generator().manual_seed(step)).to("cuda")
+        x = torch.randn(64, 600, generator=torch.Generator().manual_seed(step)).to(plain[0].weight.device)
         losses = []
         for model, optimizer in ((plain, one), (tried, two)):
             optimizer.zero_grad()
@@ -91,13 +130,13 @@ def test_modes_have_the_same_bits(gradients, overlap, clip_norm, tmp_path):
 
 def test_follows_torchs_adamw():
     torch.manual_seed(1)
-    plain = nn.Linear(300, 200, device="cuda")
-    tried = copy.deepcopy(plain)
+    plain = on_gpu(nn.Linear(300, 200))
+    tried = on_gpu(plain)
     one = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.1)
     two = sluice.optim.AdamW(tried.parameters(), lr=1e-3, weight_decay=0.1)
     begin = plain.weight.detach().clone()
     for step in range(20):
-        x = torch.randn(32, 300, device="cuda")
+        x = torch.randn(32, 300, device=plain.weight.device)
         for model, optimizer in ((plain, one), (tried, two)):
             optimizer.zero_grad()
             model(x).square().mean().backward()
@@ -106,6 +145,7 @@ def test_follows_torchs_adamw():
     assert (plain.weight - tried.weight).norm() <= 1e-5 * moved
 
 
+@needs_cuda
 @pytest.mark.parametrize("stream", ["default", "own"])
 def test_waits_for_the_programs_stream(stream):
     """A gradient that is made late is used, and what comes after step() sees the new values."""
@@ -124,18 +164,19 @@ def test_waits_for_the_programs_stream(stream):
 
 
 def test_parameters_on_both(tmp_path):
-    on_cpu, on_gpu = nn.Parameter(torch.ones(5000)), nn.Parameter(torch.ones(5000, device="cuda"))
-    optimizer = sluice.optim.AdamW([on_cpu, on_gpu], config=config_of("nvme", tmp_path))
+    local = nn.Parameter(torch.ones(50_000))
+    remote = on_gpu(local)
+    optimizer = sluice.optim.AdamW([local, remote], config=config_of("nvme", tmp_path))
     for step in range(3):
-        on_cpu.grad = torch.full((5000,), 0.5 + step)
-        on_gpu.grad = on_cpu.grad.to("cuda")
+        local.grad = torch.full((50_000,), 0.5 + step)
+        remote.grad = local.grad.to(remote.device)
         optimizer.step()
-    assert same_bits(on_cpu, on_gpu) and not same_bits(on_cpu, torch.ones(5000))
+    assert same_bits(local, remote) and not same_bits(local, torch.ones(50_000))
 
 
 def test_parameters_that_are_not_contiguous():
-    p = nn.Parameter(torch.randn(40, 30, device="cuda").t())
-    q = nn.Parameter(p.detach().contiguous())
+    p = on_gpu(nn.Parameter(torch.randn(40, 30).t()))
+    q = on_gpu(nn.Parameter(p.detach().contiguous()))
     for x in (p, q):
         optimizer = sluice.optim.AdamW([x])
         x.grad = torch.ones_like(x)
@@ -144,7 +185,7 @@ def test_parameters_that_are_not_contiguous():
 
 
 def test_a_state_dict_goes_on(tmp_path):
-    whole, halves = model_of(torch.bfloat16).to("cuda"), model_of(torch.bfloat16).to("cuda")
+    whole, halves = on_gpu(model_of(torch.bfloat16)), on_gpu(model_of(torch.bfloat16))
     one = sluice.optim.AdamW(whole.parameters(), lr=1e-2)
     two = sluice.optim.AdamW(halves.parameters(), lr=1e-2)
     for step in range(6):
@@ -159,6 +200,7 @@ def test_a_state_dict_goes_on(tmp_path):
     assert all(same_bits(p, q) for p, q in zip(whole.parameters(), halves.parameters()))
 
 
+@needs_cuda
 def test_a_parameter_that_moved_is_refused():
     p = nn.Parameter(torch.ones(10, device="cuda"))
     optimizer = sluice.optim.AdamW([p])
@@ -168,6 +210,7 @@ def test_a_parameter_that_moved_is_refused():
         optimizer.step()
 
 
+@needs_cuda
 def test_a_gradient_scaler():
     p = nn.Parameter(torch.ones(1000, device="cuda"))
     optimizer = sluice.optim.AdamW([p], lr=0.1)

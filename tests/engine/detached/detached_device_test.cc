@@ -10,9 +10,27 @@
 #include <sluice/host_device.h>
 #include "tests/engine/detached/detached_support.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/forwarding_device.h"
 
 namespace sluice::test {
 namespace {
+
+// Copies to the buffer that delay() names begin late.
+class LateDevice final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  void delay(const DeviceBuffer& buffer) { late_ = &buffer; }
+  void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
+            StreamId stream) override {
+    if (late_ != nullptr && target >= late_->data() &&
+        target < late_->data() + late_->size_bytes())
+      launch(stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+    ForwardingDevice::copy(target, source, size_bytes, stream);
+  }
+
+ private:
+  const DeviceBuffer* late_ = nullptr;  // set before there are copies
+};
 
 class DetachedDeviceTest : public DetachedTest {
  protected:
@@ -65,14 +83,8 @@ class DetachedDeviceTest : public DetachedTest {
     return updates;
   }
 
-  void slow_device(std::uint64_t copy_bytes_per_second) {
-    stream_ = Stream();
-    device_ = make_host_device(
-        {.memory_bytes = 16_MiB, .copy_bytes_per_second = copy_bytes_per_second});
-    stream_ = Stream(*device_, "application");
-  }
-
-  std::unique_ptr<HostDevice> device_ = make_host_device({.memory_bytes = 16_MiB});
+  std::unique_ptr<LateDevice> device_ =
+      std::make_unique<LateDevice>(make_host_device({.memory_bytes = 16_MiB}));
   std::vector<DeviceBuffer> parameters_;
   std::vector<DeviceBuffer> gradients_;
   Stream stream_{*device_, "application"};  // goes first, after its work
@@ -117,8 +129,8 @@ TEST_F(DetachedDeviceTest, EqualsTheScalarDefinitionForEveryTypeAndPlacement) {
 TEST_F(DetachedDeviceTest, UpdatesOfOneTensorFollowEachOther) {
   const OptimizerKind kind = OptimizerKind::kAdamW;
   make_tensors(DType::kFp32, {40'000, 1});
-  slow_device(50'000'000);
   make_remote();
+  device_->delay(parameters_[0]);
   Config made = config(kind, TierChoice::kHost);
   made.memory.host_bytes = 4_MiB;
   DetachedOptimizer optimizer(made, described(), *device_);
@@ -141,12 +153,15 @@ TEST_F(DetachedDeviceTest, UpdatesOfOneTensorFollowEachOther) {
 
 TEST_F(DetachedDeviceTest, DestroyingItWaitsForCopies) {
   make_tensors(DType::kBf16, {65'536, 1});
-  slow_device(20'000'000);
   make_remote();
-  Config made = config(OptimizerKind::kAdamW, TierChoice::kNvme);
-  DetachedOptimizer optimizer(made, described(), *device_);
-  const DetachedUpdate update = next_remote(OptimizerKind::kAdamW, 0);
-  optimizer.begin({&update, 1}, stream_.id());
+  device_->delay(parameters_[0]);
+  for (const int milliseconds : {0, 1, 3, 5, 8}) {
+    DetachedOptimizer optimizer(config(OptimizerKind::kAdamW, TierChoice::kNvme), described(),
+                                *device_);
+    const DetachedUpdate update = next_remote(OptimizerKind::kAdamW, 0);
+    optimizer.begin({&update, 1}, stream_.id());
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+  }
 }
 
 TEST_F(DetachedDeviceTest, AFailureOfTheDeviceIsTheOptimizers) {
