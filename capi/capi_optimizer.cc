@@ -157,7 +157,8 @@ sluice_status sluice_optimizer_begin_on_gpu(sluice_optimizer* optimizer,
     const std::vector<DetachedUpdate> begun = updates_from_c(name, updates, update_count);
     auto stream = optimizer->streams.find(gpu_stream);
     if (stream == optimizer->streams.end())
-      stream = optimizer->streams.emplace(gpu_stream, optimizer->gpu->adopt_stream(gpu_stream)).first;
+      stream =
+          optimizer->streams.emplace(gpu_stream, optimizer->gpu->adopt_stream(gpu_stream)).first;
     optimizer->optimizer->begin(begun, stream->second.id());
   });
 }

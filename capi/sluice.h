@@ -289,10 +289,9 @@ sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* 
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
-// An optimizer for programs that keep parameters and gradients themselves, on the host or on a GPU
-// (sluice_optimizer_create_on_gpu). The optimizer keeps moments and exact fp32 masters in host
-// memory or on NVMe. Threads, processes and errors follow
-// the same rules as for an engine.
+// An optimizer for programs that keep parameters and gradients themselves, also on a GPU
+// (sluice_optimizer_create_on_gpu). It keeps moments and exact fp32 masters in host memory or on
+// NVMe. Threads, processes and errors follow the same rules as for an engine.
 //
 // The program first calls sluice_optimizer_create. In each step, the program calls
 // sluice_optimizer_begin, and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end,
@@ -521,23 +520,19 @@ sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* fi
 sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
 // Does the same as sluice_optimizer_create(), for tensors of which some are in the memory of the
-// NVIDIA GPU `gpu`, as its number in this process. The gradients and parameters of these tensors
-// are copied to the host block by block, and the parameters are copied back. `gpu_stream` of
-// sluice_optimizer_begin_on_gpu() is a cudaStream_t of this GPU. It must stay valid until the
-// optimizer is destroyed. Null is the default stream.
+// NVIDIA GPU number `gpu`. Their gradients and parameters are copied down, the parameters back up.
 // Fails with SLUICE_UNSUPPORTED if the GPU cannot be used.
 sluice_status sluice_optimizer_create_on_gpu(const char* config_json,
                                              const sluice_optimizer_tensor* tensors,
                                              uint32_t tensor_count, int32_t gpu,
                                              sluice_optimizer** optimizer);
-// Does the same as sluice_optimizer_begin(). Tensors on the GPU are read after the work that is on
-// `gpu_stream` when this is called. sluice_optimizer_wait() of a tensor returns when its parameter
-// on the GPU is written.
+// Does the same as sluice_optimizer_begin(). Tensors on the GPU are read after the work that is now
+// on `gpu_stream`, a cudaStream_t that stays valid as long as the optimizer; null is the default
+// stream. sluice_optimizer_wait() returns when the parameter on the GPU is written.
 sluice_status sluice_optimizer_begin_on_gpu(sluice_optimizer* optimizer,
                                             const sluice_update* updates, uint32_t update_count,
                                             void* gpu_stream);
-// Why the GPU `gpu` cannot be used by this library; an empty text if it can be used. The text is
-// valid until the thread's next call of this function.
+// Why the GPU `gpu` cannot be used; empty if it can. Valid until the thread's next call of this.
 sluice_status sluice_why_no_gpu(int32_t gpu, const char** why);
 
 #ifdef __cplusplus

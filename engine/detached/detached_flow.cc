@@ -20,18 +20,16 @@ constexpr std::uint32_t kHostFlights = 4;
 
 }  // namespace
 
-DetachedFlow::DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
-                           const std::vector<DetachedTensor>& tensors, Scheduler& scheduler,
-                           Worker& worker, DetachedStaging* staging,
+DetachedFlow::DetachedFlow(const Config::Storage& storage, const Parts& parts,
                            const QueueDecorator& decorate)
-    : plan_(plan),
-      tensors_(tensors),
-      scheduler_(scheduler),
-      worker_(worker),
-      staging_(staging),
-      flights_(plan.lanes + std::max(kHostFlights, plan.staging_slots)),
-      homes_(plan.blocks.size()),
-      integrity_(storage.verify, 2 * plan.blocks.size()),
+    : plan_(parts.plan),
+      tensors_(parts.tensors),
+      scheduler_(parts.scheduler),
+      worker_(parts.worker),
+      staging_(parts.staging),
+      flights_(plan_.lanes + std::max(kHostFlights, plan_.staging_slots)),
+      homes_(plan_.blocks.size()),
+      integrity_(storage.verify, 2 * plan_.blocks.size()),
       watch_(storage.timeout_s,
              {.describe = [this](const Transfer& transfer) { return describe(transfer); },
               .on_stuck =

@@ -1,10 +1,10 @@
 // Moves the bytes of a detached optimizer. Jobs on blocks run in the order in which they were
-// given, several at the same time. If a tensor is on a device, the parameters and gradients of a
-// block come to the host beside the record, and the parameters go back. The record of a block on storage is read into a lane, changed
+// given, several at the same time. The record of a block on storage is read into a lane, changed
 // there and written home. Meanwhile, the records of other blocks come and go. The record of a block
-// in host memory is changed in place. When there are no more jobs, free lanes read ahead the blocks
-// that are expected next. After each block, the flow expects the block that followed this block the
-// last time.
+// in host memory is changed in place. If a tensor is on a device, the parameters and gradients of a
+// block come to the host beside the record, and the parameters go back. When there are no more
+// jobs, free lanes read ahead the blocks that are expected next. After each block, the flow expects
+// the block that followed this block the last time.
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
 // Invariants: a block is in one flight at a time, and a record's checksum changes with its bytes.
@@ -57,10 +57,15 @@ struct DetachedJob {
 
 class DetachedFlow {
  public:
-  // All arguments must outlive the object. `staging` is null without tensors on a device.
-  DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
-               const std::vector<DetachedTensor>& tensors, Scheduler& scheduler, Worker& worker,
-               DetachedStaging* staging, const QueueDecorator& decorate);
+  struct Parts {
+    const DetachedPlan& plan;
+    const std::vector<DetachedTensor>& tensors;
+    Scheduler& scheduler;
+    Worker& worker;
+    DetachedStaging* staging;  // null without tensors on a device
+  };
+  // All arguments must outlive the object.
+  DetachedFlow(const Config::Storage& storage, const Parts& parts, const QueueDecorator& decorate);
   // Any thread. The destructor drops jobs that have not begun, and waits for the other jobs.
   ~DetachedFlow();
   DetachedFlow(const DetachedFlow&) = delete;

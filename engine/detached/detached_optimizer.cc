@@ -72,7 +72,12 @@ struct DetachedOptimizer::Parts {
         staging(plan.staging_slots == 0 ? std::optional<DetachedStaging>()
                                         : std::optional<DetachedStaging>(
                                               std::in_place, plan, *given_device, scheduler)),
-        flow(config.storage, plan, tensors, scheduler, worker, staging ? &*staging : nullptr,
+        flow(config.storage,
+             {.plan = plan,
+              .tensors = tensors,
+              .scheduler = scheduler,
+              .worker = worker,
+              .staging = staging ? &*staging : nullptr},
              decorate) {
     if (!flow.note().empty()) notes.push_back(flow.note());
     scheduler.settle_with([this] { return flow.settle(); });

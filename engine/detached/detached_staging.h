@@ -1,5 +1,5 @@
-// Brings parameters and gradients of a detached optimizer from a device to the host, block by block,
-// and the updated parameters back. The places for them are page-locked host memory.
+// Brings parameters and gradients of a detached optimizer from a device to the host, block by
+// block, and the updated parameters back. The places for them are page-locked host memory.
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
 // Invariant: a place belongs to one block from take() until the function given to send() runs.

@@ -20,7 +20,7 @@ struct BlockOutcome {
   NewState state = NewState::kFinite;
 };
 
-// What an update of a block reads and writes beside the record, in host memory.
+// The memory on the host that an update of a block reads and writes beside the record.
 struct BlockValues {
   std::byte* parameter = nullptr;
   const std::byte* gradient = nullptr;

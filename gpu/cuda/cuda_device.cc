@@ -280,8 +280,8 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
   bool to_device = memory_.contains(target);
   bool from_device = memory_.contains(source);
   if (!to_device && !from_device) {
-    to_device = CudaMemory::is_foreign(target);
-    from_device = CudaMemory::is_foreign(source);
+    to_device = memory_.is_foreign(target);
+    from_device = memory_.is_foreign(source);
   }
   if (!to_device && !from_device) {
     // cudaMemcpyAsync would block the caller until it is done.

@@ -116,7 +116,8 @@ bool CudaMemory::contains(const std::byte* memory) const {
   return memory < entry->first + entry->second.size_bytes;
 }
 
-bool CudaMemory::is_foreign(const std::byte* memory) {
+bool CudaMemory::is_foreign(const std::byte* memory) const {
+  const CudaCurrentDevice current(ordinal_, std::nothrow);
   cudaPointerAttributes found{};
   if (cudaPointerGetAttributes(&found, memory) == cudaSuccess)
     return found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;

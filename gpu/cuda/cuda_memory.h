@@ -49,7 +49,7 @@ class CudaMemory {
   bool contains(const std::byte* memory) const;
   // Whether `memory` is memory of a GPU that something else has allocated, such as PyTorch. Asks
   // the runtime.
-  static bool is_foreign(const std::byte* memory);
+  bool is_foreign(const std::byte* memory) const;
 
   // Does the same as Device::register_host_memory().
   void register_host(std::span<std::byte> memory);

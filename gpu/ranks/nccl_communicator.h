@@ -112,7 +112,7 @@ class NcclCommunicator {
 
   std::atomic<bool> has_failed_ = false;  // a call
 
-  // What a call makes, a communicator or a window. A thread of NCCL writes it, also after a call
+  // The communicator or window that a call makes. A thread of NCCL writes it, also after a call
   // that has timed out, until the communicator is aborted.
   void* given_ = nullptr;
 

@@ -1,4 +1,4 @@
-"""What of a GPU's is told apart here: which GPU a tensor is on, whether the library can use it, and torch's stream."""
+"""The GPU that a tensor is on, whether the library can use it, and torch's stream there."""
 
 import ctypes as C
 from typing import Optional

@@ -75,8 +75,8 @@ struct TrainingBench {
   // step.
   double t_min_s = 0;
   double percent_of_t_min = 0;
-  // The ideal schedule under the policies that `config` permits (engine/bound/bound.h). Every use of
-  // a unit counts as equally long.
+  // The ideal schedule under the policies that `config` permits (engine/bound/bound.h). Every use
+  // of a unit counts as equally long.
   double t_bound_s = 0;
   double percent_of_t_bound = 0;
   // The peak memory use of the engine.

@@ -1,7 +1,8 @@
 // An optimizer for applications that keep parameters and gradients themselves, in host memory or on
 // a GPU, such as a program in PyTorch. Moments and exact fp32 masters live in host memory or on
-// storage, and each update streams them through the CPU. Only the tensors have to be declared beforehand. An update names
-// the tensors that have a gradient, in any order, each with its own step and hyperparameters.
+// storage, and each update streams them through the CPU. Only the tensors have to be declared
+// beforehand. An update names the tensors that have a gradient, in any order, each with its own
+// step and hyperparameters.
 //
 //   DetachedOptimizer optimizer(config, {{.name = "weight", .element_count = 1 << 20}});
 //   optimizer.begin(updates);  // the state is read, updated and written in the background
@@ -87,7 +88,7 @@ class SLUICE_EXPORT DetachedOptimizer {
   // Does the same for tensors of which some are on `device`. Their gradients and parameters are
   // copied to page-locked host memory block by block, and the parameters are copied back.
   // `device` must outlive the optimizer.
-  // Fails also with kOutOfMemory if that host memory cannot be page-locked.
+  // Fails also as Device::register_host_memory() does.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors, Device& device);
   // The destructor stops the updates that are under way. A parameter may then be partly updated,
   // unless a wait() for its tensor has returned.
@@ -103,7 +104,7 @@ class SLUICE_EXPORT DetachedOptimizer {
   void begin(std::span<const DetachedUpdate> updates);
   // Does the same. Tensors on the device are read after the work that is on `stream`, a stream of
   // the optimizer's device, when this is called.
-  // Fails also with kInvalidArgument if the optimizer has no device.
+  // The call is refused if no tensor of the optimizer is on a device.
   void begin(std::span<const DetachedUpdate> updates, StreamId stream);
   // The call returns when the parameter of `tensor` has the result of every update that has begun.
   // The parameter and the gradient then belong to the application again.

@@ -69,7 +69,7 @@ class DetachedDeviceTest : public DetachedTest {
     return update;
   }
 
-  // What the device has becomes the application's parameter.
+  // The application's parameter becomes the one on the device.
   void fetch(std::uint32_t id) {
     if (!is_remote(id) || tensors_[id].count() == 0) return;
     std::memcpy(tensors_[id].parameter.data(), parameters_[id].data(),

@@ -19,51 +19,14 @@
 #include <mutex>
 #include <vector>
 
+#include "tests/gpu/ranks/fake_nccl_communicator.h"
 #include "tests/gpu/ranks/fake_nccl_elements.h"
 #include "tests/gpu/ranks/fake_nccl_world.h"
 
 using namespace sluice::test;
 using World = FakeNcclWorld;
 
-extern "C" int sluice_fake_cuda_communicators(int gpu, int change);
 extern "C" void sluice_fake_cuda_launch(cudaStream_t stream, void (*work)(void*), void* data);
-
-struct ncclWindow_vidmem {
-  const char* memory;
-  std::size_t size_bytes;
-};
-
-struct ncclComm {
-  std::shared_ptr<World> world;
-  int rank = 0;
-  bool has_joined = false;  // world->joined counts it
-  // A split that is under way: the parent's, and which.
-  std::shared_ptr<World> parent;
-  std::uint64_t split = 0;
-  int parent_rank = 0;
-  int gpu = 0;
-  std::uint64_t operations = 0;
-  std::uint64_t splits = 0;
-  std::vector<ncclWindow_t> windows;  // gone with it
-  // What a thread of NCCL still makes. The call for it has answered ncclSuccess, and its place holds
-  // null until a poll finds that all is there.
-  std::unique_ptr<ncclComm> child;
-  ncclComm_t* child_place = nullptr;
-  std::unique_ptr<ncclWindow_vidmem> window;
-  ncclWindow_t* window_place = nullptr;
-  // Comes to its stream at the poll after next.
-  std::vector<std::function<void()>> pending;
-  int polls = 0;
-
-  ~ncclComm() {
-    (void)sluice_fake_cuda_communicators(gpu, -1);
-    for (const ncclWindow_t window : windows) delete window;
-  }
-};
-
-// Every call of the stand-in that may fail begins so.
-#define FAKE_NCCL_ENTER \
-  if (fake_nccl_call_fails(__func__)) return ncclSystemError
 
 namespace {
 thread_local bool is_in_group = false;
@@ -75,19 +38,6 @@ thread_local cudaStream_t group_stream = nullptr;
 void launch(cudaStream_t stream, std::function<void()> work) {
   const auto run = [](void* data) { run_fake_nccl_work(data); };
   sluice_fake_cuda_launch(stream, run, new std::function<void()>(std::move(work)));
-}
-
-int current_gpu() {
-  int gpu = 0;
-  (void)cudaGetDevice(&gpu);
-  return gpu;
-}
-// NCCL makes the communicator's GPU the current one, and then sets back what was before.
-void visit_gpu(int gpu) {
-  const int before = current_gpu();
-  if (before == gpu) return;
-  (void)cudaSetDevice(gpu);
-  (void)cudaSetDevice(before);
 }
 
 ncclResult_t add_to_group(const FakeNcclMessage& message, ncclComm_t comm, cudaStream_t stream) {
@@ -210,7 +160,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   const std::scoped_lock lock(worlds_mutex);
   auto& world = worlds()[number];
   if (world == nullptr) world = std::make_shared<World>();
-  *comm = new ncclComm{.world = world, .rank = rank, .gpu = current_gpu()};
+  *comm = new ncclComm{.world = world, .rank = rank, .gpu = current_fake_gpu()};
   (void)sluice_fake_cuda_communicators((*comm)->gpu, 1);
   const std::scoped_lock own(world->mutex);
   world->set_size(size);
@@ -221,7 +171,7 @@ ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t* par
                            ncclConfig_t* config) {
   FAKE_NCCL_ENTER;
   if (config->blocking != 0) return ncclInvalidArgument;
-  visit_gpu(whole->gpu);
+  visit_fake_gpu(whole->gpu);
   *part = nullptr;
   whole->child_place = part;
   whole->child.reset(new ncclComm{.parent = whole->world,
@@ -261,17 +211,17 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   FAKE_NCCL_ENTER;
-  visit_gpu(comm->gpu);
+  visit_fake_gpu(comm->gpu);
   return ncclInProgress;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  visit_gpu(comm->gpu);
+  visit_fake_gpu(comm->gpu);
   delete comm;
   FAKE_NCCL_ENTER;
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  visit_gpu(comm->gpu);
+  visit_fake_gpu(comm->gpu);
   count_fake_nccl(&fake_nccl_counts::aborts);
   if (comm->world != nullptr) comm->world->abort(comm->rank);
   delete comm;
@@ -374,50 +324,6 @@ ncclResult_t ncclAllReduce(const void* source, void* target, std::size_t element
                              [&](const auto& parts) { add_backwards(parts, type, 0, sums); });
                  for (std::size_t i = 0; i < elements; ++i) save(type, target, i, sums[i]);
                });
-}
-
-ncclResult_t ncclCommRegister(const ncclComm_t, void* memory, std::size_t, void** handle) {
-  FAKE_NCCL_ENTER;
-  count_fake_nccl(&fake_nccl_counts::buffers);
-  *handle = memory;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
-  visit_gpu(comm->gpu);
-  count_fake_nccl(&fake_nccl_counts::buffers, -1);
-  FAKE_NCCL_ENTER;
-  return ncclSuccess;
-}
-ncclResult_t ncclMemAlloc(void** memory, std::size_t size) {
-  FAKE_NCCL_ENTER;
-  count_fake_nccl(&fake_nccl_counts::allocations);
-  return cudaMalloc(memory, size) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
-}
-ncclResult_t ncclMemFree(void* memory) {
-  count_fake_nccl(&fake_nccl_counts::allocations, -1);
-  const cudaError_t status = cudaFree(memory);
-  FAKE_NCCL_ENTER;
-  return status == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
-}
-ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t size_bytes,
-                                    ncclWindow_t* window, int flags) {
-  FAKE_NCCL_ENTER;
-  if (flags != NCCL_WIN_COLL_SYMMETRIC) return ncclInvalidArgument;
-  *window = nullptr;
-  if (fake_nccl_multicast_is("absent")) return ncclSuccess;
-  count_fake_nccl(&fake_nccl_counts::windows);
-  comm->window.reset(new ncclWindow_vidmem{static_cast<const char*>(memory), size_bytes});
-  comm->window_place = window;
-  comm->polls = 0;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
-  visit_gpu(comm->gpu);
-  std::erase(comm->windows, window);
-  count_fake_nccl(&fake_nccl_counts::windows, -1);
-  delete window;
-  FAKE_NCCL_ENTER;
-  return ncclSuccess;
 }
 
 }  // extern "C"
