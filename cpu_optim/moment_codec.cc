@@ -79,6 +79,32 @@ const CodeTable& table_of(CodeBook book) {
   return book == CodeBook::kSigned ? kSignedTable : kUnsignedTable;
 }
 
+// Under the power of ten 10^(i - 6), i from 0 to 6, a code book has 2^i codes of each sign, or twice
+// as many without a sign, with equal distances.
+constexpr CodeKernelTable make_kernel_table(CodeBook book) {
+  const CodeTable table = make_table(book);
+  CodeKernelTable made{};
+  for (std::size_t code = 0; code < 256; ++code) {
+    made.values[code] = table.values[code];
+    made.limits[code] = table.limits[code];
+  }
+  double power = 1e-6;
+  double codes = book == CodeBook::kSigned ? 1 : 2;
+  double codes_before = 0;
+  for (std::size_t i = 0; i < CodeLines::kCount; ++i) {
+    made.lines.begins[i] = static_cast<float>(power / 10);
+    made.lines.slopes[i] = static_cast<float>(codes / 0.9 / power);
+    made.lines.offsets[i] = static_cast<float>(codes_before - 0.1 * codes / 0.9 + 0.7);
+    codes_before += codes;
+    codes *= 2;
+    power *= 10;
+  }
+  return made;
+}
+
+constexpr CodeKernelTable kSignedKernelTable = make_kernel_table(CodeBook::kSigned);
+constexpr CodeKernelTable kUnsignedKernelTable = make_kernel_table(CodeBook::kUnsigned);
+
 // nearest_code().
 std::uint8_t find_code(const CodeTable& table, float value) {
   const std::uint32_t bits = bits_from_float(value);
@@ -125,6 +151,10 @@ bool means(CodeBook book, std::span<const float> values, const std::uint8_t* cod
 }
 
 }  // namespace
+
+const CodeKernelTable& code_kernel_table(CodeBook book) {
+  return book == CodeBook::kSigned ? kSignedKernelTable : kUnsignedKernelTable;
+}
 
 MomentCodes MomentCodes::from(std::uint64_t begin) const {
   if (!exist()) return {};

@@ -4,6 +4,7 @@
 // memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -22,6 +23,22 @@ struct MomentCodes {
   // Requires: `begin` is a multiple of kMomentGroupElements.
   MomentCodes from(std::uint64_t begin) const;
 };
+
+// Straight lines that count the codes above that of zero, one line for each power of ten.
+struct CodeLines {
+  static constexpr std::size_t kCount = 7;
+
+  float begins[kCount];  // the smallest magnitude of each; the first one has all smaller ones, too
+  float slopes[kCount];
+  float offsets[kCount];
+};
+// The numbers that the vector kernels need of a code book.
+struct CodeKernelTable {
+  alignas(64) float values[256];
+  alignas(64) float limits[256];  // the largest value of each code, by rounding
+  CodeLines lines;
+};
+const CodeKernelTable& code_kernel_table(CodeBook book);
 
 // Makes the codes and the scales of `values`, which begin at the start of a group.
 void encode_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);

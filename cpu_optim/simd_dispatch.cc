@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <string>
@@ -48,11 +49,15 @@ VectorResult run(const SimdKernels& kernels, const SgdCoefficients& c, const Upd
 VectorResult SimdKernels::update(const UpdateCoefficients& coefficients,
                                  const UpdateArrays& arrays) const {
   if (arrays.has_codes() || arrays.has_bf16()) {
-    const auto round = [this](const FreshMoments& moments, const UpdateArrays& target) {
-      round_moments(moments, target);
-    };
+    const MomentConversions convert{
+        .encode = [this](CodeBook book, std::span<const float> values,
+                         const MomentCodes& moment) { encode_codes(book, values, moment); },
+        .decode = [this](CodeBook book, const MomentCodes& moment,
+                         std::span<float> values) { decode_codes(book, moment, values); },
+        .bf16 = [this](const FreshMoments& moments,
+                       const UpdateArrays& target) { round_moments(moments, target); }};
     const NewState state = update_encoded(
-        arrays, {encode_moments, round},
+        arrays, convert,
         [&](const UpdateArrays& decoded) { return update(coefficients, decoded).state; });
     return {target_name, arrays.element_count, state};
   }
@@ -77,6 +82,27 @@ void SimdKernels::round_moments(const FreshMoments& moments, const UpdateArrays&
   if (first >> 32 == (first + count) >> 32)
     done = round_vectors(moments, target, words, static_cast<std::uint32_t>(first));
   if (done != count) round_moments_reference(moments.from(done), slice(target, done, count - done));
+}
+
+void SimdKernels::encode_codes(CodeBook book, std::span<const float> values,
+                               const MomentCodes& moment) const {
+  if (encode_code_groups == nullptr) return encode_moments(book, values, moment);
+  for (std::uint64_t done = 0; done < values.size();) {
+    done += encode_code_groups(book, values.data() + done, values.size() - done, moment.from(done));
+    if (done == values.size()) return;
+    const std::uint64_t count = std::min(kMomentGroupElements, values.size() - done);
+    encode_moments(book, values.subspan(done, count), moment.from(done));
+    done += count;
+  }
+}
+
+void SimdKernels::decode_codes(CodeBook book, const MomentCodes& moment,
+                               std::span<float> values) const {
+  const std::uint64_t done =
+      decode_code_groups == nullptr
+          ? 0
+          : decode_code_groups(book, moment, values.size(), values.data());
+  if (done != values.size()) decode_moments(book, moment.from(done), 0, values.subspan(done));
 }
 
 void SimdKernels::sum_in_order(const OrderedSum& sum) const {

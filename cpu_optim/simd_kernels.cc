@@ -29,6 +29,11 @@ VectorResult update_sgd(const SgdCoefficients& coefficients, const UpdateArrays&
 void move_bytes(const UpdateArrays& arrays, std::uint32_t seed);
 std::uint64_t round_vectors(const FreshMoments& moments, const UpdateArrays& target,
                             RoundingWords words, std::uint32_t first_element);
+// In simd_moments.cc.
+std::uint64_t encode_code_groups(CodeBook book, const float* values, std::uint64_t element_count,
+                                 const MomentCodes& moment);
+std::uint64_t decode_code_groups(CodeBook book, const MomentCodes& moment,
+                                 std::uint64_t element_count, float* values);
 // In simd_sum.cc.
 std::uint64_t sum_in_order(const OrderedSum& sum);
 
@@ -110,9 +115,20 @@ std::string_view norm_of_any_type(DType dtype, const void* gradient, std::uint64
 // A constant and not a function: reading it executes no instruction of this target, so it is safe
 // on a processor that lacks them.
 extern constexpr SimdKernels kKernels = {
-    HWY_TARGET,       kTargetName, update_adam, update_adam_l2, update_lion,
-    update_adagrad,   update_sgd,  move_bytes,  round_vectors,  accumulate_of_any_type,
-    norm_of_any_type, sum_in_order};
+    HWY_TARGET,
+    kTargetName,
+    update_adam,
+    update_adam_l2,
+    update_lion,
+    update_adagrad,
+    update_sgd,
+    move_bytes,
+    round_vectors,
+    SLUICE_HAS_GATHER ? encode_code_groups : nullptr,
+    SLUICE_HAS_LOOK_UP ? decode_code_groups : nullptr,
+    accumulate_of_any_type,
+    norm_of_any_type,
+    sum_in_order};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sluice

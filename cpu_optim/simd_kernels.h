@@ -45,6 +45,13 @@ struct SimdKernels {
   // scalar definition handles the rest.
   std::uint64_t (*round_vectors)(const FreshMoments& moments, const UpdateArrays& target,
                                  RoundingWords words, std::uint32_t first_element);
+  // The next two kernels encode moments, or decode them, in whole groups. They return the number of
+  // elements that were handled; the definition handles the next group, or the rest. Null for an
+  // instruction set in which they would not be quicker than the definition.
+  std::uint64_t (*encode_code_groups)(CodeBook book, const float* values,
+                                      std::uint64_t element_count, const MomentCodes& moment);
+  std::uint64_t (*decode_code_groups)(CodeBook book, const MomentCodes& moment,
+                                      std::uint64_t element_count, float* values);
   std::string_view (*accumulate_gradient)(DType dtype, void* target, const void* source,
                                           std::uint64_t element_count);
   std::string_view (*add_squared_norm)(DType dtype, const void* gradient,
@@ -52,10 +59,12 @@ struct SimdKernels {
   // Returns the number of elements that were summed. The scalar definition handles the rest.
   std::uint64_t (*sum_vectors)(const OrderedSum& sum);
 
-  // The next three functions handle all elements, with vectors first and then the scalar definition
+  // The next functions handle all elements, with vectors first and then the scalar definition
   // for the rest.
   VectorResult update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) const;
   void round_moments(const FreshMoments& moments, const UpdateArrays& target) const;
+  void encode_codes(CodeBook book, std::span<const float> values, const MomentCodes& moment) const;
+  void decode_codes(CodeBook book, const MomentCodes& moment, std::span<float> values) const;
   void sum_in_order(const OrderedSum& sum) const;
 };
 

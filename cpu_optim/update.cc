@@ -155,7 +155,11 @@ NewState update_reference(const UpdateCoefficients& coefficients, const UpdateAr
   const FloatEnvironment environment;
   if (arrays.has_codes() || arrays.has_bf16())
     return update_encoded(
-        arrays, {encode_moments_reference, round_moments_reference},
+        arrays,
+        {.encode = encode_moments_reference,
+         .decode = [](CodeBook book, const MomentCodes& moment,
+                      std::span<float> values) { decode_moments(book, moment, 0, values); },
+         .bf16 = round_moments_reference},
         [&](const UpdateArrays& decoded) { return update_reference(coefficients, decoded); });
   return std::visit([&](const auto& c) { return update(c, arrays); }, coefficients);
 }

@@ -25,9 +25,11 @@ struct FreshMoments {
   }
 };
 
-// Each of the two functions encodes new moments into the moments of `target`.
-struct MomentEncoders {
-  void (*codes)(CodeBook book, std::span<const float> values, const MomentCodes& moment);
+// The conversions of moments. `bf16` encodes new moments into those of `target`.
+struct MomentConversions {
+  std::function<void(CodeBook book, std::span<const float> values, const MomentCodes& moment)>
+      encode;
+  std::function<void(CodeBook book, const MomentCodes& moment, std::span<float> values)> decode;
   std::function<void(const FreshMoments& moments, const UpdateArrays& target)> bf16;
 };
 
@@ -51,17 +53,10 @@ inline float* decoded_bf16(const std::uint16_t* values, std::uint64_t count, flo
   for (std::uint64_t i = 0; i < count; ++i) target[i] = float_from_bf16(values[i]);
   return target;
 }
-inline float* decoded_codes(CodeBook book, const MomentCodes& codes, std::uint64_t count,
-                            float* target) {
-  if (!codes.exist()) return nullptr;
-  decode_moments(book, codes, 0, {target, count});
-  return target;
-}
-
 // Calls `update` for parts of `arrays`, with fp32 moments in place of the encoded moments. `update`
 // returns a NewState.
 template <class Update>
-NewState update_encoded(const UpdateArrays& arrays, const MomentEncoders& encoders,
+NewState update_encoded(const UpdateArrays& arrays, const MomentConversions& convert,
                         const Update& update) {
   alignas(64) std::array<float, kDecodedElements> exp_avg;
   alignas(64) std::array<float, kDecodedElements> exp_avg_sq;
@@ -76,19 +71,23 @@ NewState update_encoded(const UpdateArrays& arrays, const MomentEncoders& encode
       decoded.exp_avg = decoded_bf16(part.exp_avg_bf16, count, exp_avg.data());
       decoded.exp_avg_sq = decoded_bf16(part.exp_avg_sq_bf16, count, exp_avg_sq.data());
     } else {
-      decoded.exp_avg = decoded_codes(CodeBook::kSigned, part.exp_avg_codes, count, exp_avg.data());
-      decoded.exp_avg_sq =
-          decoded_codes(CodeBook::kUnsigned, part.exp_avg_sq_codes, count, exp_avg_sq.data());
+      const auto decode = [&](CodeBook book, const MomentCodes& codes, float* target) -> float* {
+        if (!codes.exist()) return nullptr;
+        convert.decode(book, codes, {target, count});
+        return target;
+      };
+      decoded.exp_avg = decode(CodeBook::kSigned, part.exp_avg_codes, exp_avg.data());
+      decoded.exp_avg_sq = decode(CodeBook::kUnsigned, part.exp_avg_sq_codes, exp_avg_sq.data());
     }
     if (update(decoded) == NewState::kNonFinite) state = NewState::kNonFinite;
     if (part.has_bf16()) {
-      encoders.bf16({decoded.exp_avg, decoded.exp_avg_sq}, part);
+      convert.bf16({decoded.exp_avg, decoded.exp_avg_sq}, part);
       continue;
     }
     if (part.exp_avg_codes.exist())
-      encoders.codes(CodeBook::kSigned, {decoded.exp_avg, count}, part.exp_avg_codes);
+      convert.encode(CodeBook::kSigned, {decoded.exp_avg, count}, part.exp_avg_codes);
     if (part.exp_avg_sq_codes.exist())
-      encoders.codes(CodeBook::kUnsigned, {decoded.exp_avg_sq, count}, part.exp_avg_sq_codes);
+      convert.encode(CodeBook::kUnsigned, {decoded.exp_avg_sq, count}, part.exp_avg_sq_codes);
   }
   return state;
 }

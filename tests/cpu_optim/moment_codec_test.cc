@@ -119,6 +119,53 @@ TEST(MomentCodec, FastAndSlowAgreeOnAnyBits) {
   }
 }
 
+// Ratios to the scale that decide, in groups of several scales.
+TEST(MomentCodec, EveryInstructionSetFindsTheNearestCodes) {
+  std::mt19937 random(13);
+  for (const CodeBook book : kBooks) {
+    std::vector<float> ratios = deciding_values(book);
+    for (int exponent = -8; exponent <= 0; ++exponent) {
+      auto power = static_cast<float>(std::pow(10.0, exponent));
+      for (const float from : {power, -power}) {
+        float value = std::nextafter(std::nextafter(from, 0.0f), 0.0f);
+        for (int i = 0; i < 5; ++i, value = std::nextafter(value, 2 * from))
+          if (value >= 0 || book == CodeBook::kSigned) ratios.push_back(value);
+      }
+    }
+    for (int i = 0; i < 300'000; ++i) {
+      const float magnitude = std::ldexp(static_cast<float>(random() >> 8) * 0x1p-24f,
+                                         -static_cast<int>(random() % 28));
+      ratios.push_back(book == CodeBook::kSigned && random() % 2 == 0 ? -magnitude : magnitude);
+    }
+    for (const float scale : {1.0f, 3.1e-5f, 0x1p-149f, 0x1.fffffep127f}) {
+      std::vector<float> values;
+      for (const float ratio : ratios) {
+        if (std::fabs(ratio) > 1) continue;
+        if (values.size() % kMomentGroupElements == 17) values.push_back(scale);
+        values.push_back(ratio * scale);
+      }
+      // Groups for the definition among those for vectors: of zeros, and of numbers that are lost.
+      std::fill_n(values.begin() + 5 * 256, 256, 0.0f);
+      values[9 * 256 + 3] = std::numeric_limits<float>::infinity();
+      values[10 * 256] = std::numeric_limits<float>::quiet_NaN();
+      Codes expected(values.size());
+      encode_moments_reference(book, values, expected.view());
+      std::vector<float> meant(values.size());
+      decode_moments(book, expected.view(), 0, meant);
+      for (const SimdKernels& kernels : available_simd_kernels()) {
+        Codes actual(values.size());
+        kernels.encode_codes(book, values, actual.view());
+        ASSERT_TRUE(actual == expected) << kernels.target_name << " scale " << scale;
+        std::vector<float> decoded(values.size());
+        kernels.decode_codes(book, actual.view(), decoded);
+        for (std::size_t i = 0; i < meant.size(); ++i)
+          ASSERT_TRUE(decoded[i] == meant[i] || (std::isnan(decoded[i]) && std::isnan(meant[i])))
+              << kernels.target_name << " element " << i;
+      }
+    }
+  }
+}
+
 TEST(MomentCodec, ValuesThatAreNotFiniteAreMarked) {
   for (const float lost : {INFINITY, -INFINITY, NAN, -NAN}) {
     std::vector<float> values(256, 1.0f);

@@ -1,7 +1,12 @@
-// Every fp32 pattern as a split master through the vector kernels of every instruction set:
-// minutes, so apart from update_simd_test.
+// Every fp32 pattern as a split master, and every ratio that has an 8-bit code, through the vector
+// kernels of every instruction set: minutes, so apart from update_simd_test.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "cpu_optim/moment_codec.h"
 #include "cpu_optim/simd_kernels.h"
 #include "tests/cpu_optim/optimizer_data.h"
 
@@ -67,6 +72,31 @@ TEST(Exhaustive, EverySplitMasterComesBackFromEveryInstructionSet) {
       wrong += round_trip.count_wrong(kernels, first);
     } while ((first += kRun) != 0);
     EXPECT_EQ(wrong, 0u) << kernels.target_name;
+  }
+}
+
+// Every ratio of a moment to its scale, with groups of scale 1.
+TEST(Exhaustive, EveryRatioHasTheCodeOfTheDefinition) {
+  constexpr std::size_t kBatch = 4096 * kMomentGroupElements;
+  constexpr std::uint32_t kOne = 0x3f800000;
+  std::vector<float> ratios(kBatch);
+  std::vector<std::uint8_t> expected(kBatch), actual(kBatch);
+  std::vector<float> scales(kBatch / kMomentGroupElements);
+  for (const auto& [book, sign] : {std::pair{CodeBook::kUnsigned, 0u},
+                                   {CodeBook::kSigned, 0u},
+                                   {CodeBook::kSigned, 0x80000000u}}) {
+    for (std::uint32_t bits = 0; bits <= kOne;) {
+      for (std::size_t i = 0; i < kBatch; ++i) {
+        const bool is_scale = i % kMomentGroupElements == 0;
+        ratios[i] = float_from_bits(is_scale ? kOne : std::min(bits++, kOne) | sign);
+      }
+      encode_moments(book, ratios, {.codes = expected.data(), .scales = scales.data()});
+      for (const SimdKernels& kernels : available_simd_kernels()) {
+        if (kernels.encode_code_groups == nullptr) continue;
+        kernels.encode_codes(book, ratios, {.codes = actual.data(), .scales = scales.data()});
+        ASSERT_TRUE(actual == expected) << kernels.target_name << " up to " << bits;
+      }
+    }
   }
 }
 
