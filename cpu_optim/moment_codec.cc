@@ -79,8 +79,8 @@ const CodeTable& table_of(CodeBook book) {
   return book == CodeBook::kSigned ? kSignedTable : kUnsignedTable;
 }
 
-// Under the power of ten 10^(i - 6), i from 0 to 6, a code book has 2^i codes of each sign, or twice
-// as many without a sign, with equal distances.
+// Under the power of ten 10^(i - 6), i from 0 to 6, a code book has 2^i codes of each sign, or
+// twice as many without a sign, with equal distances.
 constexpr CodeKernelTable make_kernel_table(CodeBook book) {
   const CodeTable table = make_table(book);
   CodeKernelTable made{};
