@@ -340,8 +340,8 @@ typedef struct sluice_optimizer_report {
   uint32_t reserved;
 } sluice_optimizer_report;
 
-// The optimizer takes optimizer.type, placement.optimizer, memory.host, storage and run.threads
-// from the config.
+// The optimizer takes optimizer.type, optimizer.state, optimizer.rounding_seed, memory.host,
+// placement.optimizer, storage and run.threads from the config.
 sluice_status sluice_optimizer_create(const char* config_json,
                                       const sluice_optimizer_tensor* tensors, uint32_t tensor_count,
                                       sluice_optimizer** optimizer);

@@ -9,6 +9,7 @@
 
 #include <sluice/error.h>
 #include "base/float_environment.h"
+#include "base/moment_rounding.h"
 #include "base/topology.h"
 #include "cpu_optim/optimizer_options.h"
 #include "engine/detached/detached_flow.h"
@@ -178,6 +179,7 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
   struct Job {
     DeviceValues values;  // on the host, if the tensor is there
     DType gradient_dtype;
+    std::uint64_t rounding_key;
     UpdateCoefficients coefficients;
     BlockOutcome outcome;
     bool was_fresh = false;
@@ -185,6 +187,8 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
   const bool is_remote = tensors[update.tensor].is_on_device;
   auto job = std::make_shared<Job>(Job{.values = values_of(update, plan.blocks[block]),
                                        .gradient_dtype = update.gradient_dtype,
+                                       .rounding_key = rounding_key_of_step(
+                                           config.optimizer.rounding_seed, update.step),
                                        .coefficients = coefficients,
                                        .outcome = {}});
   if (uncomputed[update.tensor]++ == 0) ++pending;
@@ -198,7 +202,9 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
                           is_remote ? staging->parameter(ground.place) : job->values.parameter,
                       .gradient = is_remote ? staging->gradient(ground.place, block)
                                             : job->values.gradient,
-                      .gradient_dtype = job->gradient_dtype};
+                      .gradient_dtype = job->gradient_dtype,
+                      .rounding_key = job->rounding_key};
+                  if (ground.is_fresh) make_fresh(plan.blocks[block], ground.record);
                   job->outcome = update_detached(plan.blocks[block], values, job->coefficients,
                                                  ground.record, arena);
                 },
@@ -302,6 +308,7 @@ void DetachedOptimizer::Parts::access(DetachedJob::Kind kind, StateKind what, st
                 .block = i,
                 .work =
                     [&block, piece, in_block, what](const DetachedJob::Ground& ground) {
+                      if (ground.is_fresh) make_fresh(block, ground.record);
                       if constexpr (std::is_const_v<Element>) {
                         write_detached(block, what, ground.record, in_block, piece);
                       } else {

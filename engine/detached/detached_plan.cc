@@ -11,7 +11,6 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kPadElements = 256;
 constexpr std::uint64_t kRecordAlignBytes = 4096;
 constexpr std::uint64_t kBlockElements = 256 << 10;  // records of 2 or 3 MiB
 // Where no record moves, blocks are as large as tensors, up to this limit: all threads wait for the
@@ -41,7 +40,7 @@ void cut(DetachedPlan& plan, const Config& config, std::span<const DetachedTenso
           {.tensor = tensor,
            .first_element = first,
            .element_count = elements,
-           .format = record_format(config.optimizer.kind, tensors[tensor].parameter, elements)});
+           .format = record_format(config.optimizer, tensors[tensor].parameter, elements)});
     }
   }
   plan.first_block.push_back(static_cast<std::uint32_t>(plan.blocks.size()));
@@ -92,37 +91,26 @@ void choose_lanes(DetachedPlan& plan, std::uint64_t budget_bytes) {
 
 }  // namespace
 
-std::uint64_t RecordFormat::exp_avg_offset() const {
-  switch (layout) {
-    case MasterLayout::kFp32: return 0;
-    case MasterLayout::kSplitBf16: return padded_elements * 4;
-    case MasterLayout::kFp16: break;
-  }
-  return padded_elements * 6;
-}
-
-std::uint64_t RecordFormat::exp_avg_sq_offset() const {
-  return exp_avg_offset() + (has_exp_avg ? padded_elements * 4 : 0);
-}
-
 std::uint64_t RecordFormat::size_bytes() const {
-  const std::uint64_t end = exp_avg_sq_offset() + (has_exp_avg_sq ? padded_elements * 4 : 0);
-  return align_up(end, kRecordAlignBytes);
+  return align_up(state_offset() + state.record_bytes(padded_elements), kRecordAlignBytes);
 }
 
 std::uint64_t staged_gradient_offset(const DetachedBlock& block) {
-  const bool is_wide = block.format.layout == MasterLayout::kFp32;
+  const bool is_wide = block.format.state.master == MasterLayout::kFp32;
   return align_up(block.element_count * (is_wide ? 4 : 2), kRecordAlignBytes);
 }
 
-RecordFormat record_format(OptimizerKind optimizer, DType parameter, std::uint64_t element_count) {
-  MasterLayout layout = MasterLayout::kFp32;
-  if (parameter == DType::kBf16) layout = MasterLayout::kSplitBf16;
-  if (parameter == DType::kFp16) layout = MasterLayout::kFp16;
-  return {.layout = layout,
-          .has_exp_avg = keeps_exp_avg(optimizer),
-          .has_exp_avg_sq = keeps_exp_avg_sq(optimizer),
-          .padded_elements = align_up(element_count, kPadElements)};
+RecordFormat record_format(const Config::Optimizer& optimizer, DType parameter,
+                           std::uint64_t element_count) {
+  MasterLayout master = MasterLayout::kFp32;
+  if (parameter == DType::kBf16) master = MasterLayout::kSplitBf16;
+  if (parameter == DType::kFp16) master = MasterLayout::kFp16;
+  return {.state = {.parameter = parameter,
+                    .master = master,
+                    .keeps_exp_avg = keeps_exp_avg(optimizer.kind),
+                    .keeps_exp_avg_sq = keeps_exp_avg_sq(optimizer.kind),
+                    .moments = optimizer.state},
+          .padded_elements = align_up(element_count, kAlignElements)};
 }
 
 DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor> tensors,
@@ -132,12 +120,6 @@ DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor>
     throw Error(ErrorCode::kConfig,
                 "placement.optimizer is \"device\", but this optimizer keeps nothing there; give "
                 "\"host\", \"nvme\" or \"auto\"");
-  if (config.optimizer.state != OptimizerState::kFp32)
-    throw Error(
-        ErrorCode::kConfig,
-        fmt::format("optimizer.state is \"{}\", but this optimizer keeps fp32 moments only; "
-                    "leave it out, or train through an engine",
-                    name_of(config.optimizer.state)));
   const std::uint64_t budget = config.memory.host_bytes.value_or(host_budget_bytes);
   DetachedPlan plan;
   cut(plan, config, tensors, kHostBlockElements);

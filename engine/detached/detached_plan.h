@@ -1,10 +1,10 @@
 // How the state of a detached optimizer is cut into blocks, and where each block lives. Pure; any
 // thread.
 //
-// A block's record has up to four arrays, one after the other, each padded to 256 elements. The
-// arrays are the 16 bits that the parameter got last, the master (only the low half for bf16, the
-// whole master for fp16), exp_avg and exp_avg_sq. Arrays that the parameters and the optimizer do
-// not need are missing.
+// A block's record has up to two parts, each for elements that are padded to a multiple of 256. The
+// first part is the 16 bits that the parameter got last; fp32 parameters have no such part. The
+// second part is the record that an engine would have (engine/plan/layout.h): the rest of the
+// master, and the moments in fp32, bf16 or 8-bit codes.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,22 @@
 
 #include <sluice/config.h>
 #include <sluice/detached_optimizer.h>
-#include "cpu_optim/update.h"
+#include "engine/plan/layout.h"
 
 namespace sluice {
 
-// The offsets of a record's arrays, in bytes. A missing array has the offset of the next array.
 struct RecordFormat {
-  MasterLayout layout = MasterLayout::kFp32;
-  bool has_exp_avg = false;
-  bool has_exp_avg_sq = false;
+  StateFormat state;
   std::uint64_t padded_elements = 0;
 
-  std::uint64_t given_offset() const { return 0; }  // uint16_t: the parameter's last value
-  std::uint64_t low_offset() const {
-    return layout == MasterLayout::kFp32 ? 0 : padded_elements * 2;
+  // The begin of the second part, in bytes.
+  std::uint64_t state_offset() const {
+    return state.master == MasterLayout::kFp32 ? 0 : padded_elements * 2;
   }
-  std::uint64_t exp_avg_offset() const;
-  std::uint64_t exp_avg_sq_offset() const;
   std::uint64_t size_bytes() const;  // with padding to whole pages
 };
-RecordFormat record_format(OptimizerKind optimizer, DType parameter, std::uint64_t element_count);
+RecordFormat record_format(const Config::Optimizer& optimizer, DType parameter,
+                           std::uint64_t element_count);
 
 struct DetachedBlock {
   std::uint32_t tensor = 0;

@@ -25,7 +25,11 @@ struct BlockValues {
   std::byte* parameter = nullptr;
   const std::byte* gradient = nullptr;
   DType gradient_dtype = DType::kFp32;
+  std::uint64_t rounding_key = 0;  // of the tensor's step, for moments in bf16
 };
+
+// Completes the zero bytes of a new record.
+void make_fresh(const DetachedBlock& block, std::byte* record);
 
 // Applies an update with its `coefficients` to the elements of `block`, on the threads of `arena`.
 BlockOutcome update_detached(const DetachedBlock& block, const BlockValues& values,

@@ -90,10 +90,11 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def _complete(self, config: "Config | str | os.PathLike[str] | None", overlapped: bool) -> "dict[str, Any]":
         settings = read_config(config) if config is not None else {}
         optimizer = settings.setdefault("optimizer", {})
-        others = sorted(key for key in optimizer if key != "type")
+        others = sorted(key for key in optimizer if key not in ("type", "state", "rounding_seed"))
         if others or optimizer.get("type", self._type) != self._type:
             raise ArgumentError(f"the config's optimizer has {optimizer}, but the hyperparameters of {type(self).__name__} are "
-                                "arguments, as in torch; leave them out of the config")
+                                "arguments, as in torch; leave them out of the config. Only \"state\" and \"rounding_seed\" "
+                                "belong there")
         optimizer["type"] = self._type
         if overlapped:  # torch computes on the others meanwhile
             settings.setdefault("run", {}).setdefault("threads", max(1, (os.cpu_count() or 1) // 2))

@@ -5,7 +5,8 @@
 torch keeps parameters and gradients; the engine keeps moments, and exact fp32 masters beside 16-bit parameters, where `config`
 says. Everything else is as with torch.optim's class of the same name. Further arguments of every class:
 
-config: a dictionary or a JSON file. `placement.optimizer`, `memory.host`, `storage` and `run.threads` are used.
+config: a dictionary or a JSON file. `placement.optimizer`, `memory.host`, `storage`, `run.threads`, `optimizer.state` and
+    `optimizer.rounding_seed` are used.
 gradients: "step": step() uses p.grad, as ever. "backward": each gradient is used as soon as it has come, and p.grad is
     None; with clip_norm, the gradients are kept until step().
 clip_norm: the bound that step() clips the gradients' norm to, as torch.nn.utils.clip_grad_norm_ does, but without a pass over

@@ -103,6 +103,19 @@ def test_bits_are_those_of_the_cpu(name, dtype, place, tmp_path):
     assert (optimizers[1].report.nvme_read_bytes > 0) == (place == "nvme")
 
 
+@pytest.mark.parametrize("state", ["bf16", "8bit"])
+def test_moments_in_fewer_bits(state, tmp_path):
+    on_cpu = model_of(torch.bfloat16)
+    remote = on_gpu(on_cpu)
+    config = {**config_of("nvme", tmp_path), "optimizer": {"state": state}}
+    optimizers = [sluice.optim.AdamW(model.parameters(), lr=1e-2, config=config) for model in (on_cpu, remote)]
+    for step in range(3):
+        set_gradients((on_cpu, remote), step)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(same_bits(p, q) for p, q in zip(on_cpu.parameters(), remote.parameters()))
+
+
 @pytest.mark.parametrize("gradients, overlap, clip_norm", [("step", None, 0.5), ("backward", None, None), ("backward", None, 0.5),
                                                            ("step", "forward", 0.5), ("backward", "forward", None)])
 def test_modes_have_the_same_bits(gradients, overlap, clip_norm, tmp_path):

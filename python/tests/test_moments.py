@@ -112,3 +112,40 @@ def test_untouched_experts(config):
         assert (value - skip[name]).abs().max() <= 2e-5, name
     assert any(not torch.equal(skip[name], value) for name, value in parameters.items())
     assert skip_written < 0.8 * written and lazy_written < written
+
+
+def optimized(state, place, folder, dtype, restored_at=None):
+    """Parameters after six steps of sluice.optim.AdamW, and the bytes of its state for each parameter."""
+    torch.manual_seed(3)
+    model = nn.Linear(700, 300).to(dtype)
+    config = {"placement": {"optimizer": place}, "memory": {"host": "64MiB"}, "storage": {"paths": [str(folder)]},
+              "optimizer": {"state": state, "rounding_seed": 5}}
+    optimizer = sluice.optim.AdamW(model.parameters(), lr=1e-2, config=config)
+    for step in range(6):
+        if step == restored_at:
+            saved = optimizer.state_dict()
+            optimizer.close()
+            optimizer = sluice.optim.AdamW(model.parameters(), lr=1e-2, config=config)
+            optimizer.load_state_dict(saved)
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator).to(dtype)
+        optimizer.step()
+    report = optimizer.report
+    size = (report.nvme_bytes if place == "nvme" else report.host_bytes) / sum(p.numel() for p in model.parameters())
+    optimizer.close()
+    return [p.detach().clone() for p in model.parameters()], size
+
+
+@pytest.mark.parametrize("dtype, kept", [(torch.float32, 0), (torch.bfloat16, 4)])
+@pytest.mark.parametrize("state, moments", [("bf16", 4), ("8bit", 2 + 2 * 4 / 256)])
+def test_the_optimizer_alone_takes_them(state, moments, dtype, kept, tmp_path):
+    in_memory, size = optimized(state, "host", tmp_path, dtype)
+    assert size == pytest.approx(kept + moments, rel=0.05)
+    on_storage, size = optimized(state, "nvme", tmp_path, dtype)
+    assert size == pytest.approx(kept + moments, rel=0.05)
+    restored, _ = optimized(state, "nvme", tmp_path, dtype, restored_at=3)
+    exact, _ = optimized("fp32", "host", tmp_path, dtype)
+    for one, two, three, four in zip(in_memory, on_storage, restored, exact):
+        assert torch.equal(one, two) and torch.equal(one, three)
+        assert not torch.equal(one, four) and (one - four).abs().max() < 0.1

@@ -75,12 +75,11 @@ struct DetachedReport {
 
 class SLUICE_EXPORT DetachedOptimizer {
  public:
-  // The optimizer takes optimizer.type, placement.optimizer, memory.host, storage and run.threads
-  // from `config`. Small tensors stay in host memory, even under placement "nvme". The state begins
-  // with zero moments.
+  // The optimizer takes optimizer.type, optimizer.state, optimizer.rounding_seed,
+  // placement.optimizer, memory.host, storage and run.threads from `config`. Small tensors stay in
+  // host memory, even under placement "nvme". The state begins with zero moments.
   // Fails with:
-  // - kConfig: the config is not valid, names a durable store, or asks for placement "device" or
-  //   for moments of less than 32 bits.
+  // - kConfig: the config is not valid, names a durable store, or asks for placement "device".
   // - kOutOfMemory: memory.host is too small. The message names the smallest value that works.
   // - kInvalidArgument: the list of tensors is not valid.
   // - kInput, kNoSpace or kUnsupported: the files of the state cannot be made.

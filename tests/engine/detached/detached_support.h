@@ -14,7 +14,9 @@
 
 #include <sluice/detached_optimizer.h>
 #include <sluice/units.h>
+#include "base/moment_rounding.h"
 #include "base/optimizer_math.h"
+#include "cpu_optim/moment_codec.h"
 #include "cpu_optim/optimizer_options.h"
 #include "tests/support/temp_directory.h"
 
@@ -30,6 +32,10 @@ struct DetachedState {
   std::vector<std::int16_t> low;
   std::vector<float> exp_avg;
   std::vector<float> exp_avg_sq;
+  // The moments in bf16 or in codes; exp_avg and exp_avg_sq are then what they mean.
+  std::vector<std::uint16_t> exp_avg_bf16 = {}, exp_avg_sq_bf16 = {};
+  std::vector<std::uint8_t> exp_avg_codes = {}, exp_avg_sq_codes = {};
+  std::vector<float> exp_avg_scales = {}, exp_avg_sq_scales = {};
   std::uint64_t steps = 0;
 
   std::uint64_t count() const { return gradient.size(); }
@@ -50,6 +56,8 @@ class DetachedTest : public testing::Test {
   Config config(OptimizerKind kind, TierChoice tier) {
     Config made;
     made.optimizer.kind = kind;
+    made.optimizer.state = moments_;
+    made.optimizer.rounding_seed = kRoundingSeed;
     made.placement.optimizer = tier;
     made.memory.host_bytes = 1_MiB;
     made.storage.paths = {directory_.path()};
@@ -125,10 +133,49 @@ class DetachedTest : public testing::Test {
       arrays.master_layout = MasterLayout::kFp16;
       arrays.master = tensor.master.data();
     }
-    if (keeps_exp_avg(kind)) arrays.exp_avg = tensor.exp_avg.data();
-    if (keeps_exp_avg_sq(kind)) arrays.exp_avg_sq = tensor.exp_avg_sq.data();
+    give_moments(kind, id, update.step, arrays);
     update_reference(coefficients_of(options, update.learning_rate, update.step, 0.5f), arrays);
+    take_moments(kind, tensor);
     return update;
+  }
+
+  // The moments of tensor `id` for the oracle's update, in the form that moments_ says.
+  void give_moments(OptimizerKind kind, std::uint32_t id, std::uint64_t step,
+                    UpdateArrays& arrays) {
+    DetachedState& tensor = tensors_[id];
+    const std::uint64_t groups = (tensor.count() + kMomentGroupElements - 1) / kMomentGroupElements;
+    arrays.rounding.key = rounding_key_of_tensor(rounding_key_of_step(kRoundingSeed, step), id);
+    const auto give = [&](auto& values, auto& halves, auto& codes, auto& scales, float*& as_fp32,
+                          std::uint16_t*& as_bf16, MomentCodes& as_codes, CodeBook book) {
+      if (moments_ == OptimizerState::kFp32) as_fp32 = values.data();
+      halves.resize(tensor.count());
+      if (moments_ == OptimizerState::kBf16) as_bf16 = halves.data();
+      codes.resize(tensor.count(), zero_code(book));
+      scales.resize(groups);
+      if (moments_ == OptimizerState::k8bit)
+        as_codes = {.codes = codes.data(), .scales = scales.data()};
+    };
+    if (keeps_exp_avg(kind))
+      give(tensor.exp_avg, tensor.exp_avg_bf16, tensor.exp_avg_codes, tensor.exp_avg_scales,
+           arrays.exp_avg, arrays.exp_avg_bf16, arrays.exp_avg_codes, CodeBook::kSigned);
+    if (keeps_exp_avg_sq(kind))
+      give(tensor.exp_avg_sq, tensor.exp_avg_sq_bf16, tensor.exp_avg_sq_codes,
+           tensor.exp_avg_sq_scales, arrays.exp_avg_sq, arrays.exp_avg_sq_bf16,
+           arrays.exp_avg_sq_codes, CodeBook::kUnsigned);
+  }
+  void take_moments(OptimizerKind kind, DetachedState& tensor) {
+    const auto take = [&](auto& values, auto& halves, auto& codes, auto& scales, CodeBook book) {
+      if (moments_ == OptimizerState::kBf16)
+        std::ranges::transform(halves, values.begin(), float_from_bf16);
+      if (moments_ == OptimizerState::k8bit)
+        decode_moments(book, {.codes = codes.data(), .scales = scales.data()}, 0, values);
+    };
+    if (keeps_exp_avg(kind))
+      take(tensor.exp_avg, tensor.exp_avg_bf16, tensor.exp_avg_codes, tensor.exp_avg_scales,
+           CodeBook::kSigned);
+    if (keeps_exp_avg_sq(kind))
+      take(tensor.exp_avg_sq, tensor.exp_avg_sq_bf16, tensor.exp_avg_sq_codes,
+           tensor.exp_avg_sq_scales, CodeBook::kUnsigned);
   }
 
   void expect_equal(DetachedOptimizer& optimizer, OptimizerKind kind) {
@@ -183,7 +230,10 @@ class DetachedTest : public testing::Test {
     optimizer.wait_all();
   }
 
+  static constexpr std::uint64_t kRoundingSeed = 77;
+
   TempDirectory directory_;
+  OptimizerState moments_ = OptimizerState::kFp32;
   std::mt19937 random_{7};
   std::normal_distribution<float> normal_;
   std::vector<DetachedState> tensors_;
