@@ -4,7 +4,8 @@ headers into one wheel.
 Compiled files come from the build tree that the environment variable SLUICE_BUILD names, such as build/release; without it, the
 source tree around this folder is configured and built first. SLUICE_LIBRARY names a libsluice.so alone: the wheel then has neither
 the command nor the C++ library. SLUICE_CROSS names the tools of another processor, such as aarch64-linux-gnu, for which these files
-have been compiled: the wheel says that it has never run there. Nothing is fetched.
+have been compiled: the wheel says that it has never run there. SLUICE_CUDA is ON, OFF, or by default AUTO: with CUDA where its
+compiler is. SLUICE_CUDA_ARCHITECTURES names the GPUs to compile kernels for. Nothing is fetched.
 """
 
 import base64
@@ -24,6 +25,9 @@ LIBRARY, COMMAND = "libsluice.so", "bin/sluice"
 # The place of each compiled part in the wheel, and in a build tree.
 PLACES = {LIBRARY: "capi/libsluice.so", COMMAND: "tools/sluice", "lib/": "engine/libsluice_cxx.so"}
 
+# Every CUDA compiler from 12.0 knows these, and drivers make code for newer GPUs from the last one.
+ARCHITECTURES = "80-real;90-real;90-virtual"
+
 
 def _project():
     """Returns the `key = "value"` lines of pyproject.toml's [project]. Python 3.10 has no reader of TOML."""
@@ -41,7 +45,9 @@ def _built(work):
     build = pathlib.Path(given) if given else pathlib.Path(work) / "build"
     if not given:
         subprocess.run(["cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DSLUICE_UNITY=ON", "-DSLUICE_TESTS=OFF",
-                        "-DSLUICE_C=ON", "-DBUILD_SHARED_LIBS=ON", "-DSLUICE_MPI=OFF", "-DSLUICE_CUDA=OFF"], check=True)
+                        "-DSLUICE_C=ON", "-DBUILD_SHARED_LIBS=ON", "-DSLUICE_MPI=OFF",
+                        f"-DSLUICE_CUDA={os.environ.get('SLUICE_CUDA', 'AUTO')}", "-DSLUICE_NCCL=OFF",
+                        f"-DSLUICE_CUDA_ARCHITECTURES={os.environ.get('SLUICE_CUDA_ARCHITECTURES', ARCHITECTURES)}"], check=True)
         subprocess.run(["cmake", "--build", build, "--target", "sluice_c", "sluice_shared", "sluice"], check=True)
     found = {}
     for place, path in PLACES.items():

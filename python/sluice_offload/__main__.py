@@ -44,6 +44,19 @@ def _memory() -> str:
     return f"{size / 2**30:.1f} GiB of memory, {len(os.sched_getaffinity(0))} processors"
 
 
+def _gpus() -> "list[str]":
+    """A line for each GPU of torch's, whether its parameters can be trained. None is needed."""
+    import torch
+
+    from . import gpus
+    lines = []
+    for gpu in range(torch.cuda.device_count()):
+        why = gpus.why_not(gpu)
+        lines.append(f"  {GOOD if not why else '--'}  cuda:{gpu}, {torch.cuda.get_device_name(gpu)}: sluice_offload.optim " +
+                     (f"cannot take parameters there: {why}" if why else "takes parameters there"))
+    return lines or ["  --  torch sees no GPU"]
+
+
 def _path(path: str) -> "Callable[[], str]":
     def look() -> str:
         import torch
@@ -77,6 +90,8 @@ def doctor(paths: "list[str]") -> int:
         except Exception as error:  # whatever it is, the other checks go on
             failed += 1
             print(f"  {BAD}  {name}: {error or type(error).__name__}")
+    if not failed:
+        print("\n".join(_gpus()))
     if not paths:
         print("  --  no folder was tried; --path FOLDER tries one")
     return 1 if failed else 0
