@@ -245,14 +245,14 @@ double compute_step_s(const TrainConfig& config, const Dataset& dataset, Device&
   return gpu_spread(times).median;
 }
 
-struct StepLimits {
+struct GpuStepLimits {
   double t_min_s = 0;
   double t_bound_s = 0;
 };
 
 // The limits of a step whose passes take `compute_s` alone: a third for the forward pass, each use
 // the same.
-StepLimits limits_of(const TrainConfig& config, const Engine& engine, double compute_s,
+GpuStepLimits limits_of(const TrainConfig& config, const Engine& engine, double compute_s,
                      Rates rates) {
   const ModelSpec model = validated(gpt::gpt_model_spec(config.model));
   const Schedule schedule = training_schedule(model, config.micro_batches);
@@ -340,7 +340,7 @@ TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::Dev
   result.nvme_bytes = engine.placement().nvme_bytes();
   for (std::size_t phase = 0; phase < kStepPhases; ++phase)
     result.device_most_bytes[phase] = marks[phase].most(Tier::kDevice);
-  const StepLimits limits = limits_of(config, engine, result.compute_step_s, std::move(rates));
+  const GpuStepLimits limits = limits_of(config, engine, result.compute_step_s, std::move(rates));
   result.t_min_s = limits.t_min_s;
   result.percent_of_t_min = 100 * result.t_min_s / result.step_s.median;
   result.t_bound_s = limits.t_bound_s;

@@ -4,19 +4,19 @@
 #   run.sh [--only PART[,PART...]] OUT
 # Parts, in the order of what they are worth; each ends by itself within 8 minutes:
 #   first      the tests of the device and its kernels, 20 training steps, the updates of CPU and GPU compared by hash
-#   sanitizer  a training step and the tests of the kernels under compute-sanitizer
+#   python     the tests of the package for PyTorch, those with parameters on the GPU first
+#   torch      PyTorch's step of GPT-2: fused AdamW, torchao's optimizer in host memory, and Sluice's
 #   bench      copies, Adam, drive, and steps of GPT-2 124M and 1.5B in four placements
-#   bench7b    the same of a 7B model
-#   torch      PyTorch's own step of the same shapes: SDPA, bf16, fused AdamW
 #   tests      training in every placement, the exactness matrix, two ranks on one GPU
-#   python     the tests of the package for PyTorch, with the library that has CUDA
+#   bench7b    the steps of a 7B model
+#   sanitizer  a training step and the tests of the kernels under compute-sanitizer
 # OUT/PART.md and OUT/PART.json are written anew when a step begins and when it ends, so that a part that is killed leaves
 # its results. OUT/PART.log has all output. Exits with 0 when nothing failed. Without a GPU that works, each part says
 # "no GPU" in its files and fails. A step that lacks its tools is named and is no failure.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 part_seconds=${SLUICE_GPU_PART_SECONDS:-460}
-known=(first sanitizer bench bench7b torch tests python)
+known=(first python torch bench tests bench7b sanitizer)
 
 usage() {
   local line
@@ -326,7 +326,8 @@ run_python() {
     return
   fi
   add_package || return
-  step "python/tests" 400 bash -c 'cd "$1" && exec "$2" -B -m pytest -q -p no:cacheprovider --ignore frameworks .' - "$here/python_tests" "$python"
+  step "python/tests/test_cuda.py" 150 bash -c 'cd "$1" && exec "$2" -B -m pytest -q -p no:cacheprovider test_cuda.py' - "$here/python_tests" "$python"
+  step "python/tests" 400 bash -c 'cd "$1" && exec "$2" -B -m pytest -q -p no:cacheprovider --ignore frameworks --ignore test_cuda.py .' - "$here/python_tests" "$python"
 }
 
 # Whether Sluice computes on a GPU here: its own word, since nvidia-smi may be absent, or see what cannot be used.
