@@ -64,7 +64,8 @@ DetachedPlan plan_here(const Config& config, std::span<const DetachedTensor> ten
 struct DetachedOptimizer::Parts {
   Parts(const Config& given, std::vector<DetachedTensor> given_tensors, Device* given_device,
         const QueueDecorator& decorate)
-      : config(checked(given, given_tensors, given_device != nullptr)),
+      : has_device(given_device != nullptr),
+        config(checked(given, given_tensors, has_device)),
         tensors(std::move(given_tensors)),
         plan(plan_here(config, tensors, notes)),
         uncomputed(tensors.size()),
@@ -111,6 +112,7 @@ struct DetachedOptimizer::Parts {
   void access(DetachedJob::Kind kind, StateKind what, std::uint32_t id, std::uint64_t first,
               std::span<Element> values);
 
+  const bool has_device;
   const Config config;
   const std::vector<DetachedTensor> tensors;
   std::vector<std::string> notes;
@@ -124,7 +126,7 @@ struct DetachedOptimizer::Parts {
   WorkerArena arena;
   Scheduler scheduler;
   Worker worker;
-  std::optional<DetachedStaging> staging;
+  std::optional<DetachedStaging> staging;  // empty where no tensor on the device has elements
   DetachedFlow flow;
 };
 
@@ -249,7 +251,7 @@ void DetachedOptimizer::begin(std::span<const DetachedUpdate> updates) {
 }
 
 void DetachedOptimizer::begin(std::span<const DetachedUpdate> updates, StreamId stream) {
-  if (!parts_->staging) refuse_call("begin: no tensor of this optimizer is on a device");
+  if (!parts_->has_device) refuse_call("begin: this optimizer was made without a device");
   parts_->begin(updates, stream);
 }
 
@@ -259,7 +261,7 @@ void DetachedOptimizer::Parts::begin(std::span<const DetachedUpdate> updates,
   const FloatEnvironment environment;
   std::vector<UpdateCoefficients> coefficients;
   for (const DetachedUpdate& update : updates) coefficients.push_back(check(update));
-  if (stream) staging->wait_for(*stream);
+  if (stream && staging) staging->wait_for(*stream);
   scheduler.run([&] {
     for (std::size_t i = 0; i < updates.size(); ++i) {
       const std::uint32_t tensor = updates[i].tensor;

@@ -103,7 +103,7 @@ class SLUICE_EXPORT DetachedOptimizer {
   void begin(std::span<const DetachedUpdate> updates);
   // Does the same. Tensors on the device are read after the work that is on `stream`, a stream of
   // the optimizer's device, when this is called.
-  // The call is refused if no tensor of the optimizer is on a device.
+  // The call is refused if the optimizer was made without a device.
   void begin(std::span<const DetachedUpdate> updates, StreamId stream);
   // The call returns when the parameter of `tensor` has the result of every update that has begun.
   // The parameter and the gradient then belong to the application again.
