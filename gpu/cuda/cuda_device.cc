@@ -280,8 +280,10 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
   bool to_device = memory_.contains(target);
   bool from_device = memory_.contains(source);
   if (!to_device && !from_device) {
-    to_device = memory_.is_foreign(target);
-    from_device = memory_.is_foreign(source);
+    // Without an answer, the copy must not be taken for one on the host.
+    SLUICE_CUDA_ENQUEUE(cudaError_t(memory_.ask_foreign(target, to_device)));
+    SLUICE_CUDA_ENQUEUE(cudaError_t(memory_.ask_foreign(source, from_device)));
+    if (failure_.is_set()) return;
   }
   if (!to_device && !from_device) {
     // cudaMemcpyAsync would block the caller until it is done.

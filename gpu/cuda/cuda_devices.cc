@@ -43,7 +43,7 @@ std::string why_no_cuda_device(int ordinal) {
                                                 ? why_driver_is_insufficient()
                                                 : cudaGetErrorString(status));
   }
-  if (ordinal >= count)
+  if (ordinal < 0 || ordinal >= count)
     return fmt::format("there is no GPU {}: the driver lists {}", ordinal, count);
   return "";
 }

@@ -116,13 +116,13 @@ bool CudaMemory::contains(const std::byte* memory) const {
   return memory < entry->first + entry->second.size_bytes;
 }
 
-bool CudaMemory::is_foreign(const std::byte* memory) const {
+int CudaMemory::ask_foreign(const std::byte* memory, bool& is_foreign) const {
   const CudaCurrentDevice current(ordinal_, std::nothrow);
   cudaPointerAttributes found{};
-  if (cudaPointerGetAttributes(&found, memory) == cudaSuccess)
-    return found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
-  (void)cudaGetLastError();  // otherwise the next launch on this thread would look failed
-  return false;
+  const cudaError_t status = cudaPointerGetAttributes(&found, memory);
+  is_foreign = status == cudaSuccess &&
+               (found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged);
+  return status;
 }
 
 // Whole pages in one call, because a copy may not straddle two registrations.

@@ -47,9 +47,9 @@ class CudaMemory {
   }
   // Whether `memory` points into one of the allocations.
   bool contains(const std::byte* memory) const;
-  // Whether `memory` is memory of a GPU that something else has allocated, such as PyTorch. Asks
-  // the runtime.
-  bool is_foreign(const std::byte* memory) const;
+  // Sets `is_foreign` to whether `memory` is GPU memory that something else has allocated, such as
+  // PyTorch. Asks the runtime, and returns its cudaError_t, which may be of earlier work.
+  int ask_foreign(const std::byte* memory, bool& is_foreign) const;
 
   // Does the same as Device::register_host_memory().
   void register_host(std::span<std::byte> memory);

@@ -50,10 +50,13 @@ def _gpus() -> "list[str]":
 
     from . import gpus
     lines = []
-    for gpu in range(torch.cuda.device_count()):
-        why = gpus.why_not(gpu)
-        lines.append(f"  {GOOD if not why else '--'}  cuda:{gpu}, {torch.cuda.get_device_name(gpu)}: sluice_offload.optim " +
-                     (f"cannot take parameters there: {why}" if why else "takes parameters there"))
+    try:
+        for gpu in range(torch.cuda.device_count()):
+            why = gpus.why_not(gpu)
+            lines.append(f"  {GOOD if not why else '--'}  cuda:{gpu}, {torch.cuda.get_device_name(gpu)}: sluice_offload.optim " +
+                         (f"cannot take parameters there: {why}" if why else "takes parameters there"))
+    except RuntimeError as error:  # a GPU that is broken, or another process's alone
+        lines.append(f"  --  torch cannot use a GPU that it sees: {str(error).splitlines()[0]}")
     return lines or ["  --  torch sees no GPU"]
 
 

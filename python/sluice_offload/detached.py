@@ -9,6 +9,7 @@ import ctypes as C
 import json
 import logging
 import os
+import threading
 import weakref
 from typing import Any, Optional, Sequence
 
@@ -42,7 +43,7 @@ class Detached:
         for place, (name, count, dtype, is_on_gpu) in zip(described, tensors):
             place.name, place.element_count, place.parameter_type = name.encode(), count, TYPES[dtype]
             place.is_on_gpu = is_on_gpu
-        self._gpu = gpu
+        self._gpu, self._beginning = gpu, threading.Lock()
         text = json.dumps(config).encode()
         if gpu is None:
             self._lib.optimizer_create(text, described, len(tensors), C.byref(self._handle))
@@ -57,10 +58,11 @@ class Detached:
     def begin(self, updates: "Sequence[lib.Update]") -> None:
         """On a GPU, gradients and parameters are read after the work of torch's current stream."""
         array = (lib.Update * len(updates))(*updates)
-        if self._gpu is None:
-            self._lib.optimizer_begin(self._handle, array, len(updates))
-        else:
-            self._lib.optimizer_begin_on_gpu(self._handle, array, len(updates), gpus.current_stream(self._gpu))
+        with self._beginning:  # autograd runs the hooks of a GPU's parameters on another thread than those of the CPU's
+            if self._gpu is None:
+                self._lib.optimizer_begin(self._handle, array, len(updates))
+            else:
+                self._lib.optimizer_begin_on_gpu(self._handle, array, len(updates), gpus.current_stream(self._gpu))
 
     def wait(self, tensor: int = lib.ALL_TENSORS) -> None:
         self._lib.optimizer_wait(self._handle, tensor)

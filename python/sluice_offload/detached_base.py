@@ -96,6 +96,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                 "arguments, as in torch; leave them out of the config. Only \"state\" and \"rounding_seed\" "
                                 "belong there")
         optimizer["type"] = self._type
+        self._state = optimizer.get("state", "fp32")
         if overlapped:  # torch computes on the others meanwhile
             settings.setdefault("run", {}).setdefault("threads", max(1, (os.cpu_count() or 1) // 2))
         return settings
@@ -115,6 +116,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
         group = ProcessGroup(process_group)
         if group.size == 1:
             return None
+        if self._state != "fp32":
+            raise ArgumentError(f"\"optimizer\": {{\"state\": \"{self._state}\"}} is not sharded over a process group, since its "
+                                "bits would depend on the number of processes; use shard=False, or fp32 moments")
         if self._gradients == "backward":
             raise ArgumentError("gradients=\"backward\" takes gradients before they have been reduced over the process group; "
                                 "use gradients=\"step\", FSDP2, or shard=False where nothing is reduced")
@@ -142,9 +146,10 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._engine = Detached(self._settings, [(share.name, share.count, share.dtype, share.gpu is not None)
                                                  for share in shares], gpu)
         states = States()
+        has_step = self._has_step or self._state == "bf16"  # its rounding goes on from there
         for group in self.param_groups:
             for p in group["params"]:
-                states.add(p, Entry(self._shares[id(p)], self._engine, self._moments(group), self._has_step))
+                states.add(p, Entry(self._shares[id(p)], self._engine, self._moments(group), has_step))
         self.state = states
 
     def add_param_group(self, param_group: "dict[str, Any]") -> None:

@@ -179,6 +179,13 @@ def disagreement(folder):
             raise AssertionError(f"{mode} was accepted under a process group")
         except sluice.ArgumentError as error:
             assert "shard=False" in str(error)
+    few = {**config(folder), "optimizer": {"state": "8bit"}}
+    try:
+        optim.AdamW([p], config=few)
+        raise AssertionError("8-bit moments were sharded over a process group")
+    except sluice.ArgumentError as error:
+        assert "shard=False, or fp32 moments" in str(error)
+    optim.AdamW([p], config=few, shard=False).close()
     ours.close()
 
 

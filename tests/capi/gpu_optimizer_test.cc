@@ -110,10 +110,12 @@ TEST_F(CApiGpu, MisuseIsRefused) {
   const char* why = nullptr;
   ASSERT_EQ(sluice_why_no_gpu(0, &why), SLUICE_OK);
   EXPECT_STREQ(why, "");
-  ASSERT_EQ(sluice_why_no_gpu(77, &why), SLUICE_OK);
-  EXPECT_STRNE(why, "");
-  EXPECT_EQ(make(true, 77), SLUICE_UNSUPPORTED) << sluice_last_error();
-  EXPECT_EQ(optimizer_, nullptr);
+  for (const int gpu : {77, -1}) {
+    ASSERT_EQ(sluice_why_no_gpu(gpu, &why), SLUICE_OK);
+    EXPECT_STRNE(why, "");
+    EXPECT_EQ(make(true, gpu), SLUICE_UNSUPPORTED) << sluice_last_error();
+    EXPECT_EQ(optimizer_, nullptr);
+  }
   ASSERT_EQ(make(false), SLUICE_OK) << sluice_last_error();
   const sluice_update made = update(parameter_, 1);
   EXPECT_EQ(sluice_optimizer_begin_on_gpu(optimizer_, &made, 1, stream_), SLUICE_INVALID_ARGUMENT);

@@ -129,6 +129,8 @@ class SLUICE_EXPORT DetachedOptimizer {
   // The call sets elements of a tensor's state. Setting a master also sets the parameter's 16 bits.
   // At the next update, the application's parameter has to hold the same 16 bits. Otherwise the
   // value of the application's parameter becomes the master.
+  // Moments in bf16 are rounded to nearest. Moments in 8 bits are encoded in groups of 256 elements
+  // from the tensor's begin on: if a group is set in part, the rest of it may change.
   // Fails as read() does, and with kInvalidArgument for kParameter and for a moment that the
   // optimizer does not keep.
   void write(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,

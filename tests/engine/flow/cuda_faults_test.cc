@@ -249,6 +249,12 @@ TEST_P(CudaFaults, ACallThatFailsOnceIsAnErrorOrDoesNoHarm) {
     functions.insert(functions.end(), {"cudaMalloc", "cudaFree", "cudaMemsetAsync"});
   }
   if (GetParam().name == "device") functions.emplace_back("cudaLaunchKernel");
+  if (GetParam().name == "detached") {
+    // A copy whose ends are not known is no copy on the host.
+    Outcome one;
+    fail_one({.function = "cudaPointerGetAttributes", .at_call = 2, .status = 701}, one);
+    EXPECT_EQ(one.errors, 1u);
+  }
   for (const std::string& function : functions) {
     fail_one({.function = function, .at_call = 1, .status = 701}, outcome);
     EXPECT_GT(outcome.failed_calls[function], 0u) << function;
