@@ -21,6 +21,20 @@ inline int sine_values(void* context, std::uint32_t tensor, std::uint64_t first,
   return 0;
 }
 
+// A step of Adam for tensor 0, with fp32 gradients.
+inline sluice_update adam_update(void* parameter, const void* gradient, std::uint64_t step) {
+  sluice_update made{};
+  made.parameter = parameter;
+  made.gradient = gradient;
+  made.step = step;
+  made.learning_rate = 0.01;
+  made.beta1 = 0.9;
+  made.beta2 = 0.999;
+  made.epsilon = 1e-8;
+  made.gradient_scale = 1;
+  return made;
+}
+
 class CApi : public testing::Test {
  protected:
   ~CApi() override { sluice_engine_destroy(engine_); }

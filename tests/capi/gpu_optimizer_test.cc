@@ -43,16 +43,7 @@ class CApiGpu : public CApi {
   }
 
   sluice_update update(void* parameter, std::uint64_t step) const {
-    sluice_update made{};
-    made.parameter = parameter;
-    made.gradient = gradient_;
-    made.step = step;
-    made.learning_rate = 0.01;
-    made.beta1 = 0.9;
-    made.beta2 = 0.999;
-    made.epsilon = 1e-8;
-    made.gradient_scale = 1;
-    return made;
+    return adam_update(parameter, gradient_, step);
   }
 
   // On the stand-in's GPU, memory is the host's.

@@ -28,16 +28,7 @@ class CApiOptimizer : public CApi {
   }
 
   sluice_update update(std::uint64_t step) {
-    sluice_update made{};
-    made.parameter = weight_.data();
-    made.gradient = gradient_.data();
-    made.step = step;
-    made.learning_rate = 0.01;
-    made.beta1 = 0.9;
-    made.beta2 = 0.999;
-    made.epsilon = 1e-8;
-    made.gradient_scale = 1;
-    return made;
+    return adam_update(weight_.data(), gradient_.data(), step);
   }
 
   sluice_optimizer_report report() {
