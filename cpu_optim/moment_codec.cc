@@ -37,25 +37,43 @@ constexpr float rounded_down(double value) {
 }
 
 struct CodeTable {
-  std::array<float, 256> values{};
-  std::array<float, 256> limits{};               // the largest value of each code, by rounding
+  CodeKernelTable numbers{};
   std::array<std::uint8_t, 2 * kCells> first{};  // each cell's lowest code; then negative cells
 };
 
+// Under the power of ten 10^(i - 6), i from 0 to 6, a code book has 2^i codes of each sign, or
+// twice as many without a sign, with equal distances.
+constexpr CodeLines make_lines(CodeBook book) {
+  CodeLines lines{};
+  double power = 1e-6;
+  double codes = book == CodeBook::kSigned ? 1 : 2;
+  double codes_before = 0;
+  for (std::size_t i = 0; i < CodeLines::kCount; ++i) {
+    lines.begins[i] = static_cast<float>(power / 10);
+    lines.slopes[i] = static_cast<float>(codes / 0.9 / power);
+    lines.offsets[i] = static_cast<float>(codes_before - 0.1 * codes / 0.9 + 0.7);
+    codes_before += codes;
+    codes *= 2;
+    power *= 10;
+  }
+  return lines;
+}
+
 constexpr CodeTable make_table(CodeBook book) {
   CodeTable table;
+  table.numbers.lines = make_lines(book);
   for (std::uint32_t code = 0; code < 256; ++code) {
-    table.values[code] = code_value(book, code);
-    table.limits[code] = code == 255 ? std::numeric_limits<float>::infinity()
+    table.numbers.values[code] = code_value(book, code);
+    table.numbers.limits[code] = code == 255 ? std::numeric_limits<float>::infinity()
                                      : rounded_down(code_middle(book, code));
   }
   std::uint32_t code = 0;
   for (std::uint32_t cell = kCells; cell-- > 0;) {
-    while (-cell_last(cell) > table.limits[code]) ++code;
+    while (-cell_last(cell) > table.numbers.limits[code]) ++code;
     table.first[kCells + cell] = static_cast<std::uint8_t>(code);
   }
   for (std::uint32_t cell = 0; cell < kCells; ++cell) {
-    while (cell_begin(cell) > table.limits[code]) ++code;
+    while (cell_begin(cell) > table.numbers.limits[code]) ++code;
     table.first[cell] = static_cast<std::uint8_t>(code);
   }
   return table;
@@ -65,8 +83,8 @@ constexpr CodeTable make_table(CodeBook book) {
 constexpr bool has_one_middle_a_cell(const CodeTable& table) {
   for (std::uint32_t cell = 0; cell < kCells; ++cell) {
     const std::uint32_t up = table.first[cell], down = table.first[kCells + cell];
-    if (up < 255 && cell_last(cell) > table.limits[up + 1]) return false;
-    if (down < 255 && -cell_begin(cell) > table.limits[down + 1]) return false;
+    if (up < 255 && cell_last(cell) > table.numbers.limits[up + 1]) return false;
+    if (down < 255 && -cell_begin(cell) > table.numbers.limits[down + 1]) return false;
   }
   return true;
 }
@@ -79,38 +97,12 @@ const CodeTable& table_of(CodeBook book) {
   return book == CodeBook::kSigned ? kSignedTable : kUnsignedTable;
 }
 
-// Under the power of ten 10^(i - 6), i from 0 to 6, a code book has 2^i codes of each sign, or
-// twice as many without a sign, with equal distances.
-constexpr CodeKernelTable make_kernel_table(CodeBook book) {
-  const CodeTable table = make_table(book);
-  CodeKernelTable made{};
-  for (std::size_t code = 0; code < 256; ++code) {
-    made.values[code] = table.values[code];
-    made.limits[code] = table.limits[code];
-  }
-  double power = 1e-6;
-  double codes = book == CodeBook::kSigned ? 1 : 2;
-  double codes_before = 0;
-  for (std::size_t i = 0; i < CodeLines::kCount; ++i) {
-    made.lines.begins[i] = static_cast<float>(power / 10);
-    made.lines.slopes[i] = static_cast<float>(codes / 0.9 / power);
-    made.lines.offsets[i] = static_cast<float>(codes_before - 0.1 * codes / 0.9 + 0.7);
-    codes_before += codes;
-    codes *= 2;
-    power *= 10;
-  }
-  return made;
-}
-
-constexpr CodeKernelTable kSignedKernelTable = make_kernel_table(CodeBook::kSigned);
-constexpr CodeKernelTable kUnsignedKernelTable = make_kernel_table(CodeBook::kUnsigned);
-
 // nearest_code().
 std::uint8_t find_code(const CodeTable& table, float value) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint32_t cell = std::max((bits & 0x7fffffffu) >> 16, kFirstCell) - kFirstCell;
   const std::uint32_t code = table.first[cell + (bits >> 31) * kCells];
-  return static_cast<std::uint8_t>(code + (value > table.limits[code] ? 1 : 0));
+  return static_cast<std::uint8_t>(code + (value > table.numbers.limits[code] ? 1 : 0));
 }
 
 // The bits of magnitudes order them. A value that is not finite counts as infinite.
@@ -153,7 +145,7 @@ bool means(CodeBook book, std::span<const float> values, const std::uint8_t* cod
 }  // namespace
 
 const CodeKernelTable& code_kernel_table(CodeBook book) {
-  return book == CodeBook::kSigned ? kSignedKernelTable : kUnsignedKernelTable;
+  return table_of(book).numbers;
 }
 
 MomentCodes MomentCodes::from(std::uint64_t begin) const {
@@ -211,7 +203,8 @@ void decode_moments(CodeBook book, const MomentCodes& moment, std::uint64_t begi
     const std::uint64_t count = std::min<std::uint64_t>(next - element, values.size() - at);
     const float scale = moment.scales[element / kMomentGroupElements];
     const std::uint8_t* const codes = moment.codes + element;
-    for (std::uint64_t i = 0; i < count; ++i) values[at + i] = table.values[codes[i]] * scale;
+    for (std::uint64_t i = 0; i < count; ++i)
+      values[at + i] = table.numbers.values[codes[i]] * scale;
     at += count;
   }
 }
