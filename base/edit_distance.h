@@ -1,4 +1,4 @@
-// The distance between two words, for messages that guess the intended word. Pure.
+// The distance between two words. Error messages use it to guess which word the user meant. Pure.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace sluice {
 
-// The Levenshtein distance: the number of letters to add, drop or replace.
+// The Levenshtein distance: the smallest number of letters to add, drop or replace.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 }  // namespace sluice

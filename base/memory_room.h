@@ -1,6 +1,6 @@
-// The amount of memory that this process can have before the kernel kills the process. The room is
-// the machine's free memory, within the limits of the process's control groups. The functions read
-// files, and are otherwise pure.
+// How much memory this process can use before the kernel kills it. This amount, called the room, is
+// the machine's free memory, limited by the process's control groups. The functions read files, and
+// are otherwise pure.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,22 @@
 namespace sluice {
 
 struct MemoryRoom {
-  // The room includes the memory that this process already has. Memory of other processes counts as
-  // taken. Page cache counts as free, because the kernel can reuse page cache. Swap does not count
+  // The room includes the memory that this process already uses. Memory used by other processes
+  // counts as taken. Page cache counts as free, because the kernel can drop it. Swap does not count
   // as memory, because a step would wait for swap.
   std::uint64_t size_bytes = 0;
   std::string bound;            // for example "the cgroup's limit of 200 MiB"
   std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already has
-  // Processes on one machine, or in one control group, share the memory room. So processes that
-  // share a memory room get the same id.
+  // Processes on one machine, or in one control group, share one room. Processes that share a room
+  // get the same id.
   std::uint64_t id = 0;
 };
 
 MemoryRoom memory_room();
 
-// Does the work of memory_room() with other files, for tests. `proc` replaces /proc ("meminfo",
-// "self/status", "self/cgroup"), and `cgroup_root` replaces /sys/fs/cgroup. A missing file sets no
-// limit.
+// Does the same as memory_room(), but reads other files, for tests. `proc` replaces /proc
+// ("meminfo", "self/status", "self/cgroup"), and `cgroup_root` replaces /sys/fs/cgroup. A missing
+// file sets no limit.
 MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_root);
 
 }  // namespace sluice

@@ -1,14 +1,14 @@
 // Moments in 8 bits: block-wise dynamic quantization (Dettmers et al. 2022, "8-bit Optimizers via
 // Block-wise Quantization", as in bitsandbytes). Each group of 256 consecutive elements of a tensor
 // has one fp32 scale, the largest magnitude in the group. Each element has a code; the moment is
-// the code's value times the scale. The moment exp_avg has codes of both signs, exp_avg_sq has
-// codes without a sign. These functions define the result; faster versions must give the same bits.
+// the code's value times the group's scale. For exp_avg, codes have both signs; for exp_avg_sq,
+// codes have no sign. These functions define the result; faster versions must give the same bits.
 // Pure, callable from any thread.
 //
-// An element has the code whose value is nearest to moment / scale. If two codes are equally near,
-// the element has the lower code. A group of zeros has scale 0 and the codes of zero. If one value
-// of a group is not finite, the scale is infinite and the values of the group are lost. The highest
-// code then marks each value that was not finite.
+// An element gets the code whose value is nearest to moment / scale. If two codes are equally near,
+// the element gets the lower code. A group of zeros has scale 0 and the codes of zero. If any value
+// of a group is infinite or NaN, the scale is infinite, and all values of the group are lost. The
+// highest code then marks each element that was infinite or NaN.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ inline constexpr std::uint64_t kMomentGroupElements = 256;
 
 enum class CodeBook : std::uint8_t { kSigned, kUnsigned };
 
-// The code of the value 0.
+// The code that stands for the value 0.
 SLUICE_HOST_DEVICE constexpr std::uint8_t zero_code(CodeBook book) {
   return book == CodeBook::kSigned ? 127 : 0;
 }
 inline constexpr std::uint8_t kLostCode = 255;
 
 // The values of the codes. On a GPU, the table is local to the function that reads it. On the host,
-// a local table would be copied to the stack for every look-up.
+// a table inside the function would be copied to the stack for every look-up.
 #ifndef __CUDA_ARCH__
 inline constexpr float kSignedCodeValues[256] = {
 #include "base/moment_codes_signed.inc"
@@ -56,7 +56,7 @@ SLUICE_HOST_DEVICE constexpr float unsigned_code_value(std::uint32_t code) {
   return kUnsignedCodeValues[code];
 }
 
-// The value of a code for a scale of 1: the dynamic map of 8 bits that bitsandbytes publishes.
+// The value of a code when the scale is 1: the dynamic 8-bit map that bitsandbytes publishes.
 SLUICE_HOST_DEVICE constexpr float code_value(CodeBook book, std::uint32_t code) {
   return book == CodeBook::kSigned ? signed_code_value(code) : unsigned_code_value(code);
 }
@@ -81,7 +81,7 @@ SLUICE_HOST_DEVICE inline bool is_finite_moment(float value) {
   return (bits_from_float(value) & 0x7fffffffu) < 0x7f800000u;
 }
 
-// The largest magnitude in a group is the group's scale.
+// The magnitude of one moment. The largest magnitude in a group is the group's scale.
 SLUICE_HOST_DEVICE inline float moment_magnitude(float value) {
   return is_finite_moment(value) ? float_from_bits(bits_from_float(value) & 0x7fffffffu)
                                  : float_from_bits(0x7f800000u);
@@ -97,7 +97,7 @@ SLUICE_HOST_DEVICE inline float decode_moment(CodeBook book, std::uint8_t code, 
   return code_value(book, code) * scale;
 }
 
-// Whether the moment was not finite.
+// Whether the encoded moment was infinite or NaN.
 SLUICE_HOST_DEVICE inline bool is_lost_moment(std::uint8_t code, float scale) {
   return code == kLostCode && !is_finite_moment(scale);
 }

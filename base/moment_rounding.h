@@ -1,9 +1,10 @@
-// Moments in bf16, rounded stochastically. A value between two neighbors in bf16 is rounded to one
-// of them at random, more often to the nearer one. So the rounding is correct on average. Small
-// changes of a moment, which rounding to nearest would lose at every step, add up. The random bits
-// are a hash of (seed, step, tensor, element of the whole tensor), so placement, block size,
-// threads and ranks never change them. These functions define the result; faster versions must give
-// the same bits. Pure, callable from any thread.
+// Moments in bf16, with stochastic rounding. A value between two neighboring bf16 numbers is
+// rounded to one of them at random. The nearer number is more likely. So rounding is correct on
+// average. Small changes of a moment then add up over the steps; rounding to nearest would lose
+// each of them. The random bits are a hash of the seed, the step, the tensor, and the element's
+// index in the whole tensor. So placement, block size, threads and ranks never change them. These
+// functions define the result; faster versions must give the same bits. Pure, callable from any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 
 namespace sluice {
 
-// The random bits of a run of elements in one tensor and one step.
+// The source of random bits for a run of elements in one tensor and one step.
 struct MomentRounding {
   std::uint64_t key = 0;            // of the tensor in this step
   std::uint64_t first_element = 0;  // the run's first element in the whole tensor
@@ -23,14 +24,14 @@ struct MomentRounding {
   }
 };
 
-// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+// The final mixing function of SplitMix64 (Steele, Lea, Flood 2014).
 SLUICE_HOST_DEVICE constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-// The keys of a step and of one of its tensors. A tensor's key follows from its position in the
-// model.
+// The key of a step, and the key of one tensor in that step. A tensor's key is computed from the
+// tensor's position in the model.
 constexpr std::uint64_t rounding_key_of_step(std::uint64_t seed, std::uint64_t step) {
   return mix_bits(mix_bits(seed + 0x9e3779b97f4a7c15u) + step);
 }
@@ -38,7 +39,8 @@ constexpr std::uint64_t rounding_key_of_tensor(std::uint64_t key_of_step, std::u
   return mix_bits(key_of_step + (tensor + 1) * 0x9e3779b97f4a7c15u);
 }
 
-// Elements whose indices differ only in the low 32 bits share a pair of words.
+// The two words from which random bits are made. Elements whose indices differ only in the low 32
+// bits share these words.
 struct RoundingWords {
   std::uint32_t first = 0;
   std::uint32_t second = 0;
@@ -49,7 +51,7 @@ SLUICE_HOST_DEVICE constexpr RoundingWords rounding_words(std::uint64_t key,
   return {static_cast<std::uint32_t>(mixed), static_cast<std::uint32_t>(mixed >> 32)};
 }
 // 32 random bits of an element: the low half is for exp_avg, the high half for exp_avg_sq. The
-// constants are those of Wellons' hash prospector (two rounds, bias 0.11).
+// constants come from Wellons' hash prospector (two rounds, bias 0.11).
 SLUICE_HOST_DEVICE constexpr std::uint32_t random_bits(RoundingWords words, std::uint32_t element) {
   std::uint32_t x = element + words.first;
   x = (x ^ (x >> 16)) * 0x21f0aaadu;
@@ -60,8 +62,9 @@ SLUICE_HOST_DEVICE constexpr std::uint32_t random_bits(RoundingWords words, std:
 
 inline constexpr std::uint32_t kLargestBf16 = 0x7f7f;
 
-// Rounds `value` away from zero if its lost bits and `random` (16 bits) add up to a carry. A value
-// that bf16 can hold does not change. A finite value stays finite. Infinity and NaN do not change.
+// Rounds `value` away from zero if the sum of its lost bits and `random` (16 bits) carries. A value
+// that bf16 can represent does not change. A finite value stays finite. Infinity and NaN do not
+// change.
 SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t random) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
@@ -72,8 +75,8 @@ SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t 
   return static_cast<std::uint16_t>(sign | (rounded < kLargestBf16 ? rounded : kLargestBf16));
 }
 
-// Rounding is to nearest, with ties to even. This function is for values that no update has made,
-// such as those of a checkpoint.
+// Rounding is to nearest, with ties to even. This function is for values that do not come from an
+// update, such as those of a checkpoint.
 SLUICE_HOST_DEVICE inline std::uint16_t nearest_moment(float value) {
   return round_moment(value, 0x7fffu + ((bits_from_float(value) >> 16) & 1u));
 }

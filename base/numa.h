@@ -1,9 +1,10 @@
-// The NUMA nodes that this process may compute on, and the binding of threads to nodes. Memory
-// belongs to the node whose thread touched the memory first, and a drive is slow through another
-// node's memory controller. So threads of all nodes touch large buffers in turn, and the threads of
-// an arena are spread over the nodes. With only one node, memory and threads are not spread. A
-// process that shares its machine with others may keep to the nodes near its GPU. Thread rule:
-// constant after construction; binding concerns the calling thread alone.
+// The NUMA nodes that this process may compute on, and the binding of threads to nodes. A page of
+// memory belongs to the node whose thread touched it first. A drive is slow when its data crosses
+// another node's memory controller. So threads of all nodes take turns in touching large buffers,
+// and the threads of an arena are spread over the nodes. With only one node, memory and threads are
+// not spread. A process that shares its machine with others may restrict itself to the nodes near
+// its GPU. Thread rule: an object is constant after construction; binding affects only the calling
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -14,36 +15,39 @@ namespace sluice {
 
 class NumaNodes {
  public:
-  // The nodes of this machine, within the process's affinity; read at the first call. After
-  // stay_near(), the part that the call has chosen.
+  // The nodes of this machine within the process's affinity mask. The first call reads them. After
+  // stay_near(), the result is the part that stay_near() selected.
   static const NumaNodes& of_machine();
-  // Keeps this process to `processors`, in the kernel's notation ("0-15,32-47"): buffers and arenas
-  // that are made from now on lie there, and threads of start_thread() run there. Threads that run
-  // already stay where they are, and so does memory. Returns whether there is such a part: the
-  // process may use some of the processors.
+  // Restricts this process to `processors`, in the kernel's notation ("0-15,32-47"). Later buffers
+  // and arenas lie on these processors' nodes, and threads of start_thread() run on these
+  // processors. Threads and memory that already exist stay where they are. Returns false, and
+  // changes nothing, if the process may use none of the processors.
   static bool stay_near(const std::string& processors);
-  // Binds the calling thread to the part that stay_near() has chosen, if it was called.
+  // Binds the calling thread to the processors that stay_near() selected. Does nothing before
+  // stay_near().
   static void bind_new_thread() noexcept;
 
-  // Nodes in hwloc's notation ("node:2 core:4 pu:1"), for tests. Such an object binds no threads.
+  // Makes nodes from a description in hwloc's notation ("node:2 core:4 pu:1"), for tests. Such an
+  // object binds no threads.
   explicit NumaNodes(const std::string& synthetic);
   ~NumaNodes();
 
-  // The part of the nodes that has `processors`, as under stay_near(). Null: there is none.
+  // The part of these nodes that contains `processors`, as stay_near() selects it. The result is
+  // null if the nodes contain none of the processors.
   std::unique_ptr<NumaNodes> near(const std::string& processors) const;
-  // Whether the object comes from near().
+  // Whether near() made this object.
   bool is_part() const;
-  // The processing units, in the kernel's notation.
+  // The processors of these nodes, in the kernel's notation.
   std::string processors() const;
 
-  // The number of nodes with processing units that the process may use; at least 1.
+  // The number of nodes that have processors for this process; at least 1.
   unsigned count() const;
-  // The node for share `index` of `total` equal shares of work. Each node gets consecutive shares,
-  // in proportion to its processing units.
-  // Requires: index < total.
+  // The node that does share `index` of `total` equal shares of work. Each node gets consecutive
+  // shares, in proportion to the number of its processors. Requires: index < total.
   unsigned node_of(std::uint64_t index, std::uint64_t total) const;
 
-  // Binding is best effort: if the kernel refuses, the thread stays unbound and only speed suffers.
+  // Binding is best effort: if the kernel refuses, the thread stays unbound, and only speed
+  // suffers.
   void bind_this_thread(unsigned node) const noexcept;
   void unbind_this_thread() const noexcept;
 

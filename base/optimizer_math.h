@@ -1,8 +1,7 @@
-// The element functions of the optimizers, each for one step of one parameter. These functions
-// define the result. The SIMD and CUDA versions must give the same bits. Every operation is a
-// separate IEEE multiplication, addition, division or square root in fp32. Operations are never
-// fused, because the whole project is compiled with -ffp-contract=off. Pure, callable from any
-// thread.
+// The optimizers' formulas. Each function makes one step for one parameter. These functions define
+// the result. The SIMD and CUDA versions must give the same bits. Every operation is a separate
+// IEEE multiplication, addition, division or square root in fp32. Operations are never fused,
+// because the whole project is compiled with -ffp-contract=off. Pure, callable from any thread.
 #pragma once
 
 #include <cmath>
@@ -14,13 +13,14 @@
 
 namespace sluice {
 
-// An fp32 master weight, split into the bf16 compute parameter and a signed 16-bit remainder.
-// Rounding is half away from zero. Unlike nearest-even, this rounding can be undone, because the
-// remainder's sign says on which side of `high` the master lies.
+// An fp32 master weight, split into a bf16 compute parameter (`high`) and a signed 16-bit
+// remainder. `high` is the master rounded half away from zero. Unlike rounding to nearest even,
+// this rounding can be undone, because the remainder's sign says on which side of `high` the master
+// lies.
 //   0x3f80_8000 -> high 0x3f81, low -0x8000;  back: 0x3f81_0000 - 0x8000 = 0x3f80_8000.
-// Finite masters from 0x7f7f8000 up get an infinite `high`, as under nearest-even. NaN is handled
-// separately, because otherwise 65,536 NaN patterns would turn into zeros. A signalling NaN becomes
-// quiet.
+// For finite masters from 0x7f7f8000 up, `high` is infinite, as it is with rounding to nearest
+// even. NaN is handled separately, because otherwise the split would turn 65,536 NaN patterns into
+// zeros. A signalling NaN becomes quiet.
 struct SplitMaster {
   std::uint16_t high;
   std::int16_t low;
@@ -45,8 +45,8 @@ SLUICE_HOST_DEVICE inline float join_master(SplitMaster split) {
   return float_from_bits(high + static_cast<std::uint32_t>(static_cast<std::int32_t>(split.low)));
 }
 
-// The factors of one step, rounded once from double to fp32. These factors are made by
-// adam_coefficients().
+// The coefficients of one step, each rounded once from double to fp32. adam_coefficients() makes
+// them.
 struct AdamCoefficients {
   float gradient_scale;  // clip factor / (loss scale * micro-batches * ranks)
   float beta1;
@@ -59,15 +59,14 @@ struct AdamCoefficients {
   float step_size;     // learning_rate / (1 - beta1^step)
 };
 
-// The state of one element. The update of an optimizer that has only one moment leaves the other
-// moment unchanged.
+// The state of one element. An optimizer with only one moment leaves the other moment unchanged.
 struct AdamElement {
   float master;
   float exp_avg;
   float exp_avg_sq;
 };
 
-// The update of Adam and AdamW, for a gradient that is already scaled.
+// Applies Adam or AdamW to one element whose gradient is already scaled.
 SLUICE_HOST_DEVICE inline AdamElement adam_with_scaled_gradient(const AdamCoefficients& c,
                                                                 AdamElement state, float g) {
   const float exp_avg = c.beta1 * state.exp_avg + c.one_minus_beta1 * g;
@@ -99,7 +98,7 @@ SLUICE_HOST_DEVICE inline AdamElement adam_l2_element(const AdamL2Coefficients& 
 }
 
 // Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2) with
-// decoupled decay. Keeps only exp_avg.
+// decoupled decay. Lion keeps only exp_avg.
 struct LionOptions {
   double beta1 = 0.9;
   double beta2 = 0.99;
@@ -129,8 +128,8 @@ SLUICE_HOST_DEVICE inline AdamElement lion_element(const LionCoefficients& c, Ad
   return {state.master * c.decay_factor - move, exp_avg, state.exp_avg_sq};
 }
 
-// Adagrad (Duchi, Hazan & Singer 2011, diagonal form) with decay as an L2 term. Keeps only
-// exp_avg_sq, which is the plain sum of the squared gradients in Adagrad.
+// Adagrad (Duchi, Hazan & Singer 2011, diagonal form) with decay as an L2 term. Adagrad keeps only
+// exp_avg_sq, which holds the plain sum of the squared gradients.
 struct AdagradOptions {
   double epsilon = 1e-10;
   double weight_decay = 0.0;
@@ -153,9 +152,9 @@ SLUICE_HOST_DEVICE inline AdamElement adagrad_element(const AdagradCoefficients&
   return {master, state.exp_avg, sum};
 }
 
-// Stochastic gradient descent with momentum (Polyak 1964) and with decay as an L2 term. The form
-// follows Sutskever et al. 2013, with the learning rate outside of the sum. Keeps only exp_avg,
-// which is the momentum in SGD.
+// Stochastic gradient descent with momentum (Polyak 1964) and with decay as an L2 term. The form is
+// that of Sutskever et al. 2013, but the learning rate stays outside of the sum. SGD keeps only
+// exp_avg, which holds the momentum.
 struct SgdOptions {
   double momentum = 0.9;
   double weight_decay = 0.0;
@@ -176,9 +175,9 @@ SLUICE_HOST_DEVICE inline AdamElement sgd_element(const SgdCoefficients& c, Adam
   return {state.master - c.learning_rate * exp_avg, exp_avg, state.exp_avg_sq};
 }
 
-// base^exponent by binary powering in double. A resumed run gets the same bits as an uninterrupted
-// run. A running product in fp32 would not give the same bits. Library pow is avoided because its
-// last bit differs between C libraries.
+// Computes base^exponent in double by repeated squaring. So a resumed run gets the same bits as an
+// uninterrupted run. A running product in fp32 would give other bits. The C library's pow is not
+// used, because its last bit differs between C libraries.
 inline double power(double base, std::uint64_t exponent) {
   double result = 1.0;
   for (double square = base; exponent != 0; exponent >>= 1, square *= square) {
@@ -187,8 +186,8 @@ inline double power(double base, std::uint64_t exponent) {
   return result;
 }
 
-// The coefficients of step number `step`; the first step is step 1.
-// Requires: step >= 1, 0 <= beta < 1.
+// The coefficients of step number `step`. The first step is step 1. Requires: step >= 1, 0 <= beta
+// < 1.
 inline AdamCoefficients adam_coefficients(const AdamOptions& options, double learning_rate,
                                           std::uint64_t step, float gradient_scale) {
   const double correction1 = 1.0 - power(options.beta1, step);

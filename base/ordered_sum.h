@@ -1,8 +1,8 @@
-// The sum that a reduction over ranks computes. Element i of the target is the sum of element i of
-// every source. The elements are added in fp32 in the order of the sources, and the sum is rounded
-// once to the target's type. The order is part of the definition, so the bits do not depend on the
-// rank that adds, or on the division of the data. This header is in base/ because collectives
-// (gpu/) use the sum and cpu_optim/rank_sum.h computes it.
+// The sum that a reduction over ranks has to give. Element i of the target is the sum of the
+// elements i of all sources. The elements are added in fp32 in the order of the sources. The result
+// is rounded once to the target's type. This order is part of the definition. So the bits do not
+// depend on which rank adds, or on how the data is divided. The header is in base/ because two
+// modules need it: gpu/ in its collectives, and cpu_optim/rank_sum.h, which computes the sum.
 //
 // Thread rule: a SumFunction is callable from any thread on disjoint memory.
 #pragma once

@@ -1,5 +1,6 @@
-// The functions read stored elements as fp32 values and write them, on the host and on the device.
-// The conversions are those of sluice/dtype.h, chosen by a C++ type instead of a DType value. Pure.
+// Reads stored elements as fp32 values, and writes fp32 values as stored elements, on the host and
+// on the device. The conversions are those of sluice/dtype.h. A C++ type selects the conversion,
+// instead of a DType value. Pure.
 #pragma once
 
 #include <sluice/device_function.h>
@@ -27,7 +28,7 @@ SLUICE_HOST_DEVICE inline void store(float value, Fp16& target) {
   target.bits = fp16_from_float(value);
 }
 
-// Calls body with a null pointer to the element type that `dtype` names.
+// Calls `body` with a null pointer whose C++ type is the element type for `dtype`.
 template <class Body>
 auto with_element_type(DType dtype, const Body& body) {
   switch (dtype) {

@@ -1,5 +1,5 @@
 // The processors and the memory that this process may use, as hwloc and the cgroup report them. The
-// system is asked once, and later calls are pure.
+// first call asks the system, and later calls return the same answer.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,7 @@
 namespace sluice {
 
 struct Topology {
-  // The number of processing units in the affinity mask, limited by the cgroup's CPU quota; at
-  // least 1.
+  // The number of processors in the affinity mask, limited by the cgroup's CPU quota; at least 1.
   unsigned granted_cores = 1;
   std::uint64_t memory_bytes = 0;  // physical memory, at most the cgroup's limit
   unsigned numa_nodes = 1;
@@ -18,11 +17,11 @@ struct Topology {
 
 const Topology& topology();
 
-// Returns the smaller of `asked` and the granted cores, because more threads would only delay each
-// other. 0 asks for all cores.
+// Returns the smaller of `asked` and the number of granted cores, because more threads would only
+// delay each other. If `asked` is 0, the result is the number of granted cores.
 unsigned granted_threads(unsigned asked);
 
-// Does the work of topology() for tests, but reads the cgroup's limits from other files.
+// Does the same as topology(), but reads the cgroup's limits from other files, for tests.
 // `proc_cgroup` replaces /proc/self/cgroup, and `cgroup_root` replaces /sys/fs/cgroup (v2, or v1
 // with a folder per controller). A missing file sets no limit.
 Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup_root);

@@ -1,5 +1,5 @@
-// The frame around every call of the C interface. This code turns exceptions into a status and a
-// message. The guard lets only one thread of one process use a handle at a time.
+// Code that runs around every call of the C interface. It turns exceptions into a status and a
+// message. It also ensures that only one thread at a time, in only one process, uses a handle.
 #pragma once
 
 #include <sys/types.h>
@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// The common part of engines and optimizers.
+// The part that the handles of engines and optimizers have in common.
 struct Handle {
   const pid_t owner = getpid();
   std::atomic<bool> is_in_a_call = false;
@@ -56,9 +56,9 @@ sluice_status guarded(const Call& call) noexcept {
 }
 
 // Runs the call `name` on `handle` and turns its exception into a status. The call is refused if
-// another thread is inside a call on `handle`, or if another process made `handle`. For another
-// process's handle, only the owner is checked, because the threads and pools of the handle are not
-// in this process.
+// another thread is inside a call on `handle`, or if another process made `handle`. If another
+// process made the handle, the guard reads only its owner, because the handle's threads and pools
+// do not exist in this process.
 template <typename Call>
 sluice_status guarded(Handle* handle, const char* name, const Call& call) noexcept {
   if (handle != nullptr && !handle->is_mine())

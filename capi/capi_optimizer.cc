@@ -15,7 +15,7 @@
 #include <sluice/units.h>
 
 #include "capi/call_guard.h"
-#include "capi/sluice.h"
+#include "capi/sluice_gpu.h"
 
 using namespace sluice;
 
@@ -117,23 +117,13 @@ sluice_status sluice_optimizer_create_on_gpu(const char* config_json,
                                              sluice_optimizer** optimizer) {
   const char* const name = __func__;
   return guarded([&] {
-    create(name, config_json, tensors, tensor_count, optimizer,
-           [&](sluice_optimizer& made, const Config& config,
-               std::vector<DetachedTensor> described) {
-             made.gpu = make_cuda_device({.ordinal = gpu, .memory_bytes = kGpuBytes});
-             made.optimizer =
-                 std::make_unique<DetachedOptimizer>(config, std::move(described), *made.gpu);
-           });
-  });
-}
-
-sluice_status sluice_why_no_gpu(int32_t gpu, const char** why) {
-  const char* const name = __func__;
-  return guarded([&] {
-    require(why, name, "the place for the text");
-    thread_local std::string text;
-    text = why_no_cuda_device(gpu);
-    *why = text.c_str();
+    create(
+        name, config_json, tensors, tensor_count, optimizer,
+        [&](sluice_optimizer& made, const Config& config, std::vector<DetachedTensor> described) {
+          made.gpu = make_cuda_device({.ordinal = gpu, .memory_bytes = kGpuBytes});
+          made.optimizer =
+              std::make_unique<DetachedOptimizer>(config, std::move(described), *made.gpu);
+        });
   });
 }
 

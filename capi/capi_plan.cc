@@ -8,7 +8,7 @@
 
 #include "capi/call_guard.h"
 #include "capi/model.h"
-#include "capi/sluice.h"
+#include "capi/sluice_gpu.h"
 
 using namespace sluice;
 
@@ -35,13 +35,10 @@ nlohmann::ordered_json json_of(const Plan& planned) {
           {"nvme_write_bytes", planned.traffic.nvme_write_bytes}};
 }
 
-}  // namespace
-
-extern "C" {
-
-sluice_status sluice_plan(const char* config_json, const sluice_model* model,
-                          const char** plan_json) {
-  const char* const name = __func__;
+// `machine` gives the machine that a config is planned for.
+template <typename MachineOf>
+sluice_status plan_text(const char* name, const char* config_json, const sluice_model* model,
+                        const char** plan_json, const MachineOf& machine) {
   return guarded([&] {
     require(plan_json, name, "the place for the plan");
     *plan_json = nullptr;
@@ -49,8 +46,27 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
     require(model, name, "the model");
     const Config config = engine_config(ConfigDocument(config_json, "config"));
     const ModelSpec spec = model_from_c(*model, config.precision.parameters);
-    planned_text = json_of(plan(config, spec, this_machine(config))).dump();
+    planned_text = json_of(plan(config, spec, machine(config))).dump();
     *plan_json = planned_text.c_str();
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+sluice_status sluice_plan(const char* config_json, const sluice_model* model,
+                          const char** plan_json) {
+  return plan_text(__func__, config_json, model, plan_json, this_machine);
+}
+
+sluice_status sluice_plan_on_gpu(const char* config_json, const sluice_model* model,
+                                 const char** plan_json) {
+  return plan_text(__func__, config_json, model, plan_json, [](const Config& config) {
+    RunMachine machine = this_machine(config);
+    machine.device_is_host = false;
+    machine.device_bytes = RunMachine{}.device_bytes;
+    return machine;
   });
 }
 

@@ -1,6 +1,7 @@
 // A step before its end, behind the C interface: leases, announced units, and the norm.
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <span>
 #include <utility>
@@ -16,8 +17,9 @@ using namespace sluice;
 
 namespace {
 
-Lease acquire(const char* name, sluice_engine& engine, UnitId unit, Pass pass) {
-  if (engine.step) return engine.step->acquire(unit, pass, engine.stream);
+Lease acquire(const char* name, sluice_engine& engine, UnitId unit, Pass pass,
+              const Stream& stream) {
+  if (engine.step) return engine.step->acquire(unit, pass, stream);
   if (!engine.inference)
     refuse(
         fmt::format("{}: neither a step nor an inference is active; sluice_begin_step() and "
@@ -25,22 +27,15 @@ Lease acquire(const char* name, sluice_engine& engine, UnitId unit, Pass pass) {
                     name));
   if (pass != Pass::kInference)
     refuse(fmt::format("{}: an inference is active, whose pass is SLUICE_INFERENCE", name));
-  return engine.inference->acquire(unit, engine.stream);
+  return engine.inference->acquire(unit, stream);
 }
 
-void acquire_into(sluice_lease* lease, const char* name, sluice_engine& engine, std::uint32_t unit,
-                  int32_t pass) {
+// For computation on the calling thread, which waits for the stream's dependencies.
+void acquire_here(sluice_lease* lease, const char* name, sluice_engine& engine, std::uint32_t unit,
+                  std::int32_t pass) {
   require(lease, name, "the place for the lease");
-  if (pass < SLUICE_FORWARD || pass > SLUICE_INFERENCE)
-    refuse(fmt::format("{}: pass is {}; it must be a sluice_pass", name, pass));
-  Lease acquired = acquire(name, engine, UnitId{unit}, static_cast<Pass>(pass));
-  // Computation runs on the caller's thread, so it waits for the stream's dependencies.
+  *lease = acquire_for(name, engine, unit, pass, engine.stream);
   engine.device->synchronize(engine.stream.id());
-  const bool has_gradient = pass == SLUICE_BACKWARD && !engine.model.units[unit].is_frozen;
-  *lease = {.parameters = acquired.parameter(0),
-            .gradients = has_gradient ? acquired.gradient(0) : nullptr,
-            .id = engine.next_lease_id};
-  engine.leases.emplace(engine.next_lease_id++, std::move(acquired));
 }
 
 std::vector<UnitId> announce(sluice_engine& engine, std::span<const UnitId> units, Pass pass) {
@@ -54,26 +49,45 @@ std::vector<UnitId> announce(sluice_engine& engine, std::span<const UnitId> unit
 
 }  // namespace
 
-extern "C" {
-
-sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
-                             sluice_lease* lease) {
-  return guarded(engine, __func__,
-                 [&](const char* name) { acquire_into(lease, name, *engine, unit, pass); });
+sluice_lease sluice::acquire_for(const char* call, sluice_engine& engine, std::uint32_t unit,
+                                 std::int32_t pass, const Stream& stream) {
+  if (pass < SLUICE_FORWARD || pass > SLUICE_INFERENCE)
+    refuse(fmt::format("{}: pass is {}; it must be a sluice_pass", call, pass));
+  Lease acquired = acquire(call, engine, UnitId{unit}, static_cast<Pass>(pass), stream);
+  const bool has_gradient = pass == SLUICE_BACKWARD && !engine.model.units[unit].is_frozen;
+  const sluice_lease lease{.parameters = acquired.parameter(0),
+                           .gradients = has_gradient ? acquired.gradient(0) : nullptr,
+                           .id = engine.next_lease_id++};
+  engine.leases.emplace(lease.id, HeldLease{std::move(acquired), stream.id()});
+  return lease;
 }
 
-sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
-                                    int32_t pass, sluice_lease* lease) {
+sluice_status sluice::within(sluice_engine* engine, const char* call, std::uint32_t milliseconds,
+                             const std::function<void(const char* name)>& acquire) {
   bool is_pending = false;
-  const sluice_status status = guarded(engine, __func__, [&](const char* name) {
+  const sluice_status status = guarded(engine, call, [&](const char* name) {
     const WaitLimit limit{std::chrono::milliseconds(milliseconds)};
     try {
-      acquire_into(lease, name, *engine, unit, pass);
+      acquire(name);
     } catch (const WaitEnded&) {
       is_pending = true;
     }
   });
   return is_pending ? SLUICE_PENDING : status;
+}
+
+extern "C" {
+
+sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
+                             sluice_lease* lease) {
+  return guarded(engine, __func__,
+                 [&](const char* name) { acquire_here(lease, name, *engine, unit, pass); });
+}
+
+sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
+                                    int32_t pass, sluice_lease* lease) {
+  return within(engine, __func__, milliseconds,
+                [&](const char* name) { acquire_here(lease, name, *engine, unit, pass); });
 }
 
 sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id) {

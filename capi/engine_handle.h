@@ -1,8 +1,9 @@
-// The engine behind the C interface, with the objects that C cannot own: the step and the leases.
+// The handle of an engine, with the objects that a C program cannot own: the step and the leases.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -10,11 +11,17 @@
 #include <string>
 #include <vector>
 
+#include <sluice/cuda_device.h>
 #include <sluice/engine.h>
-#include <sluice/host_device.h>
 #include <sluice/status_publisher.h>
 
 #include "capi/call_guard.h"
+
+// A lease of the application's, and the stream that it is for.
+struct HeldLease {
+  sluice::Lease lease;
+  sluice::StreamId stream;
+};
 
 struct sluice_engine : sluice::Handle {
   ~sluice_engine() {
@@ -23,15 +30,15 @@ struct sluice_engine : sluice::Handle {
     inference.reset();
   }
 
-  // Wraps a C callback in the function that the engine needs. The handle, `values` and `context`
-  // must outlive the result.
+  // Wraps a C callback in the type of function that the engine needs. The handle, `values` and
+  // `context` must outlive the result.
   sluice::InitialValues initial_values(sluice_values values, void* context) const;
-  // Keeps the newest hundred lines for sluice_next_note().
+  // Adds lines for sluice_next_note(), and keeps only the newest hundred.
   void add_notes(std::span<const std::string> added);
   void show_phase(sluice::RunPhase phase) {
     if (status) status->enter(phase);
   }
-  // The engine is shown as being in `phase` until the result is destroyed.
+  // Until the result is destroyed, `sluice top` shows the engine in `phase`.
   [[nodiscard]] auto shown_as(sluice::RunPhase phase) {
     struct Shown {
       sluice_engine& engine;
@@ -48,13 +55,16 @@ struct sluice_engine : sluice::Handle {
   sluice::ModelSpec model;
   sluice::Config::Precision precision;
   std::vector<std::uint64_t> opaque_bytes;  // by tensor; 0 if it is not opaque
-  std::unique_ptr<sluice::HostDevice> device;
+  std::unique_ptr<sluice::Device> device;
+  sluice::CudaDevice* gpu = nullptr;                 // `device`, if it is a GPU
   std::unique_ptr<sluice::Collectives> collectives;  // null for one rank
   std::unique_ptr<sluice::Engine> engine;
-  sluice::Stream stream;
+  sluice::Stream stream;                    // for leases that the caller waits for
+  std::map<void*, sluice::Stream> streams;  // those of the application on the GPU, adopted
+  std::optional<sluice::Event> handover;    // between two of them; made when it is needed
   std::optional<sluice::Step> step;
   std::optional<sluice::Inference> inference;
-  std::map<std::uint64_t, sluice::Lease> leases;
+  std::map<std::uint64_t, HeldLease> leases;
   std::uint64_t next_lease_id = 1;
   std::optional<sluice::StatusPublisher> status;  // if the engine is shown
   sluice::StepFigures figures;                    // of the next step, for `status`
@@ -64,3 +74,27 @@ struct sluice_engine : sluice::Handle {
   std::optional<std::string> next_application;  // text for the next commits
   std::string saved_path;                       // the last saved checkpoint
 };
+
+namespace sluice {
+
+// The device of a new engine, and the collectives of its rank, which are null for one rank.
+struct EngineDevice {
+  std::unique_ptr<Device> device;
+  CudaDevice* gpu = nullptr;  // `device`, if it is a GPU
+  std::unique_ptr<Collectives> collectives;
+};
+using MakeDevice = std::function<EngineDevice(const Config& config)>;
+
+// Makes the engine behind a handle; `make_device` gives its device.
+std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice_model& model,
+                                           const MakeDevice& make_device);
+
+// Acquires `unit` for work on `stream`, and keeps the lease in `engine`. `call` is the name of the
+// call for messages, and `pass` is a sluice_pass.
+sluice_lease acquire_for(const char* call, sluice_engine& engine, std::uint32_t unit,
+                         std::int32_t pass, const Stream& stream);
+// Runs `acquire`, and returns SLUICE_PENDING if that waits for more than `milliseconds`.
+sluice_status within(sluice_engine* engine, const char* call, std::uint32_t milliseconds,
+                     const std::function<void(const char* name)>& acquire);
+
+}  // namespace sluice

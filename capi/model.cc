@@ -14,9 +14,11 @@ void require(const void* pointer, const std::string& what) {
   if (pointer == nullptr) throw Error(ErrorCode::kInvalidArgument, "model: " + what + " is null");
 }
 
+constexpr std::int32_t kFlags = SLUICE_ANNOUNCED | SLUICE_PINNED | SLUICE_LOCAL;
+
 // A sluice_frozen, unless the unit has a number that is none.
 std::int32_t frozen_of(const sluice_unit& unit) {
-  return unit.is_frozen < 0 ? unit.is_frozen : unit.is_frozen & ~(SLUICE_ANNOUNCED | SLUICE_PINNED);
+  return unit.is_frozen < 0 ? unit.is_frozen : unit.is_frozen & ~kFlags;
 }
 
 TensorSpec tensor_from_c(const sluice_tensor& tensor, const std::string& place) {
@@ -56,7 +58,8 @@ ModelSpec model_from_c(const sluice_model& model, DType parameters) {
                   .is_frozen = frozen != SLUICE_TRAINED,
                   .is_announced = (unit.is_frozen & SLUICE_ANNOUNCED) != 0,
                   .is_opaque = frozen == SLUICE_OPAQUE,
-                  .is_pinned = (unit.is_frozen & SLUICE_PINNED) != 0};
+                  .is_pinned = (unit.is_frozen & SLUICE_PINNED) != 0,
+                  .is_local = (unit.is_frozen & SLUICE_LOCAL) != 0};
     if (unit.tensor_count != 0) require(unit.tensors, place + ".tensors");
     for (std::uint32_t j = 0; j < unit.tensor_count; ++j)
       made.tensors.push_back(

@@ -12,11 +12,11 @@
 
 namespace sluice {
 
-// Fails with kInvalidArgument if a pointer is null where values are needed. The message names the
-// place. The engine's own checks of the model are not repeated here.
-// `parameters` is the type of the parameters. Opaque tensors are counted in words of this type.
+// Fails with kInvalidArgument if a pointer is null although values are needed. The message says
+// which pointer. Other checks of the model are left to the engine. `parameters` is the dtype of the
+// parameters. Opaque tensors are counted in words of this dtype's size.
 ModelSpec model_from_c(const sluice_model& model, DType parameters);
-// For each opaque tensor, the number of its bytes; for each other tensor, 0.
+// One entry per tensor: the number of bytes of an opaque tensor, and 0 for any other tensor.
 std::vector<std::uint64_t> opaque_bytes_of(const sluice_model& model);
 
 // Fails with kInvalidArgument if the unit does not exist.

@@ -1,4 +1,4 @@
-// The ranks behind the C interface: a listening socket, and the connections with the other ranks.
+// The handle of the ranks: a listening socket, and the connections to the other ranks.
 #pragma once
 
 #include <memory>

@@ -68,17 +68,30 @@ void end_step(sluice_engine& engine) {
 }
 
 // `ranks` may be null, for one rank.
-std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice_model& model,
-                                           SocketWorld* ranks) {
+MakeDevice on_the_host(SocketWorld* ranks) {
+  return [ranks](const Config& config) {
+    auto host = make_host_device(
+        {.memory_bytes = host_device_bytes(config), .at_once_bytes_max = kAtOnceBytes});
+    std::unique_ptr<Collectives> collectives = ranks == nullptr ? nullptr : ranks->join(*host);
+    return EngineDevice{.device = std::move(host), .collectives = std::move(collectives)};
+  };
+}
+
+}  // namespace
+
+std::unique_ptr<sluice_engine> sluice::make_engine(const char* config_json,
+                                                   const sluice_model& model,
+                                                   const MakeDevice& make_device) {
   const Config config = engine_config(ConfigDocument(config_json, "config"));
   const ModelSpec spec = model_from_c(model, config.precision.parameters);
   auto made = std::make_unique<sluice_engine>();
   made->model = spec;
   made->opaque_bytes = opaque_bytes_of(model);
   made->precision = config.precision;
-  made->device = make_host_device(
-      {.memory_bytes = host_device_bytes(config), .at_once_bytes_max = kAtOnceBytes});
-  if (ranks != nullptr) made->collectives = ranks->join(*made->device);
+  EngineDevice device = make_device(config);
+  made->device = std::move(device.device);
+  made->gpu = device.gpu;
+  made->collectives = std::move(device.collectives);
   made->engine = std::make_unique<Engine>(config, spec, *made->device, made->collectives.get());
   made->engine->set_last_words(
       [](const std::string& message) { (void)set_error(SLUICE_INTERNAL, message.c_str()); });
@@ -86,8 +99,6 @@ std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice
   made->add_notes(made->engine->notes());
   return made;
 }
-
-}  // namespace
 
 InitialValues sluice_engine::initial_values(sluice_values values, void* context) const {
   return [this, values, context](const TensorPlace& tensor, std::uint64_t first,
@@ -141,7 +152,7 @@ sluice_status sluice_engine_create(const char* config_json, const sluice_model* 
     *engine = nullptr;
     require(config_json, name, "config_json");
     require(model, name, "the model");
-    *engine = make_engine(config_json, *model, nullptr).release();
+    *engine = make_engine(config_json, *model, on_the_host(nullptr)).release();
   });
 }
 
@@ -157,7 +168,7 @@ sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_
     if (ranks->has_engine)
       refuse(fmt::format("{}: these ranks have had an engine; each engine needs its own", name));
     ranks->has_engine = true;
-    *engine = make_engine(config_json, *model, ranks->world.get()).release();
+    *engine = make_engine(config_json, *model, on_the_host(ranks->world.get())).release();
   });
 }
 

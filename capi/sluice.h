@@ -1,25 +1,25 @@
 // Sluice's interface in C, for C programs and for bindings to other languages. The engine keeps a
 // model's parameters and optimizer state in device memory, host memory and on NVMe. The engine
-// brings each unit to the device just before computation needs the unit, and updates the whole
-// model once per step. The C++ interface (<sluice/engine.h>) has longer explanations. Both
-// interfaces have the same order of calls:
+// brings each unit to the device shortly before computation needs it, and updates the whole model
+// once per step. The C++ interface (<sluice/engine.h>) has longer explanations. Both interfaces
+// have the same order of calls:
 //
 //   sluice_engine_create, sluice_initialize,
 //   per step: sluice_begin_step, sluice_acquire and sluice_release for each use of a unit,
 //             sluice_finish_step,
 //   sluice_close, sluice_engine_destroy.
 //
-// Computation runs on the calling thread, over host memory. Between the return of sluice_acquire
-// and the call of sluice_release, computation may read the parameters and write the gradients.
+// Computation runs on the calling thread, over host memory; sluice_gpu.h has the calls for
+// computation on an NVIDIA GPU. Between the return of sluice_acquire and the call of
+// sluice_release, computation may read the parameters and write the gradients.
 //
 // Threads: only one thread at a time may call an engine, but the thread may change. A call during
 // another call of the same engine is refused with SLUICE_INVALID_ARGUMENT. Different engines are
-// independent.
-// Processes: an engine belongs to the process that made it. In a forked child every call is refused
-// with SLUICE_FORKED, and sluice_engine_destroy does nothing.
-// Errors: every call returns SLUICE_OK or the status of a failure; sluice_last_error() describes
-// the failure. A wrong argument, including a null pointer, is refused and changes nothing. These
-// checks cannot find invalid memory, such as an engine that has been destroyed.
+// independent. Processes: an engine belongs to the process that made it. In a forked child every
+// call is refused with SLUICE_FORKED, and sluice_engine_destroy does nothing. Errors: every call
+// returns SLUICE_OK or the status of a failure; sluice_last_error() describes the failure. A wrong
+// argument, including a null pointer, is refused and changes nothing. These checks cannot detect an
+// invalid pointer, such as an engine that has already been destroyed.
 #pragma once
 
 #include <stdint.h>
@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-// This number increases with every change of this file, except additions at the end of the file.
+// This number increases whenever this file changes, except when something is only added at its end.
 #define SLUICE_ABI_VERSION 2
 
 typedef enum sluice_status {
@@ -64,26 +64,26 @@ typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
   // The unit is frozen, and its tensors are bytes of any meaning, such as quantized weights. The
-  // engine keeps the bytes and their order, and never computes with the bytes. Checkpoints and
-  // durable stores are compared with the model by the number of words of a tensor. An opaque tensor
-  // has as many words as its bytes fill, and a word is as large as a parameter. The caller compares
-  // types and shapes itself, for example by a text that it saves with the checkpoint.
+  // engine keeps these bytes in their order, and never computes with them. Checkpoints and durable
+  // stores know only the number of words of an opaque tensor, and compare this number with the
+  // model. A word is as large as a parameter. An opaque tensor has as many words as its bytes fill.
+  // Types and shapes are compared only by the caller.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
-// This value is added to a sluice_frozen. The unit is then in neither order, and each step
-// announces with sluice_announce() whether it uses the unit. The experts of a router are such
-// units.
+// This value can be added to a sluice_frozen. The unit is then in neither the forward nor the
+// backward order. A step that uses the unit announces this with sluice_announce(). The experts of a
+// mixture-of-experts model are such units.
 #define SLUICE_ANNOUNCED 4
-// Added to a sluice_frozen without SLUICE_ANNOUNCED: the home of the unit's parameters is device
-// memory, and its leases in forward and inference may last until the step ends.
+// Added to a sluice_frozen without SLUICE_ANNOUNCED: the unit's parameters stay in device memory,
+// and its leases in forward and inference may last until the step ends.
 #define SLUICE_PINNED 8
 
-// Tensors that computation needs together: the unit of transfers and leases.
+// Tensors that computation needs together. Transfers and leases are always of a whole unit.
 typedef struct sluice_unit {
   const char* name;  // unique in the model
   const sluice_tensor* tensors;
   uint32_t tensor_count;
-  int32_t is_frozen;  // a sluice_frozen, with SLUICE_ANNOUNCED or SLUICE_PINNED or without
+  int32_t is_frozen;  // a sluice_frozen, with flags: SLUICE_ANNOUNCED, SLUICE_PINNED, SLUICE_LOCAL
 } sluice_unit;
 
 // Tensor numbers count from 0 through all units, in the order of `units`.
@@ -92,9 +92,9 @@ typedef struct sluice_model {
   uint32_t unit_count;
   // The largest number of units that computation holds at the same time; at least 1.
   uint32_t concurrent_leases;
-  // The order in which one micro-batch uses units, without announced ones. If null, the order is 0,
-  // 1, ... in forward, and the reverse in backward. A step in another order has to wait for
-  // transfers. The engine then expects the next step to have the new order.
+  // The order in which one micro-batch uses the units, leaving out announced units. If null,
+  // forward uses the order 0, 1, ..., and backward the reverse. A step in another order waits for
+  // transfers. The next step is then expected in the new order.
   const uint32_t* forward_order;
   const uint32_t* backward_order;
   uint32_t forward_count;
@@ -116,17 +116,17 @@ typedef enum sluice_state {
 
 typedef struct sluice_step_options {
   double learning_rate;
-  // The divisor of the sum of the micro-batches' gradients; 0 = micro_batches, which gives the
-  // mean.
+  // The sum of the micro-batches' gradients is divided by this number; 0 = micro_batches, which
+  // gives the mean.
   double gradient_divisor;
-  // One learning rate for each of the config's optimizer.groups, in the order of the config. If
-  // null, each rate is learning_rate times the group's factor.
+  // One learning rate for each entry of the config's optimizer.groups, in the order of the config.
+  // If null, the rate of a group is learning_rate times the group's factor.
   const double* group_learning_rates;
   uint32_t group_count;
   uint32_t micro_batches;  // the expected number; at least 1
 } sluice_step_options;
 
-// Values that are known only after the gradients have come.
+// Values that the program may know only after backward.
 typedef struct sluice_finish_options {
   double learning_rate;                // negative = as in sluice_begin_step()
   double gradient_divisor;             // 0 = as in sluice_begin_step()
@@ -198,9 +198,9 @@ void sluice_engine_destroy(sluice_engine* engine);
 // Sets the fp32 master weights, and sets the moments to zero. Called once, before the first step.
 // After a successful call, another call is refused.
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
-// Waits for every update, and reports an update's failure. Only sluice_engine_destroy() may follow.
+// Waits for every update, and reports a failed one. Only sluice_engine_destroy() may follow.
 sluice_status sluice_close(sluice_engine* engine);
-// Returns when every update under way has been applied and the updated state is at home.
+// Returns when all updates have been applied and the updated state is at home.
 sluice_status sluice_drain(sluice_engine* engine);
 
 sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options);
@@ -215,18 +215,18 @@ sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
 sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
-// The call blocks until `unit` can be used. `pass` is a sluice_pass. In a step, `pass` is
-// SLUICE_FORWARD or SLUICE_BACKWARD, and in an inference, `pass` is SLUICE_INFERENCE. Before use i
-// of a step, the lease of use i - concurrent_leases has to have been released, unless that lease is
-// on a pinned unit and not for SLUICE_BACKWARD.
+// Blocks until `unit` can be used. `pass` is a sluice_pass. In a step, `pass` is SLUICE_FORWARD or
+// SLUICE_BACKWARD, and in an inference, `pass` is SLUICE_INFERENCE. Before use i of a step, the
+// lease of use i - concurrent_leases has to have been released, unless that lease is on a pinned
+// unit and not for SLUICE_BACKWARD.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.
 sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id);
 
-// The call copies `element_count` elements of a tensor's state to `target`. `kind` is a
-// sluice_state. Must not be called while a step is active. A tensor of an opaque unit has only
-// SLUICE_PARAMETER, and `first` and `element_count` are bytes.
+// Copies `element_count` elements of a tensor's state to `target`. `kind` is a sluice_state. Must
+// not be called while a step is active. A tensor of an opaque unit has only SLUICE_PARAMETER, and
+// `first` and `element_count` are bytes.
 sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t kind,
                                 uint64_t first, uint64_t element_count, void* target);
 sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);
@@ -238,8 +238,8 @@ sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
 sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_batches,
                                        sluice_traffic* traffic);
 // Returns one line for the user, about a choice that the machine forced or about the last step.
-// Each line comes once; the result is null when no lines are left. Valid until the next call of
-// this function for the same engine.
+// Each line is returned only once. The result is null when no lines are left. Valid until the next
+// call of this function for the same engine.
 sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 
 // Writes all of the state as a checkpoint into a new folder below `root`. The folder appears whole
@@ -249,38 +249,38 @@ sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
                           const char* application);
 // Begins to write the same checkpoint as sluice_save(), while training goes on. The checkpoint
-// holds the state of the last step. The config has to contain "memory": {"save_buffers": N}. If
+// holds the state after the last step. The config has to contain "memory": {"save_buffers": N}. If
 // another save is under way, the call finishes that save first.
 sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
                                 const char* application);
 // `*has_one` says whether a checkpoint of sluice_begin_save() has appeared. Each checkpoint is
 // reported once, by one of these two functions. For a reported checkpoint, sluice_saved_path()
-// gives the path. The call sluice_finish_save() first waits for the save under way; no step may be
-// active. Polling does not finish a checkpoint. The checkpoint appears in a later
-// sluice_begin_step(), sluice_finish_save(), sluice_begin_save(), sluice_save(),
-// sluice_replace_values() or sluice_close(). A checkpoint that has not appeared is lost if the
-// program ends without sluice_finish_save() or sluice_close(). The failure of a save is reported
-// once: by one of these functions, by sluice_begin_save() or by sluice_begin_step(). After a
-// failure, nothing of the checkpoint is left.
+// gives the path. sluice_finish_save() first waits until the save under way has ended. No step may
+// be active. sluice_poll_save() only asks; it does not finish a checkpoint. The checkpoint appears
+// during a later call of sluice_begin_step(), sluice_finish_save(), sluice_begin_save(),
+// sluice_save(), sluice_replace_values() or sluice_close(). A checkpoint that has not appeared is
+// lost if the program ends without sluice_finish_save() or sluice_close(). If a save fails, one
+// call reports the failure: one of these two functions, sluice_begin_save() or sluice_begin_step().
+// After a failure, nothing of the checkpoint is left.
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
-// Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(). Training then
-// continues with the same bits as a run without a break.
+// Sets the whole state from the checkpoint in `folder`, instead of sluice_initialize(). Training
+// then continues with the same bits as an uninterrupted run.
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
 // Replaces sluice_initialize() if the config has storage.state (docs/durable.md). The call resumes
 // from the durable store's last commit and sets `*is_new` to 0. If there is no store, the call
 // makes a store from `values` and sets `*is_new` to 1. If `accepts_changes` is not 0, the call
-// resumes even if numbers of the config differ from the commit's numbers.
+// resumes even if numbers in the config differ from those of the commit.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
-// Sets the text that commits keep, for steps that finish after this call. The text has at most
-// 1 MiB, and is empty at first.
+// Sets a text that is saved with the commit of each step that finishes after this call. The text
+// has at most 1 MiB, and is empty at first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
-// Commits the last step now. Must not be called while a step is active.
+// Commits the last step now, even if no commit is due. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
-// The last step whose commit is durable. After sluice_engine_create(), the result is the step from
-// which sluice_open_or_create() continues. `*has_one` is 0 if no step is committed, or if there is
-// no durable store.
+// The last step whose commit is durable. After sluice_engine_create(), this is the step from which
+// sluice_open_or_create() will continue. `*has_one` is 0 if no step is committed, or if there is no
+// durable store.
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
 // sluice_application_text() returns the text saved with the checkpoint of sluice_restore() or the
 // commit of sluice_open_or_create(). The call sluice_saved_path() returns the path of the last
@@ -289,9 +289,9 @@ sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* 
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
-// An optimizer for programs that keep parameters and gradients themselves, also on a GPU
-// (sluice_optimizer_create_on_gpu). It keeps moments and exact fp32 masters in host memory or on
-// NVMe. Threads, processes and errors follow the same rules as for an engine.
+// An optimizer for programs that keep parameters and gradients themselves, in host memory or on a
+// GPU (sluice_gpu.h). It keeps moments and exact fp32 masters in host memory or
+// on NVMe. Threads, processes and errors follow the same rules as for an engine.
 //
 // The program first calls sluice_optimizer_create. In each step, the program calls
 // sluice_optimizer_begin, and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end,
@@ -307,9 +307,9 @@ typedef struct sluice_optimizer_tensor {
   uint32_t is_on_gpu;      // not 0: only with sluice_optimizer_create_on_gpu()
 } sluice_optimizer_tensor;
 
-// One step of one tensor. Parameter and gradient are contiguous, and belong to the optimizer until
-// sluice_optimizer_wait() of the tensor has returned. An optimizer ignores the hyperparameters that
-// it does not have.
+// One step for one tensor. Parameter and gradient are contiguous. They belong to the optimizer
+// until sluice_optimizer_wait() for the tensor has returned. An optimizer ignores the
+// hyperparameters that it does not have.
 typedef struct sluice_update {
   void* parameter;
   const void* gradient;
@@ -326,7 +326,7 @@ typedef struct sluice_update {
 } sluice_update;
 
 typedef struct sluice_optimizer_report {
-  // Counted since the optimizer was made.
+  // Counted since the optimizer was created.
   uint64_t nvme_read_bytes;
   uint64_t nvme_write_bytes;
   uint64_t updated_elements;
@@ -345,22 +345,22 @@ typedef struct sluice_optimizer_report {
 sluice_status sluice_optimizer_create(const char* config_json,
                                       const sluice_optimizer_tensor* tensors, uint32_t tensor_count,
                                       sluice_optimizer** optimizer);
-// A parameter may be partly updated if the program has not waited for its update. Null does
-// nothing.
+// If the program has not waited for the update of a parameter, the parameter may be only partly
+// updated. Null does nothing.
 void sluice_optimizer_destroy(sluice_optimizer* optimizer);
-// Starts `updates` in their order, after the updates that are under way.
+// Starts `updates` in the given order, after earlier updates that are still running.
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
                                      uint32_t update_count);
 #define SLUICE_ALL_TENSORS UINT32_MAX
-// The call returns when the parameter of `tensor` has the result of every update that has begun.
-// With SLUICE_ALL_TENSORS, the call waits for the updates of all tensors.
+// Returns when the parameter of `tensor` has the results of all updates begun so far. With
+// SLUICE_ALL_TENSORS, the call waits for the updates of all tensors.
 sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor);
-// The call returns when all parameters have the results of the updates that have begun, and the new
-// state is at home.
+// Returns when all parameters have the results of all updates begun so far, and the new state is
+// back in its tier.
 sluice_status sluice_optimizer_wait_all(sluice_optimizer* optimizer);
-// These calls copy or set elements [first, first + element_count) of a tensor's state, as fp32.
-// `kind` is a sluice_state. SLUICE_PARAMETER is the parameter as the last update left it, and
-// cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit parameters, and are
+// These calls copy or set elements [first, first + element_count) of one kind of a tensor's state,
+// as fp32. `kind` is a sluice_state. SLUICE_PARAMETER is the parameter as the last update left it,
+// and cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit parameters, and are
 // otherwise refused.
 sluice_status sluice_optimizer_read(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                     uint64_t first, uint64_t element_count, float* target);
@@ -368,33 +368,33 @@ sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tenso
                                      uint64_t first, uint64_t element_count, const float* source);
 sluice_status sluice_optimizer_describe(sluice_optimizer* optimizer,
                                         sluice_optimizer_report* report);
-// Returns a line for the user about a choice that this machine forced, or about a tensor that is no
-// longer finite. Each line comes once; the result is null when no lines are left. Valid until the
-// next call of this function for the same optimizer.
+// Returns a line for the user about a choice that this machine forced, or about a tensor whose
+// state is no longer finite. Each line is returned only once. The result is null when no lines are
+// left. Valid until the next call of this function for the same optimizer.
 sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** note);
 
 // Whether `text` is a DeepSpeed config. A DeepSpeed config has keys of DeepSpeed, and no key that
 // belongs only to Sluice.
 sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
-// Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config, for processes on the host. In
-// messages, the DeepSpeed config has the name `file_name`. `values_json` gives the values for
-// "auto", under the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}.
-// Null means no values. {"ranks": 2} is the number of processes, by default 1. {"hidden_size": 768}
-// is the model's; "auto" of DeepSpeed's persistence threshold is ten times it. {"names": {"lr":
-// "args.learning_rate"}} says what messages call a value that is not from the command line.
-// `report` is the JSON that `sluice config import --json` prints, together with the config. The
-// text is valid until the thread's next call of this function. Fails with SLUICE_CONFIG; the
-// message names everything that is refused.
+// Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config for training on the host.
+// Messages call the DeepSpeed config `file_name`. `values_json` gives the values for "auto", under
+// the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}. Null means no
+// values. {"ranks": 2} is the number of processes, by default 1. {"hidden_size": 768} is the
+// model's hidden size; if DeepSpeed's persistence threshold is "auto", ten times this size is used.
+// {"names": {"lr": "args.learning_rate"}} is the name by which messages call a value that does not
+// come from the command line. `report` is the JSON that `sluice config import --json` prints, and
+// contains the config. The text is valid until the thread's next call of this function. Fails with
+// SLUICE_CONFIG; the message names everything that is refused.
 sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
                                       const char* values_json, const char** report);
-// The learning rates of updates [first, first + count) under the config's optimizer.schedule. The
-// first update is update 0.
+// The learning rates of updates [first, first + count), as the config's optimizer.schedule sets
+// them. The first update is update 0.
 sluice_status sluice_learning_rates(const char* config_json, uint64_t first, uint64_t count,
                                     double* rates);
-// The call plans a run on this machine without making an engine. `plan_json` is JSON with the pools
-// of each tier, their sums, and the bytes that a step reads from and writes to storage. The text is
-// valid until the thread's next call of this function. Fails as sluice_engine_create() does, except
-// for failures to make files.
+// Plans a run on this machine without making an engine. `plan_json` is JSON with the pools of each
+// tier, the sum of each tier, and the bytes that a step reads from and writes to storage. The text
+// is valid until the thread's next call of this function. Fails as sluice_engine_create() does,
+// except where that call fails to make files.
 sluice_status sluice_plan(const char* config_json, const sluice_model* model,
                           const char** plan_json);
 
@@ -406,70 +406,70 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
 // Each rank calls sluice_ranks_create and sluice_ranks_endpoint. The program brings every rank's
 // endpoint to all ranks, for example through the store of its launcher. Then each rank calls
 // sluice_ranks_connect and sluice_engine_create_ranked. From then on all ranks make the same calls
-// of the engine in the same order: sluice_acquire with the same units, and also sluice_read_state,
-// sluice_save and sluice_close. A call waits for other ranks no longer than sharding.timeout, and
-// then fails with SLUICE_RANKS.
+// of the engine in the same order. For example, they call sluice_acquire with the same units, and
+// also sluice_read_state, sluice_save and sluice_close together. A call waits for other ranks no
+// longer than sharding.timeout, and then fails with SLUICE_RANKS.
 typedef struct sluice_ranks sluice_ranks;
 
 // Begins to listen at `address`. The address is an IP address of this host that all other ranks can
-// reach. If all ranks are on this host, "127.0.0.1" will do.
+// reach. If all ranks are on this host, "127.0.0.1" is enough.
 sluice_status sluice_ranks_create(const char* address, uint32_t rank, uint32_t rank_count,
                                   sluice_ranks** ranks);
-// The engine has to be destroyed first. Null does nothing.
+// The engine of these ranks has to be destroyed first. Null does nothing.
 void sluice_ranks_destroy(sluice_ranks* ranks);
-// Returns a line of text by which others find this rank. The line contains a secret: every process
-// that has the line can take part. The line is valid until sluice_ranks_destroy().
+// Returns a line of text that other ranks need to connect to this rank. The line contains a secret:
+// any process that has the line can join the ranks. The line is valid until sluice_ranks_destroy().
 sluice_status sluice_ranks_endpoint(sluice_ranks* ranks, const char** endpoint);
 // Connects this rank to all others. `endpoints` has rank_count lines, in the order of the ranks.
 // The call reads only sharding.timeout of the config.
 sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
                                    const char* const* endpoints);
 // Does the same as sluice_engine_create(), for the engine of this rank. The call also fails with
-// SLUICE_RANKS if the ranks differ in config or model. `ranks` can have one engine, and must
-// outlive the engine.
+// SLUICE_RANKS if the ranks differ in config or model. Only one engine can be made from `ranks`,
+// and `ranks` must outlive it.
 sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_model* model,
                                           sluice_ranks* ranks, sluice_engine** engine);
 
 // Reads the text of a config file, which may have comments, as `sluice train` does. `config_json`
-// is the config as JSON, valid until the thread's next call. Messages name `file_name`.
-// Fails with SLUICE_CONFIG if the text does not parse, a key is unknown, or a value has the wrong
-// type or is out of range.
+// is the config as JSON. The text is valid until the thread's next call of this function. Messages
+// call the config `file_name`. Fails with SLUICE_CONFIG if the text does not parse, a key is
+// unknown, or a value has the wrong type or is out of range.
 sluice_status sluice_read_config(const char* text, const char* file_name, const char** config_json);
 
-// The call sets masters and parameters of `tensors` between two steps. Moments and step stay as
-// they are. All ranks give the same list.
-// Fails with SLUICE_UNSUPPORTED if the config has storage.state. If `values` fails, the tensors may
-// have some of their new values. With several ranks, the engine then stops.
+// Sets the masters and the parameters of `tensors` between two steps. Moments and step stay as they
+// are. All ranks pass the same list. Fails with SLUICE_UNSUPPORTED if the config has storage.state.
+// If `values` fails, the tensors may have some of their new values. With several ranks, the engine
+// then stops.
 sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
                                     uint32_t tensor_count, sluice_values values, void* context);
 
 // The function replaces each of `count` sums by its sum over the group, modulo 2^64.
-// MPI_Allreduce() of unsigned 64-bit integers, in place, does this. The function returns 0 for
-// success. Any other number is a failure, which stops the engine with SLUICE_RANKS. The function
-// must not call the same engine.
+// MPI_Allreduce() with MPI_UINT64_T and MPI_SUM, in place, is such a function. The function returns
+// 0 for success. Any other number is a failure, which stops the engine with SLUICE_RANKS. The
+// function must not call the same engine.
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
-// All members clip by the group's norm, skip the same steps and keep the same loss scale. The calls
-// sluice_finish_step() and sluice_gradient_norm() call `add` once, on their own thread. All members
-// of the group make these calls equally often. `elsewhere` has the numbers of the tensors that
-// another member counts, because that member has equal copies. A null `add` ends the group. Must
-// not be called while a step is active. `context` must stay valid until the group ends or the
-// engine is destroyed.
+// All members clip by the group's norm, skip the same steps and keep the same loss scale. During
+// sluice_finish_step() and sluice_gradient_norm(), the engine calls `add` once, on the calling
+// thread. All members of the group have to make these calls equally often. `elsewhere` lists the
+// tensors that another member counts, because that member has an equal copy. If `add` is null, the
+// engine leaves the group. Must not be called while a step is active. `context` must stay valid
+// until the group ends or the engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
-// Announces that the step or inference will use each of `units` once in `pass`, in this order.
-// These uses follow the uses that were announced before. The fetches of these units begin at once.
-// The program then calls sluice_acquire() for these units in this order, at any place between the
-// other units, before sluice_finish_step(). With several ranks, all ranks announce at the same
-// point, and each rank acquires the units of all ranks. The call writes the units to `uses`, in the
-// order in which they have to be acquired, and their number to `use_count`. `uses` needs room for
-// every announced unit of the model.
+// Announces that the step or inference will use each of `units` once in `pass`, in the given order.
+// These uses follow all uses that were announced before. The engine begins to fetch these units at
+// once. Before sluice_finish_step(), the program acquires these units in this order, at any place
+// between the other units. With several ranks, all ranks announce at the same point, and each rank
+// acquires the units that any rank has announced. `uses` gets the units to acquire, in the order of
+// acquisition, and `use_count` their number. `uses` needs room for every announced unit of the
+// model.
 sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
                               int32_t pass, uint32_t* uses, uint32_t* use_count);
 
-// A trace that sluice_trace_stop() has ended.
+// The report of sluice_trace_stop() about the trace.
 typedef struct sluice_trace_result {
   uint64_t records;     // in the file
   uint64_t lost;        // that came too fast for the file
@@ -477,28 +477,27 @@ typedef struct sluice_trace_result {
 } sluice_trace_result;
 
 // From this call to sluice_trace_stop(), all engines and optimizers of this process write a trace
-// to the file `path`. The trace has each transfer, update, computation and wait, and `sluice trace`
+// to the file `path`. The trace has every transfer, update, computation and wait. `sluice trace`
 // reads it (docs/tracing.md). The file replaces an older file. An engine describes itself in the
 // file when it is created. So create the engine after this call. Each of the `rank_count` processes
-// has a file of its own, and `rank` is the number of this process.
-// Fails with SLUICE_INPUT if the file cannot be created, and with SLUICE_INVALID_ARGUMENT if a
-// trace is running. In a forked child, this call and sluice_trace_stop() fail with SLUICE_FORKED.
+// writes its own file. `rank` is the number of this process. Fails with SLUICE_INPUT if the file
+// cannot be created, and with SLUICE_INVALID_ARGUMENT if a trace is running. In a forked child,
+// this call and sluice_trace_stop() fail with SLUICE_FORKED.
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
 // The call writes the remaining records and closes the file. `result` may be null. Does nothing
 // without a trace.
-// Fails with SLUICE_IO if the file could not be written whole. The file can then be read up to its
-// end.
+// Fails with SLUICE_IO if the file could not be written whole. It can be read up to its end.
 sluice_status sluice_trace_stop(sluice_trace_result* result);
 
-// Does the same as sluice_acquire(), but waits only for about `milliseconds`. If the unit cannot be
-// used by then, the call returns SLUICE_PENDING, which is no failure. The caller can then look for
-// signals. To go on waiting, the caller repeats the call. Otherwise the caller has to call
+// Does the same as sluice_acquire(), but waits for at most about `milliseconds`. If the unit is not
+// ready by then, the call returns SLUICE_PENDING, which is not a failure. The caller can then check
+// for signals. To continue waiting, the caller repeats the call. Otherwise the caller has to call
 // sluice_abandon_step() or sluice_end_inference().
 sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, sluice_lease* lease);
 
-// Figures of a training that only the application knows, for `sluice top`. An unknown number is 0,
-// and an unknown loss is NaN.
+// Figures of a training that only the application knows and `sluice top` shows. An unknown number
+// is 0, and an unknown loss is NaN.
 typedef struct sluice_figures {
   double loss;             // of the next step that finishes
   uint64_t tokens;         // of each step, over all ranks
@@ -509,31 +508,21 @@ typedef struct sluice_figures {
 
 // Shows this engine in `sluice top` until the engine is destroyed. Each sluice_finish_step() writes
 // the step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May
-// be called again between steps, with the newest figures. Without XDG_RUNTIME_DIR, the call does
-// nothing. A process has one page, for the engine that was shown first. If an engine has no page, a
-// note says why (sluice_next_note); this is no failure.
+// be called again between steps, with the newest figures. Without XDG_RUNTIME_DIR, nothing happens.
+// A process has only one page, which belongs to the engine that was shown first. If an engine has
+// no page, a note says why (sluice_next_note).
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
 
 // Waits for the gradients that have come so far in this step. `*norm` is the norm that
-// sluice_finish_step() with this divisor would report now, or NaN if a gradient is not finite.
-// Divisor 0: that of sluice_begin_step(). The step goes on, also after a failure. All ranks ask.
+// sluice_finish_step() would report now with this divisor, or NaN if a gradient is not finite. If
+// the divisor is 0, the divisor of sluice_begin_step() is used. The step goes on, also after a
+// failure. All ranks make this call.
 sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
-// Does the same as sluice_optimizer_create(), for tensors of which some are in the memory of the
-// NVIDIA GPU number `gpu`. Their gradients and parameters are copied down, the parameters back up.
-// Fails with SLUICE_UNSUPPORTED if the GPU cannot be used.
-sluice_status sluice_optimizer_create_on_gpu(const char* config_json,
-                                             const sluice_optimizer_tensor* tensors,
-                                             uint32_t tensor_count, int32_t gpu,
-                                             sluice_optimizer** optimizer);
-// Does the same as sluice_optimizer_begin(). Tensors on the GPU are read after the work that is now
-// on `gpu_stream`, a cudaStream_t that stays valid as long as the optimizer; null is the default
-// stream. sluice_optimizer_wait() returns when the parameter on the GPU is written.
-sluice_status sluice_optimizer_begin_on_gpu(sluice_optimizer* optimizer,
-                                            const sluice_update* updates, uint32_t update_count,
-                                            void* gpu_stream);
-// Why the GPU `gpu` cannot be used; empty if it can. Valid until the thread's next call of this.
-sluice_status sluice_why_no_gpu(int32_t gpu, const char** why);
+// Added to a sluice_frozen with SLUICE_ANNOUNCED: with several ranks, this rank alone has the unit,
+// such as an expert (UnitSpec::is_local). In its place, each rank has a unit of equal shapes, with
+// names of its own. sluice_announce() with such units names no others, and is this rank's alone.
+#define SLUICE_LOCAL 16
 
 #ifdef __cplusplus
 }

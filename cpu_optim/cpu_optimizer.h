@@ -30,13 +30,14 @@ class CpuOptimizer {
   // Requires: arrays start at a multiple of 16 elements from the start of the unit, so that chunks
   // keep their alignment.
   NewState update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
-  // Sets a limit for the rate of later update() calls, of every optimizer in the process. Faster
-  // calls sleep for the remaining time. 0 removes the limit. The limit is for benchmarks that need
-  // an exact rate.
+  // Limits the rate of later update() calls of all optimizers in this process. An update that is
+  // faster than the limit sleeps for the remaining time. 0 removes the limit. The limit is for
+  // benchmarks that need an exact rate.
   static void set_update_pace(std::uint64_t parameters_per_second) {
     pace_ = parameters_per_second;
   }
-  // Calls move_like_update() in the chunks of update(), so that the two speeds can be compared.
+  // Calls move_like_update() on the same chunks as update(), so that the two speeds can be
+  // compared.
   void move_like_update(const UpdateArrays& arrays);
   void accumulate(DType dtype, void* target, const void* source, std::uint64_t element_count);
   void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,

@@ -1,9 +1,9 @@
-// The operations on a gradient before the optimizer on the CPU: accumulation over micro-batches and
-// the squared norm. Results depend only on the arguments. Any thread may call the functions on
-// disjoint memory. The *_reference functions are the scalar definitions. The other functions give
-// the same bits faster (simd_target_name() names their instruction set). Each array is aligned at
-// least for its element type. The caller's floating-point environment changes no result and stays
-// unchanged, as in update.h. A NaN may differ in sign and payload.
+// The CPU's work on a gradient before the optimizer: accumulation over micro-batches, and the
+// squared norm. Results depend only on the arguments. Any thread may call the functions on disjoint
+// memory. The *_reference functions are the scalar definitions. The other functions give the same
+// bits faster (simd_target_name() names their instruction set). Each array is aligned at least for
+// its element type. The caller's floating-point environment has no effect on any result and stays
+// unchanged, as in update.h. If a result is NaN, its sign and payload may differ.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// The number of elements in each leaf of the norm. Counted from the start of the unit, each leaf
-// starts at a multiple of this number.
+// The number of elements in each leaf of the norm. Leaves are counted from the start of the unit,
+// so each leaf starts at a multiple of this number.
 inline constexpr std::uint64_t kNormLeafElements = 256;
 
 // target[i] = round(float(target[i]) + float(source[i])), with one fp32 addition and one rounding

@@ -1,5 +1,5 @@
-// The optimizers by name, and the checks of their hyperparameters. The loops of the updates check
-// nothing. Pure functions, callable from any thread.
+// Names of the optimizers, and checks of their hyperparameters. The checks are here, because the
+// loops of the updates check nothing. Pure functions, callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace sluice {
 
-// Whether `kind` keeps exp_avg, and whether it keeps exp_avg_sq. Every optimizer keeps one moment
-// or both moments.
+// Whether `kind` keeps exp_avg, and whether it keeps exp_avg_sq. Every optimizer keeps at least one
+// of the two moments.
 bool keeps_exp_avg(OptimizerKind kind);
 bool keeps_exp_avg_sq(OptimizerKind kind);
 
-// Fails with kInvalidArgument, naming the hyperparameter, its value and its range.
+// Fails with kInvalidArgument. The message gives the hyperparameter, its value and its range.
 void validate(const OptimizerOptions& options);
 
-// Returns the coefficients of step number `step`; the first step is step 1.
-// Fails with kInvalidArgument if step is 0, the learning rate is negative or not finite, or the
-// scale is not finite.
+// Returns the coefficients of step number `step`. The first step is step 1. Fails with
+// kInvalidArgument if step is 0, the learning rate is negative or not finite, or the scale is not
+// finite.
 UpdateCoefficients coefficients_of(const OptimizerOptions& options, double learning_rate,
                                    std::uint64_t step, float gradient_scale);
 

@@ -1,7 +1,7 @@
-// The functions compute sums over ranks in rank order, as base/ordered_sum.h defines them. The call
+// Computes sums over ranks in the order of the ranks, as base/ordered_sum.h defines them. The call
 // sum_in_order() gives the same bits as sum_in_order_reference(), but is faster. The caller's
-// floating-point environment changes no result and stays unchanged, as in gradient_ops.h. A NaN may
-// differ in sign and payload.
+// floating-point environment has no effect on any result and stays unchanged, as in gradient_ops.h.
+// If a result is NaN, its sign and payload may differ.
 //
 // Thread rule: results depend only on the arguments. Any thread may call the functions on disjoint
 // memory.

@@ -1,11 +1,11 @@
-// The vector kernels, and the choice between them. One source is compiled once per instruction set.
-// Internal to cpu_optim and its tests. Other code calls update_simd(), accumulate_gradient() and
-// add_squared_norm(), which also set the floating-point environment. No function
-// changes anything but its outputs, so any thread may call them.
+// The vector kernels, and the choice of the kernels that this process uses. One source is compiled
+// once per instruction set. Internal to cpu_optim and its tests. Other code calls update_simd(),
+// accumulate_gradient() and add_squared_norm(), which also set the floating-point environment. The
+// functions change nothing but their outputs, so any thread may call them.
 //
 // Invariant: every kernel gives the bits of the scalar definition (base/optimizer_math.h,
-// gradient_ops.h) for all results that are not NaN. If the definition gives NaN, the kernel gives
-// NaN, too, but sign and payload may differ.
+// gradient_ops.h) for all results that are not NaN. Where the definition gives NaN, the kernel
+// gives NaN, too, but sign and payload may differ.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,17 @@
 
 namespace sluice {
 
-// The result of a vector kernel for elements [0, element_count) of its arrays. The scalar
-// definition handles the rest, which is less than two vectors.
+// The result of a vector kernel for its arrays' elements [0, element_count). The scalar definition
+// handles the remaining elements, fewer than two vectors.
 struct VectorResult {
   std::string_view target_name;  // the instruction set of the compiled kernel
   std::uint64_t element_count = 0;
   NewState state = NewState::kFinite;
 };
 
-// The kernels of one instruction set. Each kernel returns the name of the set that it was compiled
-// for, so that a test can tell which kernel really ran. Each array is aligned at least for its
-// element type.
+// The kernels of one instruction set. Each kernel returns the name of the instruction set that it
+// was compiled for, so that a test can tell which kernel really ran. Each array is aligned at least
+// for its element type.
 struct SimdKernels {
   std::int64_t highway_target;  // Highway's bit for the set
   std::string_view target_name;
@@ -40,14 +40,15 @@ struct SimdKernels {
   VectorResult (*adagrad)(const AdagradCoefficients& coefficients, const UpdateArrays& arrays);
   VectorResult (*sgd)(const SgdCoefficients& coefficients, const UpdateArrays& arrays);
   void (*move)(const UpdateArrays& arrays, std::uint32_t seed);
-  // The kernel rounds new moments to bf16. All elements share `words`, and the low 32 bits of their
-  // indices count from `first_element`. Returns the number of elements that were rounded; the
+  // Rounds new moments to bf16. All elements share `words`, and the low 32 bits of their indices
+  // count from `first_element`. Returns the number of elements that the kernel has rounded; the
   // scalar definition handles the rest.
   std::uint64_t (*round_vectors)(const FreshMoments& moments, const UpdateArrays& target,
                                  RoundingWords words, std::uint32_t first_element);
-  // The next two kernels encode moments, or decode them, in whole groups. They return the number of
-  // elements that were handled; the definition handles the next group, or the rest. Null for an
-  // instruction set in which they would not be quicker than the definition.
+  // The next two kernels encode or decode moments in whole groups. Each returns the number of
+  // elements that it has handled. The scalar definition handles what follows: the next group, or
+  // the rest. A pointer is null if the kernel would be no faster than the definition with this
+  // instruction set.
   std::uint64_t (*encode_code_groups)(CodeBook book, const float* values,
                                       std::uint64_t element_count, const MomentCodes& moment);
   std::uint64_t (*decode_code_groups)(CodeBook book, const MomentCodes& moment,
@@ -59,8 +60,8 @@ struct SimdKernels {
   // Returns the number of elements that were summed. The scalar definition handles the rest.
   std::uint64_t (*sum_vectors)(const OrderedSum& sum);
 
-  // The next functions handle all elements, with vectors first and then the scalar definition
-  // for the rest.
+  // The next functions handle all elements: first with vectors, then the rest with the scalar
+  // definition.
   VectorResult update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) const;
   void round_moments(const FreshMoments& moments, const UpdateArrays& target) const;
   void encode_codes(CodeBook book, std::span<const float> values, const MomentCodes& moment) const;
@@ -72,13 +73,13 @@ struct SimdKernels {
 // list is never empty.
 std::span<const SimdKernels> available_simd_kernels();
 
-// The kernels called `name`, in upper or lower case; the best kernels when `name` is empty.
-// Fails with kConfig if no available kernels have this name. The message lists the available names.
+// The kernels called `name`, in upper or lower case. If `name` is empty, the best kernels. Fails
+// with kConfig if no kernels of this name are available. The message lists the available names.
 const SimdKernels& select_simd_kernels(std::string_view name);
 
-// The kernels that this process uses, by select_simd_kernels(). The name comes from the environment
-// variable SLUICE_SIMD, which is read at the first call.
-// Fails with kConfig, at every call, if SLUICE_SIMD names no available kernels.
+// The kernels that this process uses, chosen by select_simd_kernels(). The name comes from the
+// environment variable SLUICE_SIMD, which is read at the first call. Fails with kConfig, at every
+// call, if SLUICE_SIMD names no available kernels.
 const SimdKernels& active_simd_kernels();
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Turns any update of fp32 moments into an update of a run whose moments are bf16 or 8-bit codes.
+// Turns an update of fp32 moments into an update of a run whose moments are bf16 or 8-bit codes.
 // Internal to cpu_optim. Pure, callable from any thread on disjoint memory.
 #pragma once
 
@@ -11,10 +11,10 @@
 
 namespace sluice {
 
-// Decoded moments of this many elements stay in the first cache, beside the code tables.
+// This many decoded moments fit into the first-level cache, beside the code tables.
 inline constexpr std::uint64_t kDecodedElements = 4 * kMomentGroupElements;
 
-// The new moments in fp32; null if the optimizer does not keep the moment.
+// The new moments in fp32. A pointer is null if the optimizer does not keep that moment.
 struct FreshMoments {
   const float* exp_avg = nullptr;
   const float* exp_avg_sq = nullptr;
@@ -25,7 +25,8 @@ struct FreshMoments {
   }
 };
 
-// The conversions of moments. `bf16` encodes new moments into those of `target`.
+// The functions that convert moments. `bf16` converts new moments to bf16 and stores them in the
+// arrays of `target`.
 struct MomentConversions {
   std::function<void(CodeBook book, std::span<const float> values, const MomentCodes& moment)>
       encode;
@@ -46,15 +47,14 @@ inline void round_moments_reference(const FreshMoments& moments, const UpdateArr
   }
 }
 
-// Converts `values` to fp32 in `target`, and returns `target`. If there is no moment, the result is
-// null.
+// Converts `values` to fp32 in `target`, and returns `target`. Returns null if there is no moment.
 inline float* decoded_bf16(const std::uint16_t* values, std::uint64_t count, float* target) {
   if (values == nullptr) return nullptr;
   for (std::uint64_t i = 0; i < count; ++i) target[i] = float_from_bf16(values[i]);
   return target;
 }
-// Calls `update` for parts of `arrays`, with fp32 moments in place of the encoded moments. `update`
-// returns a NewState.
+// Calls `update` for one part of `arrays` after another, with fp32 moments in place of the encoded
+// ones. `update` returns a NewState.
 template <class Update>
 NewState update_encoded(const UpdateArrays& arrays, const MomentConversions& convert,
                         const Update& update) {

@@ -1,12 +1,12 @@
-// Threads that run the iterations of a loop. A oneTBB arena behind an interface without TBB.
-// Thread rule: several threads may call for_each() at the same time. Each call blocks until its own
-// iterations are done, and runs some of them.
+// Threads that run the iterations of a loop. The class wraps a oneTBB arena behind an interface
+// without TBB. Thread rule: several threads may call for_each() at the same time. Each call blocks
+// until its own iterations are done, and runs some of them.
 //
-// libtbb is not built with ThreadSanitizer. So the sanitizer does not see that work goes to a
-// worker, or that a thread waits for the worker. Without help, the sanitizer would report every
-// array as a race. The file worker_arena.cc is compiled without the sanitizer. In builds with the
-// sanitizer, two atomics in this header show both orderings to the sanitizer. The sanitizer still
-// finds races between iterations, and races with other threads.
+// libtbb is not compiled with ThreadSanitizer. So the sanitizer does not see that work goes to a
+// worker, or that a thread waits for the worker. Without help, the sanitizer would report a race on
+// every array. The file worker_arena.cc is compiled without the sanitizer. In builds with the
+// sanitizer, two atomics in this header show it both orderings. The sanitizer still finds races
+// between iterations, and races with other threads.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ class WorkerArena {
 
   unsigned threads() const { return threads_; }
 
-  // Calls body(i) for each i in [0, count), in any order, and returns when all calls have returned.
-  // A body that takes two arguments is called as body(i, worker). Calls that run at the same time
-  // have different `worker` numbers, all below threads(). `worker` can select scratch memory. An
-  // exception from an iteration cancels all iterations that have not begun, and for_each() rethrows
-  // the exception.
+  // Calls body(i) for each i in [0, count), in any order. Returns when all calls have returned. A
+  // body that takes two arguments is called as body(i, worker). Calls that run at the same time get
+  // different `worker` numbers, all below threads(). So `worker` can select scratch memory. If an
+  // iteration throws, iterations that have not begun are cancelled, and for_each() rethrows the
+  // exception.
   template <class Body>
   void for_each(std::uint64_t count, const Body& body) {
     publish(begun_);
@@ -57,7 +57,7 @@ class WorkerArena {
 
   void run(std::uint64_t count, Call call, const void* body);
 
-  // There are two atomics and not one, so that iterations are not ordered among themselves.
+  // Two atomics are needed, because one atomic would order the iterations among themselves.
 #if defined(__SANITIZE_THREAD__)
   using Edge = std::atomic<std::uint64_t>;
   static void publish(Edge& edge) {

@@ -10,6 +10,7 @@
 #include "base/topology.h"
 #include "base/trace/trace_ranges.h"
 #include "engine/planner/run_plan.h"
+#include "engine/ranks/local_units.h"
 #include "engine/ranks/pool_check.h"
 #include "engine/ranks/rank_clocks.h"
 #include "engine/run/engine_trace.h"
@@ -177,20 +178,17 @@ void Engine::Parts::require_no_state(const char* call) const {
                 fmt::format("{}: the state has its values already; make a new engine", call));
 }
 
-bool Engine::Parts::is_local(const std::string& tensor) const {
+bool Engine::Parts::is_shared(const std::string& tensor) const {
   const auto found = std::ranges::find(layout.tensors(), tensor, &TensorPlace::name);
-  return found != layout.tensors().end() && layout.unit(found->unit).is_local;
+  return found != layout.tensors().end() && !layout.unit(found->unit).is_local;
 }
 
-void Engine::Parts::require_shared_units(const char* call) const {
-  const auto local = std::ranges::find_if(layout.units(), &UnitPlace::is_local);
-  if (!ranks.are_several() || local == layout.units().end()) return;
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: unit \"{}\" is local to rank {} of {}, and each rank has others in "
-                          "its place, which a checkpoint of all ranks cannot hold; keep the state "
-                          "in a durable store (storage.state.name), or let each rank read its own "
-                          "units with read_state()",
-                          call, local->name, ranks.rank(), ranks.count()));
+StateDescription Engine::Parts::description_of_all() {
+  StateDescription own = describe_state(model, config.precision.parameters, config.optimizer.kind,
+                                        config.optimizer.state);
+  if (!ranks.are_several() || std::ranges::none_of(layout.units(), &UnitPlace::is_local))
+    return own;
+  return describe_all_ranks(own, layout, ranks);
 }
 
 void Engine::Parts::require_durable(const char* call) const {
@@ -204,15 +202,16 @@ void Engine::Parts::require_durable(const char* call) const {
 void Engine::Parts::fill(StateSource& source, const std::string& application, const char* call) {
   require_no_state(call);
   loop.set_application(call, application);
+  const StateDescription description = description_of_all();
   ranks.together(kStateSource, [&] {
     if (durable) durable->require_other_step(source.position().step);
-    source.prepare(description());
+    source.prepare(description);
   });
   const StatePosition position = source.position();
   const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
   std::string updates;
   for (const auto& [tensor, count] : position.tensor_updates)
-    if (!is_local(tensor)) updates += fmt::format("; {} updates of {}", count, tensor);
+    if (is_shared(tensor)) updates += fmt::format("; {} updates of {}", count, tensor);
   ranks.require_agreement(fmt::format("step {}, loss scale {} {} {} {}{}", position.step,
                                       position.loss_scale.has_value(), scale.scale,
                                       scale.hysteresis_left, scale.good_steps, updates),

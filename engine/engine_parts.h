@@ -60,13 +60,10 @@ struct Engine::Parts {
   void require_idle(const char* call);
   void require_no_state(const char* call) const;
   void require_durable(const char* call) const;
-  // Fails with kUnsupported if several ranks have local units.
-  void require_shared_units(const char* call) const;
-  bool is_local(const std::string& tensor) const;
-  StateDescription description() const {
-    return describe_state(model, config.precision.parameters, config.optimizer.kind,
-                          config.optimizer.state);
-  }
+  // Whether all ranks have the tensor.
+  bool is_shared(const std::string& tensor) const;
+  // The state of all ranks, with the local units of each. All ranks make this call together.
+  StateDescription description_of_all();
   // Gives the state its values, and makes a durable store's first commit of these values.
   void fill(StateSource& source, const std::string& application, const char* call);
   // Gives `tensors` other masters between two steps.

@@ -13,12 +13,11 @@ namespace sluice {
 SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options) {
   const CallGuard guard(parts_->link, "save");
   parts_->require_idle("save");
-  parts_->require_shared_units("save");
   parts_->advance_save(SaveWait::kYes);
   parts_->throw_save_failure();
   const std::uint64_t begin_ns = trace_now_ns();
   parts_->loop.lend_buffers();
-  CheckpointWriter writer(parts_->layout, parts_->description(), parts_->state.place_count(),
+  CheckpointWriter writer(parts_->layout, parts_->description_of_all(), parts_->state.place_count(),
                           parts_->ranks);
   try {
     SavedCheckpoint saved =
@@ -36,7 +35,6 @@ SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options
 void Engine::begin_save(const std::string& root, const SaveOptions& options) {
   const CallGuard guard(parts_->link, "begin_save");
   parts_->require_idle("begin_save");
-  parts_->require_shared_units("begin_save");
   const std::uint32_t buffers = parts_->placement.save_buffers.count;
   if (buffers == 0)
     throw Error(ErrorCode::kInvalidArgument,
@@ -46,7 +44,7 @@ void Engine::begin_save(const std::string& root, const SaveOptions& options) {
   parts_->advance_save(SaveWait::kYes);
   parts_->throw_save_failure();
   Parts::Save save{.writer = std::make_unique<CheckpointWriter>(
-                       parts_->layout, parts_->description(), buffers, parts_->ranks),
+                       parts_->layout, parts_->description_of_all(), buffers, parts_->ranks),
                    .step = parts_->loop.scheduled_step(),
                    .begin_ns = begin_ns};
   CheckpointWriter& writer = *save.writer;

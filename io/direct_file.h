@@ -1,6 +1,6 @@
 // A file for O_DIRECT transfers. Its full size is allocated beforehand. A scratch file has no name,
-// and the kernel frees its space even if the process crashes. A file of create_unnamed() gets a
-// name later. Movable, with one owner. Any thread may use the descriptor.
+// so the kernel frees its space even if the process crashes. A file made by create_unnamed() can
+// get a name later. Movable, with one owner. Any thread may use the descriptor.
 #pragma once
 
 #include <cstdint>
@@ -10,53 +10,52 @@
 
 namespace sluice {
 
-// The free bytes for an unprivileged user in the file system of `directory`.
-// Fails with kInput.
+// The free bytes that an unprivileged user may take in the file system of `directory`. Fails with
+// kInput.
 std::uint64_t free_bytes(const std::string& directory);
 
 class DirectFile {
  public:
   // Creates an unnamed file of `size_bytes` (rounded up to whole pages) in `directory`, with mode
-  // 0600. Uses O_TMPFILE. If the file system lacks O_TMPFILE, creates a named file and unlinks the
-  // file immediately. The space is allocated here, so that ENOSPC cannot happen later.
-  // Fails with:
+  // 0600. Uses O_TMPFILE. If the file system lacks O_TMPFILE, the call creates a named file and
+  // removes the name immediately. The space is allocated by this call, so that ENOSPC cannot happen
+  // later. Fails with:
   // - kInput: `directory` is missing, is not a directory, is not writable, or its file system
   //   cannot preallocate.
-  // - kNoSpace: there is too little space. The message names needed and free bytes.
+  // - kNoSpace: there is too little space. The message gives the needed and the free bytes.
   // - kIo: the drive reports an error.
   static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
 
-  // Creates a file as create_scratch() does, but link_as() can give this file a name. The function
-  // turns copy-on-write off for the file, if the file system has a flag for this.
-  // Fails with the errors of create_scratch(), and with kUnsupported if the file system has no
-  // unnamed files.
+  // Creates a file as create_scratch() does, but link_as() can give this file a name. If the file
+  // system has a flag against copy-on-write, the call sets this flag for the file. Fails with the
+  // errors of create_scratch(), and with kUnsupported if the file system has no unnamed files.
   static DirectFile create_unnamed(const std::string& directory, std::uint64_t size_bytes);
-  // Gives the file a name that no other file has. The folder is not synced.
-  // Fails with kInput if the name is taken, and with kIo.
+  // Gives the file a name that no other file has. The folder is not synced. Fails with kInput if
+  // the name is taken, and with kIo if the file system reports an error.
   void link_as(const std::string& path);
   // Opens an existing file.
   // Fails with kInput if the file is missing, is not a regular file, or is not writable, with
   // kUnsupported if no descriptor is left, and with kIo.
   static DirectFile open_existing(const std::string& path);
-  // Gives the file at least `size_bytes`, rounded up to whole pages. Allocates the space as
-  // create_scratch() does, and keeps what the file holds. Requires: the file has whole pages.
-  // Fails with the errors of create_scratch(). The file then has its former size.
+  // Gives the file at least `size_bytes`, rounded up to whole pages. The call allocates the space
+  // as create_scratch() does, and keeps the file's contents. Requires: the file has whole pages.
+  // Fails with the errors of create_scratch(). After a failure, the file has its former size.
   void extend(std::uint64_t size_bytes);
-  // Takes back the space that extend() has added.
+  // Undoes extend(): shortens the file to `size_bytes`.
   void cut(std::uint64_t size_bytes) noexcept;
 
-  // Returns another owner of the same open file. In messages, that owner has the name `name`.
+  // Returns a second owner of the same open file. In messages, the second owner is called `name`.
   // Fails with kUnsupported if no descriptor is left, and with kIo.
   DirectFile shared_as(const std::string& name) const;
 
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
   // Offset, length and memory address must be multiples of this number. The number comes from
-  // statx(STATX_DIOALIGN). The result is 4096 if the kernel reports no number. The number is at
+  // statx(STATX_DIOALIGN). If the kernel reports no number, the result is 4096. The result is at
   // least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
-  // The value is false if the file system refused O_DIRECT. All reads and writes then use the page
-  // cache.
+  // False if the file system refused O_DIRECT. In that case all reads and writes go through the
+  // page cache.
   bool is_direct() const { return is_direct_; }
   // The path, or "DIRECTORY/(scratch)", for messages.
   const std::string& name() const { return name_; }

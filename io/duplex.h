@@ -1,4 +1,4 @@
-// Whether a drive reads and writes at the same time. Pure data.
+// Whether a drive can read and write at the same time. Pure data.
 #pragma once
 
 #include <cstdint>

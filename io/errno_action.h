@@ -1,6 +1,6 @@
-// The table of what Sluice does after a transfer has ended with an errno. The queues look up
-// whether to attempt a transfer again, and the engine looks up whether to read a block again.
-// Messages end with the table's advice. Pure; any thread.
+// The table of what Sluice does when a transfer fails with an errno. The queues use the table to
+// decide whether to repeat a transfer, and the engine uses it to decide whether to read a block
+// again. Error messages end with the advice from this table. Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-// kReread is for errors that may vanish. For example, a drive could not read a sector, or a link
-// dropped a command.
+// kReread is for errors that may not occur again. For example, a drive could not read a sector, or
+// a link dropped a command.
 enum class ErrnoAction : std::uint8_t {
   kRetry,   // nothing was moved; the queue tries again, at most kRetriesMax times in a row
   kReread,  // the request fails, but one new request may succeed
@@ -28,10 +28,10 @@ struct ErrnoRule {
 //   EIO, ETIMEDOUT, EILSEQ, EREMOTEIO,
 //     EBADMSG                            kReread      kFail
 //   everything else                      kFail        kFail
-// A write is not attempted again after EIO, because the state of the drive is unknown. A later
-// successful read would prove nothing. A flush is not attempted again either, because the kernel
-// reports a lost page only once. The next flush would succeed
-// although the page is lost.
+// A write is not attempted again after EIO, because the state of the drive is unknown. Even if a
+// later read succeeds, this proves nothing about the write. A flush is not repeated either, because
+// the kernel reports a lost page only once. A second flush would report success although the page
+// is lost.
 ErrnoRule errno_rule(IoKind kind, int error);
 
 }  // namespace sluice

@@ -1,10 +1,10 @@
-// A queue that takes requests from any thread to the thread that owns a ring. A Handover has a
-// queue with room for `capacity` requests, and an eventfd. The owner reads the eventfd to sleep in
-// the kernel, and new requests wake the owner.
+// A queue through which any thread passes requests to the thread that owns a ring. A Handover has a
+// queue with room for `capacity` requests, and an eventfd. The owner sleeps in the kernel while it
+// reads the eventfd. A new request wakes the owner.
 //
-// Thread rule: any thread may call put() and stop(). Only the owner calls take().
-// Invariants: requests leave in the order of pending_list.h. If a take() has emptied the queue and
-// could have taken more, the next put() makes wake_descriptor() readable.
+// Thread rule: any thread may call put() and stop(). Only the owner calls take(). Invariants:
+// requests leave in the order of pending_list.h. If take() has emptied the queue and had room for
+// more requests, the next put() makes wake_descriptor() readable.
 #pragma once
 
 #include <condition_variable>
@@ -21,23 +21,22 @@ namespace sluice {
 
 class Handover {
  public:
-  // Fails with kUnsupported if the kernel gives no eventfd.
+  // Fails with kUnsupported if the kernel refuses an eventfd.
   explicit Handover(std::size_t capacity);
 
   // Adds the requests in order. The first request gets `first_ticket`, and each further request
-  // gets the next number. The call blocks while there is no room.
-  // Requires: stop() has not been called.
+  // gets the next number. Blocks until there is room. Requires: stop() has not been called.
   void put(std::span<IoRequest* const> requests, std::uint64_t first_ticket);
 
-  // The call moves up to `count_max` requests from the queue to the end of `target`. Does not
-  // block. Returns true after stop() has been called.
+  // Moves at most `count_max` requests from the queue to the end of `target`. Does not block.
+  // Returns true after stop() has been called.
   bool take(std::size_t count_max, std::vector<Submission>& target);
 
-  // Makes take() return true and wake_descriptor() readable.
+  // From this call on, take() returns true and wake_descriptor() is readable.
   void stop();
 
-  // A blocking eventfd. A read of 8 bytes returns as soon as take() would find something. The
-  // descriptor is valid while this object lives.
+  // A blocking eventfd, for the owner to sleep on. A read of 8 bytes returns as soon as take()
+  // would find something. The descriptor is valid while this object lives.
   int wake_descriptor() const { return wake_.get(); }
 
  private:

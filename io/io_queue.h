@@ -5,15 +5,15 @@
 // - uring_queue uses io_uring.
 // - drive_queues combines several queues, one per drive.
 //
-// Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks run on
-// the queue's owner thread in uring_queue, on several worker threads at the same time in
-// thread_queue, and inside submit() in sync_queue. Callbacks may compute, for example a checksum.
-// Callbacks must not block for long, and must not submit to the same queue.
+// Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks of
+// uring_queue run on the queue's owner thread. Those of thread_queue run on several worker threads
+// at the same time, and those of sync_queue run inside submit(). Callbacks may compute, for example
+// a checksum. Callbacks must not block for long, and must not submit to the queue that calls them.
 // Invariants: every request completes exactly once. Either all bytes of the request have moved, or
-// the request has an errno. Short transfers are resumed. EINTR and EAGAIN are retried a limited
-// number of times. A read that meets the end of the file ends with EIO. Waiting requests of higher
-// priority start first. Requests of the same priority start in the order of arrival. No request
-// starves (pending_list.h).
+// the request has an errno. Short transfers are resumed. After EINTR and EAGAIN, a transfer is
+// retried a limited number of times. A read that reaches the end of the file ends with EIO. Waiting
+// requests of higher priority start first. Requests of the same priority start in the order of
+// arrival. No request starves (pending_list.h).
 #pragma once
 
 #include <cstddef>
@@ -28,17 +28,17 @@ namespace sluice {
 // kFlush makes the data written to the file durable (fdatasync).
 enum class IoKind : std::uint8_t { kRead, kWrite, kFlush };
 
-// The order in which a queue starts requests, while it has more requests than it can start. After a
-// request has gone to the kernel, the kernel decides.
+// The order in which a queue starts requests when it cannot start all of them at once. Once a
+// request is in the kernel, the kernel decides when to run it.
 enum class IoPriority : std::uint8_t { kHigh, kNormal, kLow };
 inline constexpr std::size_t kIoPriorities = 3;
 
-// One transfer, or one flush. The caller owns the request. The caller must not move or change the
-// request or `data` until on_complete has been called. For files opened with O_DIRECT, offset,
-// length and address are multiples of DirectFile::alignment_bytes().
-// A flush has no data and no length. A flush covers all writes to its file that completed, on any
-// queue, before the flush was submitted. The flush covers no other writes. After a failed flush,
-// later flushes prove nothing, because the kernel may have dropped the pages.
+// One transfer, or one flush. The caller owns the request. Until on_complete has been called, the
+// caller must not move or change the request or `data`. For files opened with O_DIRECT, offset,
+// length and address are multiples of DirectFile::alignment_bytes(). A flush has no data and no
+// length. A flush covers those writes to its file that completed, on any queue, before the flush
+// was submitted. It covers no other writes. After a failed flush, the success of a later flush
+// proves nothing, because the kernel may have dropped the pages.
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   IoPriority priority = IoPriority::kNormal;
@@ -48,11 +48,11 @@ struct IoRequest {
   std::byte* data = nullptr;
   std::uint64_t length_bytes = 0;
 
-  // Called once, after `error` has been set. The request may be reused or freed from this call on.
+  // Called once, after `error` has been set. From this call on, the request may be reused or freed.
   void (*on_complete)(IoRequest& request) = nullptr;
   void* context = nullptr;  // for on_complete; the queue does not touch it
 
-  // Results.
+  // The result of the request.
   int error = 0;                        // 0, or the errno that ended the transfer
   std::uint64_t transferred_bytes = 0;  // length_bytes when error is 0
   std::uint64_t started_ns = 0;         // trace_now_ns() when the drive was first asked
@@ -85,9 +85,9 @@ class IoQueue {
   // Waits for the requests in flight.
   virtual ~IoQueue() = default;
 
-  // The call adds every request to the queue. In sync_queue, the call also completes every request.
-  // The call blocks while the queue is full. The last step of a request is the call of its
-  // on_complete.
+  // Adds every request to the queue. sync_queue also completes every request during this call. The
+  // call blocks while the queue is full. The call of on_complete is the last thing that a queue
+  // does with a request.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
 
   // Returns when every request submitted before the call has completed and its callback has
@@ -96,7 +96,7 @@ class IoQueue {
 
   // The counts so far. A successful transfer counts with the bytes that the caller asked for.
   virtual IoCounters counters() const = 0;
-  // The part of counters() that belongs to requests with this number in IoRequest::drive. A queue
+  // The part of counters() that belongs to requests whose IoRequest::drive is this number. A queue
   // that does not know drives counts everything for drive 0.
   virtual IoCounters drive_counters(std::uint32_t drive) const {
     return drive == 0 ? counters() : IoCounters{};
@@ -104,28 +104,28 @@ class IoQueue {
 
   virtual std::string_view name() const = 0;
 
-  // A line of text for the user about a feature that this queue cannot use on this machine, with
-  // the reason. The text is empty if there is no such feature.
+  // A line of text for the user about a feature that this queue cannot use on this machine, and
+  // why. The text is empty if there is no such feature.
   virtual std::string_view note() const { return {}; }
 };
 
 struct IoQueueOptions {
   std::uint32_t depth = 64;  // requests in the kernel at the same time, 1..4096
   // The number of further requests that submit() accepts before it blocks; 0 = `depth`. The engine
-  // asks for room for all requests that can be in flight, so that the scheduler never waits for a
-  // drive.
+  // asks for room for all requests that can be in flight at once, so that its scheduler never waits
+  // for a drive.
   std::uint32_t backlog = 0;
-  // Memory that most requests use. With uring_queue, the kernel pins this memory once and not for
-  // every request. If the kernel refuses, note() tells the reason, and nothing else changes. The
-  // memory must outlive the queue.
+  // Memory that most requests use. With uring_queue, the kernel pins this memory once instead of
+  // for every request. If the kernel refuses, note() tells the reason, and nothing else changes.
+  // The memory must outlive the queue.
   std::span<std::byte> memory = {};
-  // Descriptors of the files that most requests use. A queue of io_uring registers these
-  // descriptors with the kernel, too. The descriptors must stay open while the queue lives.
+  // Descriptors of the files that most requests name. uring_queue registers these descriptors with
+  // the kernel. The descriptors must stay open while the queue lives.
   std::span<const int> files = {};
 };
 
-// Makes the reference, which moves the bytes inside submit() and ignores the depth.
-// Fails with kInvalidArgument if the depth is out of bounds.
+// Makes the reference queue, which moves the bytes inside submit() and ignores the depth. Fails
+// with kInvalidArgument if the depth is out of bounds.
 std::unique_ptr<IoQueue> make_sync_queue(const IoQueueOptions& options);
 
 // Makes a queue that calls pread and pwrite on min(depth, 32) threads.
@@ -139,8 +139,8 @@ std::unique_ptr<IoQueue> make_thread_queue(const IoQueueOptions& options);
 std::unique_ptr<IoQueue> make_uring_queue(const IoQueueOptions& options);
 
 // Combines one queue per drive, so that each drive has its own thread and no drive waits for a
-// slower drive. A request goes to the queue with the number `drive`.
-// Requires: there is at least one queue, and each request's `drive` is the number of a queue.
+// slower drive. The member `drive` of a request is the index of the queue that gets the request.
+// Requires: there is at least one queue, and each request's `drive` is the index of a queue.
 std::unique_ptr<IoQueue> make_drive_queues(std::vector<std::unique_ptr<IoQueue>> drives);
 
 }  // namespace sluice

@@ -1,10 +1,9 @@
-// The totals of a queue's requests. For wait_idle(), the ledger counts open requests. For
-// counters(), the ledger counts the results of ended requests. Every queue has a ledger.
+// Counts the requests of a queue. wait_idle() needs the number of open requests. counters() needs
+// the results of the requests that have ended. Every queue has its own ledger.
 //
-// Thread rule: any thread.
-// Invariant: a request is opened once and ends once. A request is closed once, after its callback
-// has returned. A call of wait_idle() ignores requests that are opened later, so that submissions
-// of other threads cannot delay its return forever.
+// Thread rule: any thread. Invariant: each request is opened once, ends once, and is then closed
+// once. A request is closed after its callback has returned. wait_idle() ignores requests that are
+// opened after the call, so that submissions by other threads cannot delay it forever.
 #pragma once
 
 #include <condition_variable>
@@ -19,23 +18,23 @@ namespace sluice {
 
 class RequestLedger {
  public:
-  // Opens `request_count` requests and returns the ticket of the first request. The other requests
-  // have the next tickets.
+  // Opens `request_count` requests and returns the ticket of the first one. The tickets of the
+  // other requests follow in order.
   std::uint64_t open(std::uint64_t request_count);
 
-  // The call counts one attempt at `request`. The call comes before on_complete. If on_complete
-  // wakes a thread, that thread then finds the request already counted.
+  // Counts one attempt at `request`. Must be called before on_complete. A thread that on_complete
+  // wakes then finds the request already counted.
   void count(const IoRequest& request, TransferStep step);
 
   // Called when the request with `ticket` has ended and its callback has returned.
   void close(std::uint64_t ticket);
 
-  // See IoQueue.
+  // Does what IoQueue::wait_idle() describes.
   void wait_idle();
   IoCounters counters() const;
 
  private:
-  // One thread in wait_idle(). The object lies on that thread's stack.
+  // A thread that is inside wait_idle(). The object lies on that thread's stack.
   struct Waiter {
     std::uint64_t tickets_end;  // the thread waits for lower tickets
     std::uint64_t open;         // the number of open requests with lower tickets

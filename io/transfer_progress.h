@@ -1,11 +1,11 @@
-// The functions decide what a queue does with a request after one attempt. These functions
-// implement the rules of io_queue.h about short transfers, EINTR, EAGAIN and the end of the file,
-// for every queue. Kernels rarely give short transfers. So the functions depend only on their
-// arguments, and each case can be tested.
+// Decides what a queue does with a request after one attempt. All queues use these functions to
+// follow the rules of io_queue.h about short transfers, EINTR, EAGAIN and the end of the file.
+// Kernels rarely produce short transfers. So the functions depend only on their arguments, and
+// tests can try each case.
 //
-// Thread rule: the functions are pure, and the request belongs to the caller.
-// Invariant: every attempt begins a whole number of pages after the request's start. So every
-// attempt has the same alignment for O_DIRECT as the request.
+// Thread rule: the functions are pure, and the request belongs to the caller. Invariant: every
+// attempt starts a whole number of pages after the start of the request. So every attempt has the
+// same alignment for O_DIRECT as the request.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@
 
 namespace sluice {
 
-// The largest number of retries in a row without progress. One more attempt without progress ends
-// the request.
+// The largest number of retries in a row that make no progress. One more attempt without progress
+// ends the request.
 inline constexpr std::uint32_t kRetriesMax = 16;
 
-// The largest number of bytes that one attempt moves. The kernel's limit is 2 GiB minus a page, and
-// io_uring's length has 32 bits. Larger requests continue in the same way as short transfers.
+// The largest number of bytes that one attempt moves. The kernel's limit is 2 GiB minus one page,
+// and io_uring stores the length in 32 bits. A larger request continues like a short transfer.
 inline constexpr std::uint64_t kAttemptBytesMax = std::uint64_t{1} << 30;
 
 enum class TransferStep : std::uint8_t {
@@ -29,15 +29,15 @@ enum class TransferStep : std::uint8_t {
   kRetry,   // nothing came, so attempt the same again
 };
 
-// The next range for the kernel to move.
+// The range that the kernel should move next.
 struct TransferAttempt {
   std::uint64_t offset_bytes = 0;
   std::byte* data = nullptr;
   std::uint64_t length_bytes = 0;
 };
 
-// note_start() notes that the request goes to the kernel at `now_ns`. Only the first call counts.
-// Any thread may call has_started(), not only the queue's thread.
+// Records that the request goes to the kernel at `now_ns`. Only the first call for a request has an
+// effect. Any thread may call has_started(), not only the queue's thread.
 void note_start(IoRequest& request, std::uint64_t now_ns);
 bool has_started(const IoRequest& request);
 

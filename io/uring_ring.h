@@ -1,5 +1,5 @@
-// A ring of io_uring. The class wraps the part of liburing that the queue uses. The class reports
-// what a kernel or a container refuses.
+// An io_uring instance. The class wraps the part of liburing that uring_queue uses. It reports what
+// a kernel or a container refuses.
 //
 // Thread rule: any thread may make a ring. After begin(), only the thread that called begin() uses
 // the ring.
@@ -27,35 +27,36 @@ class UringRing {
     int result = 0;  // bytes, or -errno
   };
 
-  // Makes room for `entries` submissions, and for at least the same number of completions.
-  // Fails with kUnsupported. If only memory or files cannot be registered, note() tells the
-  // reason.
+  // Makes room for `entries` submissions, and for at least the same number of completions. Fails
+  // with kUnsupported. If the kernel only refuses to register memory or files, the constructor
+  // succeeds and note() tells the reason.
   UringRing(unsigned entries, const IoQueueOptions& options);
   UringRing(const UringRing&) = delete;
   UringRing& operator=(const UringRing&) = delete;
   ~UringRing();
 
-  // Makes the calling thread the owner, and tries the ring once. A container may allow
-  // io_uring_setup and refuse later calls. Returns the refusal, if any.
+  // Makes the calling thread the owner of the ring, and tries the ring once. A container may allow
+  // io_uring_setup but refuse later calls. Returns the refusal, or a Refusal with error 0.
   Refusal begin();
-  // Throws `refusal` as an Error. Fails with kUnsupported.
+  // Throws `refusal` as an Error. The Error has the code kUnsupported.
   [[noreturn]] static void throw_refused(const Refusal& refusal);
 
   // Adds an entry for submit_and_wait(). Requires: there is room for the entry.
   void prepare(IoKind kind, int descriptor, const TransferAttempt& attempt, std::uint64_t tag);
-  // Submits the prepared entries and sleeps until there is a completion. May return early. Returns
-  // 0, or the errno of the kernel's refusal. After a refusal, the ring is unusable.
+  // Submits the prepared entries and sleeps until there is a completion. May also return without a
+  // completion. Returns 0, or the errno of the kernel's refusal. After a refusal, the ring is
+  // unusable.
   int submit_and_wait();
   // Appends the available completions to `target`.
   void reap(std::vector<Completion>& target);
 
-  // The next functions are for an unusable ring. The call take_back() appends completions with
-  // `result` for all entries that the kernel never took. The call look() checks for completions of
-  // the other entries. The call returns whether the kernel allows this check.
+  // The next two functions are for an unusable ring. take_back() appends completions with `result`
+  // for all entries that the kernel has never taken. look() checks for completions of the entries
+  // that the kernel has taken. It returns whether the kernel allows this check.
   void take_back(std::vector<Completion>& target, int result);
   bool look();
 
-  // The owner calls this function before the owner thread ends.
+  // The owner calls this function just before its thread ends.
   void release_files();
 
   const std::string& note() const { return note_; }

@@ -1,10 +1,12 @@
-// The volatile write cache of an emulated drive, as a count of bytes. A write goes into the cache
-// while the cache has room. The cache is written to the medium while the drive has nothing else to
-// do, and for a flush. If the cache is full, a write waits for its turn among the drive's requests.
-// The drive then moves enough of the cache's contents to the medium to make room for the write.
+// A model of the volatile write cache of an emulated drive. Only the number of bytes is modelled. A
+// write goes into the cache while the cache has room. The cache is written to the medium while the
+// drive has nothing else to do, and for a flush. If the cache is full, a write waits for its turn
+// among the drive's other requests. The drive then moves enough of the cache's contents to the
+// medium to make room for the write.
 //
-// Example: a cache of 256 MB and a rate of 1 GB/s get 300 MB at once, in requests of 4 MB. Then
-// 256 MB take no time, and 44 MB take 44 ms. A flush then takes 256 ms.
+// Example: a drive has a cache of 256 MB and writes 1 GB/s. It gets 300 MB at once, in requests of
+// 4 MB. The first 256 MB take no time, and the other 44 MB take 44 ms. A flush after that takes 256
+// ms.
 //
 // Thread rule: the model is not thread-safe, and one object owns it.
 #pragma once
@@ -21,8 +23,8 @@ class WriteCacheModel {
       : capacity_bytes_(capacity_bytes), write_bytes_per_second_(write_bytes_per_second) {}
 
   bool exists() const { return capacity_bytes_ != 0; }
-  // The caller says that the drive has had nothing else to do for `duration_ns`. Returns the time
-  // for which the drive wrote.
+  // The caller reports that the drive had nothing else to do for `duration_ns`. Returns for how
+  // much of this time the drive wrote.
   std::uint64_t idle(std::uint64_t duration_ns) {
     const std::uint64_t busy_ns = std::min(duration_ns, time_ns(held_bytes_));
     const auto written = static_cast<std::uint64_t>(static_cast<double>(duration_ns) * 1e-9 *
@@ -30,8 +32,8 @@ class WriteCacheModel {
     held_bytes_ -= write_bytes_per_second_ == 0 ? held_bytes_ : std::min(held_bytes_, written);
     return busy_ns;
   }
-  // Takes a write at once if there is room and no earlier write waits for room. A write that is not
-  // taken waits for make_room().
+  // Accepts a write at once if there is room and no earlier write is waiting for room. A write that
+  // is not accepted waits for make_room().
   bool take(std::uint64_t size_bytes) {
     if (waiting_ != 0 || held_bytes_ + size_bytes > capacity_bytes_) {
       ++waiting_;
@@ -40,7 +42,7 @@ class WriteCacheModel {
     held_bytes_ += size_bytes;
     return true;
   }
-  // The drive takes up a write that has waited. Returns the time for which the drive makes room.
+  // The drive begins a write that has waited. Returns how long the drive needs to make room.
   std::uint64_t make_room(std::uint64_t size_bytes) {
     --waiting_;
     held_bytes_ += size_bytes;
@@ -48,7 +50,7 @@ class WriteCacheModel {
     held_bytes_ -= over_bytes;
     return time_ns(over_bytes);
   }
-  // The drive writes everything that the cache holds. Returns the time for that.
+  // The drive writes everything in the cache to the medium. Returns how long this takes.
   std::uint64_t empty() {
     const std::uint64_t bytes = held_bytes_;
     held_bytes_ = 0;

@@ -63,7 +63,7 @@ def _built(work):
 
 def _headers():
     headers = {f"include/sluice/{path.name}": path for layer in ("base", "gpu", "engine") for path in sorted((SOURCE / layer / "include" / "sluice").iterdir())}
-    return {**headers, "include/sluice/sluice.h": SOURCE / "capi" / "sluice.h"}
+    return {**headers, **{f"include/sluice/{name}": SOURCE / "capi" / name for name in ("sluice.h", "sluice_gpu.h")}}
 
 
 def _metadata(project, cross):

@@ -54,7 +54,7 @@ def words_of_sources():
     for path in sources():
         is_header = path.suffix == ".h"
         (declared if is_header else used).update(uses_in(path.read_text(encoding="utf-8"), is_header))
-        if "include/sluice" in path.as_posix() or path.name == "sluice.h":
+        if "include/sluice" in path.as_posix() or path.name in ("sluice.h", "sluice_gpu.h"):
             public.update(re.findall(r"(\w+)\s*\(", without_comments(path.read_text(encoding="utf-8"))))
     for word, count in declared.items():
         used[word] += count - 1

@@ -152,7 +152,7 @@ def complaints(root):
     table = json.loads((root / TABLE).read_text(encoding="utf-8"))
     tests = Tests(root)
     public = [path.relative_to(root).as_posix() for path in sorted(root.glob("*/include/sluice/*.h"))]
-    headers = [*public, *(["capi/sluice.h"] if (root / "capi/sluice.h").exists() else [])]
+    headers = [*public, *(path.relative_to(root).as_posix() for path in sorted(root.glob("capi/sluice*.h")))]
     for header in dict.fromkeys([*headers, *table]):
         if not (root / header).exists():
             yield f"{header}: it is in {TABLE}, but there is no such header"

@@ -4,6 +4,7 @@
 # are there.
 #   --only WAY       one of deb, tasks, docker, cuda, conan, vcpkg, wheel, clang, trixie, noble, aarch64 (may be repeated; default:
 #                    all). The page keeps what earlier runs noted about the other ways
+#   --optimize LEVEL such as -O1: compiles in the roots with this instead of -O3, to spare the machine; the page says so
 #   --packages DIR   Debian packages made before (build/deb/packages), else they are built first
 #   --wheel FILE     a wheel that tools/wheel.sh has made, else it is built first
 #   --note TEXT      a sentence for the page, about the ways of this run
@@ -17,6 +18,7 @@ packages=
 wheel=
 bases=
 note=
+optimize=
 only=()
 output=docs/results/install.md
 while [[ $# -gt 0 ]]; do
@@ -25,6 +27,7 @@ while [[ $# -gt 0 ]]; do
     --wheel) wheel=${2:?--wheel needs a file} ;;
     --only) only+=("${2:?--only needs a way}") ;;
     --note) note=$2 ;;
+    --optimize) optimize=${2:?--optimize needs a level, such as -O1} ;;
     --bases) bases=${2:?--bases needs a folder} ;;
     --output) output=${2:?--output needs a file} ;;
     *)
@@ -106,7 +109,7 @@ enter() {
   local begin=$SECONDS
   echo "==> $way: a fresh root of $1"
   broken=no
-  environment=("${enter_with[@]}")
+  environment=("${enter_with[@]}" ${optimize:+CMAKE_TOOLCHAIN_FILE=/root/optimize.cmake})
   : >"$notes/$way"
   leave_root
   if [[ ! -d $bases/$1 ]]; then
@@ -128,6 +131,9 @@ enter() {
   if [[ -e /etc/pip.conf ]]; then cp /etc/pip.conf "$work/root/etc/"; fi
   mount -t proc proc "$work/root/proc"
   mount --bind /dev "$work/root/dev"
+  if [[ -n $optimize ]]; then
+    echo "set(CMAKE_CXX_FLAGS_RELEASE \"$optimize -DNDEBUG\" CACHE STRING \"\")" >"$work/root/root/optimize.cmake"
+  fi
   : >"$log"
   row "debootstrap --variant=minbase $1" $((SECONDS - begin)) "a fresh root"
 }
@@ -193,7 +199,7 @@ try_vcpkg() {
   mkdir -p "$work/root/root/steps" && cp tests/packaging/port_steps.cmake "$work/root/root/steps/"
   step 'cmake -DPORT=/root/release/vcpkg/sluice -DPREFIX=/root/installed -DWORK=/root/work -DLINKAGE=static -P steps/port_steps.cmake'
   bring_source
-  step 'cmake -S examples/sine -B /tmp/sine -DCMAKE_PREFIX_PATH=/root/installed >/dev/null && cmake --build /tmp/sine >/dev/null && /tmp/sine/sine /tmp'
+  step 'cmake -G Ninja -S examples/sine -B /tmp/sine -DCMAKE_PREFIX_PATH=/root/installed >/dev/null && cmake --build /tmp/sine >/dev/null && /tmp/sine/sine /tmp'
 }
 
 # From source: try_source SUITE COMPILER [PACKAGE]
@@ -201,7 +207,7 @@ try_source() {
   enter "$1"
   bring_source
   step "tools/install_packages.sh run${3:+ && apt-get install -yq --no-install-recommends $3}"
-  step "$2 --version | head -n 1"
+  step "$2 --version | sed -n 1p"
   step 'cmake --preset install >/dev/null && cmake --build build/install -- --quiet && cmake --install build/install >/dev/null && sluice version'
   step 'seq 100000 >/tmp/text && sluice train configs/quickstart.json --data /tmp/text --steps 3'
 }
@@ -234,7 +240,7 @@ try_wheel() {
   cp "$wheel" "$work/root/root/"
   step 'apt-get update -q && apt-get install -yq --no-install-recommends python3-venv gcc libc6-dev'
   step 'tools/torch_environment.py /opt/torch'
-  step 'apt-get purge -yq --auto-remove gcc libc6-dev && cd /root && /opt/torch/bin/pip install -q --no-deps sluice_offload-*.whl && /opt/torch/bin/pip show sluice-offload | head -n 2'
+  step 'apt-get purge -yq --auto-remove gcc libc6-dev && cd /root && /opt/torch/bin/pip install -q --no-deps sluice_offload-*.whl && /opt/torch/bin/pip show sluice-offload | sed -n 1,2p'
   step 'cd /tmp && /opt/torch/bin/python -m sluice_offload doctor --path /tmp'
   step 'cd /tmp && /opt/torch/bin/python -m sluice_offload train-demo'
   step 'cd /tmp && seq 100000 >/tmp/text && /opt/torch/bin/sluice train /root/sluice/configs/quickstart.json --data /tmp/text --steps 3'
@@ -263,6 +269,20 @@ titles=([0]="Debian packages on Debian 12" [1]="\`packaging/Dockerfile\`: its li
   [6]="From source on Ubuntu 24.04" [7]="Five tasks of a stranger on Debian 12, by the commands of README.md and the pages behind it"
   [8]="64-bit ARM: cross-compiled on Debian 12, tests under QEMU, never run on such a machine"
   [9]="From source on Debian 12 with Clang 16" [10]="The wheel on Debian 12, with torch from the package index")
+
+# recall: where this checkout has no notes of a way, since build/ is not kept, the page has them.
+recall() {
+  local index
+  [[ -e $output ]] || return 0
+  for index in "${!ways[@]}"; do
+    if [[ ! -e $notes/${ways[$index]} ]]; then
+      title="## ${titles[$index]}" awk '/^## / {here = $0 == ENVIRON["title"]; rows = 0; empty = 0; next}
+        here && /^\|---/ {rows = 1; next}
+        here && rows && /^$/ {empty = 1; next}
+        here && rows {if (empty) {print ""; empty = 0}; print}' "$output" >"$notes/${ways[$index]}"
+    fi
+  done
+}
 write_page() {
   local index missing=()
   cat <<'END'
@@ -284,6 +304,9 @@ END
   printf -- '- docker and vcpkg themselves: neither can be had here. Tried are the commands of their recipes.\n'
 }
 
+recall
+# Those are compiled outside of their root, by conan's own flags, or at -O1 in any case.
+not_optimized=" deb tasks wheel conan aarch64 "
 for way in "${only[@]}"; do
   if [[ ($way == deb || $way == tasks) && -z $packages ]]; then
     rm -rf build/deb/packages # whatever fails, packages made before are not tried
@@ -300,8 +323,12 @@ for way in "${only[@]}"; do
   commit=$(git rev-parse --short HEAD)
   "try_$way"
   if [[ -s $notes/$way ]]; then
+    said=$note
+    if [[ -n $optimize && $not_optimized != *" $way "* ]]; then
+      said="Compiled with $optimize in place of -O3, to spare the machine.${note:+ $note}"
+    fi
     printf '\nOn %s, at commit %s; %s cores, load average %s at the end.%s\n' "$(LC_ALL=C date -u +'%-d %B %Y')" "$commit" \
-      "$(nproc)" "$(cut -d' ' -f1 /proc/loadavg)" "${note:+$'\n'$note}" >>"$notes/$way"
+      "$(nproc)" "$(cut -d' ' -f1 /proc/loadavg)" "${said:+$'\n'$said}" >>"$notes/$way"
   fi
   write_page >"$output"
 done

@@ -150,7 +150,10 @@ test_torch() {
     return
   fi
   say "testing the package for PyTorch with tensors on a stand-in for a GPU"
-  (cd python/tests && SLUICE_LIBRARY=$fake SLUICE_TEST_FAKE_GPU=1 "$environment/bin/python" -B -m pytest -q -p no:cacheprovider test_cuda.py)
+  (cd python/tests && export SLUICE_LIBRARY=$fake SLUICE_TEST_FAKE_GPU=1 &&
+    "$environment/bin/python" -B -m pytest -q -p no:cacheprovider test_cuda.py test_cuda_offload.py &&
+    "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p fake_gpu test_training.py test_traps.py test_announced.py \
+      test_resume.py test_mixed_types.py test_opaque.py)
 }
 
 # transformers, accelerate, lightning and peft with that wheel; one that is missing is a failure.
@@ -176,6 +179,12 @@ test_frameworks() {
   [[ $status == 0 ]] || return "$status"
   (cd python/tests && SLUICE_COMMAND=$command SLUICE_DEEPSPEED_PYTHON=$OLDPWD/build/torch-deepspeed/bin/python HF_HUB_OFFLINE=1 \
     "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA frameworks)
+  local fake=$PWD/build/release/tests/capi/libsluice_fake_gpu.so
+  if [[ -e $fake ]]; then
+    say "testing Lightning and transformers with tensors on a stand-in for a GPU"
+    (cd python/tests && SLUICE_LIBRARY=$fake SLUICE_TEST_FAKE_GPU=1 HF_HUB_OFFLINE=1 "$environment/bin/python" -B -m pytest -q \
+      -p no:cacheprovider -p no:warnings -p fake_gpu frameworks/test_lightning.py frameworks/test_transformers.py)
+  fi
   say "taking the cures of traps out of the package for PyTorch"
   SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so "$environment/bin/python" -B python/tests/cures.py
 }

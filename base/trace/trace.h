@@ -1,15 +1,16 @@
-// The recorder behind I/O tracing. A record says what was moved, computed or awaited, at what time,
-// and for which unit and block. Counters for each kind are always on, in bounded memory. Records
-// are kept only while a trace runs. Each thread writes its records into its own ring. A drainer
-// empties the rings into a file (trace_start). Tests and benchmarks take the records from the rings
-// instead (trace_enable, trace_take).
+// The recorder for traces of a run. A record says what was moved, computed or awaited, when, and
+// for which unit and block. Counters for each kind of record are always on and take bounded memory.
+// Records are kept only while a trace runs. Each thread writes its records into its own ring. If
+// the trace goes to a file, a thread called the drainer empties the rings into that file
+// (trace_start). Tests and benchmarks take the records from the rings instead (trace_enable,
+// trace_take).
 //
 // Thread rule: any thread may call trace_span(), trace_record(), trace_section() and
 // trace_counts(). Only one thread at a time may call the other functions. The function trace_take()
-// may be called only while nothing is recorded.
-// Invariants: recording never blocks and never throws, and allocates only for a thread's first
-// record. A full ring drops the record and counts the loss. After a kill, the file has every span
-// that ended at least 100 ms before the kill, and every step and wait that had begun by that time.
+// may be called only while nothing is recorded. Invariants: recording never blocks or throws, and
+// allocates memory only for the first record of a thread. If a ring is full, the record is dropped
+// and counted as lost. If the process is killed, the file has every span that ended at least 100 ms
+// earlier. The file also has every step and wait that began at least 100 ms earlier.
 #pragma once
 
 #include <array>
@@ -51,7 +52,7 @@ std::string_view name_of(TraceKind kind);
 
 inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or use
 
-// Values of TraceRecord::detail.
+// Values of TraceRecord::detail, which say what was moved.
 inline constexpr std::uint8_t kTraceParameters = 0;  // the plane of transfers and copies
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
 inline constexpr std::uint8_t kTraceActivations = 2;
@@ -61,8 +62,8 @@ inline constexpr std::uint8_t kTraceReduce = 1;
 inline constexpr std::uint8_t kTraceReduceAndGather = 2;  // the result is whole on every rank
 inline constexpr std::uint8_t kTraceVote = 3;
 
-// One span. A field that the span's kind does not use keeps its default. The page docs/tracing.md
-// has a table of the fields that each kind uses.
+// One span. A field that the span's kind does not use keeps its default. A table in docs/tracing.md
+// lists the fields that each kind uses.
 struct TraceRecord {
   std::uint64_t begin_ns = 0;  // steady clock
   std::uint64_t end_ns = 0;
@@ -80,7 +81,8 @@ struct TraceRecord {
 };
 static_assert(sizeof(TraceRecord) == 64);
 
-// A name for people: "read h.3 parameters", "h.3 backward", "step 7". `unit` is the unit's name.
+// A readable name of a span: "read h.3 parameters", "h.3 backward", "step 7". `unit` is the name of
+// the span's unit.
 std::string span_name(const TraceRecord& record, std::string_view unit);
 
 // --- Counters, always on.
@@ -97,7 +99,7 @@ struct TraceCount {
 };
 using TraceCounts = std::array<TraceCount, kTraceKinds>;
 
-// The totals of each kind since the process began.
+// The totals of each kind of record since the process began.
 TraceCounts trace_counts();
 
 // --- Records, while a trace runs.
@@ -123,30 +125,30 @@ struct TraceResult {
 // Fails with kInput if the file cannot be created, and with kInvalidArgument if a trace is already
 // running.
 void trace_start(const TraceOptions& options);
-// Adds a named text, such as the config, to the file. Does nothing if the trace has no file. A name
-// has at most 16 bytes. A text of more than 256 MiB is left out.
+// Adds a text, such as the config, to the file under a name. Does nothing if the trace has no file.
+// A name has at most 16 bytes. A text of more than 256 MiB is left out.
 void trace_section(std::string_view name, std::string_view text);
 // Writes the remaining records and closes the file. Does nothing without a trace.
 TraceResult trace_stop();
 
-// Begins to record into rings of `ring_records` records, without a drainer. With 0, recording ends.
-// Forgets earlier records.
+// Begins to record into rings of `ring_records` records each, without a drainer. If `ring_records`
+// is 0, recording ends. Earlier records are dropped.
 void trace_enable(std::uint32_t ring_records);
-// Returns all records since trace_enable() or the last trace_take(), ordered by begin_ns and
-// without announcements.
+// Returns all records since the last call of trace_enable() or trace_take(), ordered by begin_ns.
+// Announcements (trace_begin) are left out.
 std::vector<TraceRecord> trace_take();
 
-// Not part of the interface. The call trace_enabled() reads this flag.
+// Not part of the interface. trace_enabled() reads this flag.
 inline std::atomic<bool> trace_is_on{false};
 
-// Relaxed, because the flag is a hint and no data depends on the flag.
+// Appends the record to the trace, if one is running. The counters do not change.
 inline bool trace_enabled() {
   return trace_is_on.load(std::memory_order_relaxed);
 }
 
 void trace_append(const TraceRecord& record);
 
-// While a trace runs, the call records the span.
+// Records the span while a trace runs, without counting it.
 inline void trace_record(const TraceRecord& record) {
   if (trace_enabled()) trace_append(record);
 }
@@ -155,17 +157,17 @@ inline void trace_record(const TraceRecord& record) {
 void trace_span(const TraceRecord& record);
 
 // Announces that a span has begun. While a trace runs, the call records `record` without an end. A
-// reader of an unfinished trace assumes that such a span lasts to the end of the trace, unless the
-// span's full record follows.
+// reader of an unfinished trace assumes that an announced span lasts to the end of the trace,
+// unless the full record of the span follows.
 inline void trace_begin(TraceRecord record) {
   record.end_ns = 0;
   trace_record(record);
 }
 
 // While this object lives and a trace goes to a file, the drainer's thread calls `poll` about every
-// 25 ms and writes the new records immediately. TracePoll is for spans whose end no other thread
-// would notice. When the destructor returns, `poll` is not running and is never called again.
-// `poll` must not make or destroy a TracePoll, and must not start or stop a trace.
+// 25 ms. It then writes the new records immediately. A TracePoll records spans whose end no other
+// thread would notice. Once the destructor has returned, `poll` is not running and is never called
+// again. `poll` must not make or destroy a TracePoll, and must not start or stop a trace.
 class TracePoll {
  public:
   explicit TracePoll(std::function<void()> poll);
@@ -178,7 +180,7 @@ class TracePoll {
   std::function<void()> poll_;
 };
 
-// Calls every TracePoll. The drainer calls this function.
+// Calls the `poll` function of every TracePoll. Only the drainer calls this function.
 void run_trace_polls();
 
 }  // namespace sluice

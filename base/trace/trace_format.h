@@ -1,11 +1,11 @@
 // The layout of a trace file (docs/tracing.md). The file is a sequence of blocks. A block has a
-// header of 64 bytes and a payload padded to a multiple of 64 bytes, so that records are aligned in
-// a mapped file. A block holds records of one thread, or a named text. The first block is the text
-// "sluice-trace", which describes the records. Everything is little-endian.
+// header of 64 bytes and a payload. The payload is padded to a multiple of 64 bytes, so that
+// records are aligned in a mapped file. A block holds either records of one thread, or a text with
+// a name. The first block is a text named "sluice-trace", which describes the records. Everything
+// is little-endian.
 //
-// Thread rule: pure.
-// Invariant: a block is whole if its checksum matches. After a damaged block, a reader continues at
-// the next magic.
+// Thread rule: pure. Invariant: a block whose checksum matches is whole. After a damaged block, a
+// reader searches for the next magic number and continues there.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,8 @@ static_assert(sizeof(TraceBlockHeader) == kTraceAlignBytes);
 
 std::uint64_t trace_checksum(const TraceBlockHeader& header, std::span<const std::byte> payload);
 
-// The text of the section "sluice-trace" is JSON. The text has the version, the layout of a record,
-// the names of kinds and reasons, and the clocks, host and rank of this process.
+// The text of the section "sluice-trace", as JSON. It contains the version, the layout of a record,
+// the names of kinds and reasons, and this process's clocks, host and rank.
 std::string trace_description(const TraceOptions& options);
 
 }  // namespace sluice

@@ -1,9 +1,9 @@
 // Shows the spans of a trace as NVTX ranges while the spans run. NVIDIA's Nsight shows the ranges
-// beside the GPU's work, under the same names as in a trace. Ranges are off by default, and NVTX is
-// not loaded while ranges are off. While ranges are on, the listening tool decides what a range
-// costs. There are ranges for steps, acquire(), finish(), transfers, copies, updates, norms and
-// collectives. There are also ranges for computation under a lease, while the application enqueues
-// the computation.
+// beside the GPU's work. The ranges have the same names as the spans in a trace. Ranges are off by
+// default, and NVTX is not loaded while ranges are off. While ranges are on, their cost depends on
+// the tool that listens. Steps, acquire(), finish(), transfers, copies, updates, norms and
+// collectives have ranges. A range also covers the computation under a lease, as long as the
+// application enqueues that computation.
 //
 // Thread rule: any thread; a range may begin on one thread and end on another.
 #pragma once
@@ -22,25 +22,27 @@ namespace sluice {
 // Fails with kUnsupported if this build has no NVTX.
 void enable_trace_ranges();
 
-// Names units by index. Called before the units' first ranges. Does nothing unless ranges are on.
+// Sets the names of the units, by unit index. Must be called before the first range of a unit
+// begins. Does nothing unless ranges are on.
 void name_trace_units(const std::vector<std::string>& names);
 
 enum class TraceRangeId : std::uint64_t { kNone = 0 };
 
-// Not part of the interface. The call begin_trace_range() reads this flag and calls the next
-// function.
+// Not part of the interface. begin_trace_range() reads this flag, and calls start_nvtx_range() if
+// the flag is set.
 inline std::atomic<bool> trace_ranges_are_on{false};
 TraceRangeId start_nvtx_range(const TraceRecord& record);
 void end_nvtx_range(TraceRangeId range);
 
-// The range gets the kind of `record`, and also its step, unit and detail if the kind has them.
+// Begins a range for `record`. The range has the record's kind, and the record's step, unit and
+// detail if that kind uses them.
 inline TraceRangeId begin_trace_range(const TraceRecord& record) {
-  // Relaxed, because no data depends on the flag.
+  // A relaxed load is enough, because no data depends on the flag.
   return trace_ranges_are_on.load(std::memory_order_relaxed) ? start_nvtx_range(record)
                                                              : TraceRangeId::kNone;
 }
 
-// Ends `range` and sets it to kNone. A `range` that is kNone stays as it is.
+// Ends `range` and sets it to kNone. If `range` is kNone, nothing happens.
 inline void end_trace_range(TraceRangeId& range) {
   if (range != TraceRangeId::kNone) end_nvtx_range(std::exchange(range, TraceRangeId::kNone));
 }
@@ -57,8 +59,8 @@ class TraceRange {
   TraceRangeId id_;
 };
 
-// A span with the lifetime of a scope. Makes a record and a range that last from construction to
-// destruction.
+// A span that begins and ends with a C++ scope. Makes a record and a range, both from construction
+// to destruction.
 class TraceScope {
  public:
   explicit TraceScope(const TraceRecord& record) : record_(record), range_(record) {

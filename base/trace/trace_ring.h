@@ -1,8 +1,8 @@
-// A ring with one writer and one reader. The ring takes the records of one thread to the drainer.
+// A ring with one writer and one reader. It carries the records of one thread to the drainer.
 //
-// Thread rule: only the ring's own thread calls append(). One other thread at a time calls drain().
-// Invariants: append() never waits. If the ring is full, append() drops the record and counts the
-// loss. While few records wait, the ring uses the same few places again and again, and never
+// Thread rule: only the ring's own thread calls append(). Only one other thread at a time calls
+// drain(). Invariants: append() never waits. If the ring is full, append() drops the record and
+// counts the loss. While few records are waiting, the ring reuses the same few places and never
 // touches the others.
 #pragma once
 
@@ -20,7 +20,8 @@ namespace sluice {
 
 class TraceRing {
  public:
-  // `capacity` is rounded up to a power of two. Memory is touched only when used.
+  // `capacity` is rounded up to a power of two. A place in the ring takes memory only once it is
+  // used.
   TraceRing(std::uint32_t capacity, std::uint32_t thread, std::string name)
       : thread_(thread),
         name_(std::move(name)),
@@ -29,27 +30,30 @@ class TraceRing {
 
   void append(const TraceRecord& record) {
     const std::uint64_t head = head_.load(std::memory_order_relaxed);  // written by this thread
-    // Acquire: the reader has finished with a place before the writer writes the place again. The
-    // reader moves the tail some ten times a second, so the tail is mostly in this thread's cache.
+    // Acquire: the writer reuses a place only after the reader has finished with it. The reader
+    // advances the tail only about ten times per second, so the tail is usually in this thread's
+    // cache.
     const std::uint64_t tail = tail_.load(std::memory_order_acquire);
     if (head - tail == capacity_) {
       // Relaxed: only this thread writes the count.
       lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       return;
     }
-    // In an empty ring the reader takes nothing now, and sees the new base with the next record.
+    // If the ring is empty, the reader takes nothing now; it sees the new base together with the
+    // next record.
     if (head == tail) base_ = head;
     records_[(head - base_) & (capacity_ - 1)].record = record;
     head_.store(head + 1, std::memory_order_release);  // publishes the record
   }
 
-  // Moves at most target.size() of the oldest records to `target`, and frees their places.
+  // Moves the oldest records to `target`, at most target.size() of them, and frees their places.
   std::size_t drain(std::span<TraceRecord> target) {
     const std::uint64_t tail = tail_.load(std::memory_order_relaxed);  // written by the reader
     const std::uint64_t waiting = head_.load(std::memory_order_acquire) - tail;
     const std::size_t taken = std::min<std::uint64_t>(waiting, target.size());
     if (taken == 0) return 0;  // the writer may be moving the base
-    // These records were written with this base. The base cannot change while records wait.
+    // The records from the tail on were written with this base. The base cannot change while
+    // records are waiting.
     const std::uint64_t first = tail - base_;
     for (std::size_t i = 0; i < taken; ++i)
       target[i] = records_[(first + i) & (capacity_ - 1)].record;
@@ -65,12 +69,12 @@ class TraceRing {
   const std::string& name() const { return name_; }
   std::uint32_t capacity() const { return capacity_; }
 
-  // The thread calls this function after its last record.
+  // The thread calls close() after its last record.
   void close() { is_closed_.store(true, std::memory_order_release); }
   bool is_closed() const { return is_closed_.load(std::memory_order_acquire); }
 
  private:
-  // Not initialized, so that a ring takes memory only for used places.
+  // Not initialized, so that only used places take memory.
   union Storage {
     Storage() {}
     TraceRecord record;
@@ -82,7 +86,7 @@ class TraceRing {
   std::uint32_t capacity_;
   std::unique_ptr<Storage[]> records_;
 
-  // The cache line of the writer, and the cache line of the reader.
+  // The writer's data and the reader's data are on separate cache lines.
   alignas(64) std::atomic<std::uint64_t> head_{0};
   std::uint64_t base_ = 0;  // the number of the record in the first place; published by head_
   std::atomic<std::uint64_t> lost_{0};

@@ -1,9 +1,9 @@
-// The drainer of a trace. A thread of the drainer empties the rings into the trace file, block by
-// block.
+// The drainer of a trace: a thread that empties the rings into the trace file, block by block.
 //
-// Thread rule: any thread may call add_ring() and add_section(); only one thread calls finish().
-// Invariants: an appended record reaches the file within kDrainPeriod plus the disk's own time. A
-// failing disk ends only the file. The first failure is kept for finish().
+// Thread rule: any thread may call add_ring() and add_section(). Only one thread calls finish().
+// Invariants: a record reaches the file within kDrainPeriod after append(), plus the time that the
+// disk needs. If the disk fails, only the file ends, and the run continues. The first failure is
+// kept and finish() reports it.
 #pragma once
 
 #include <chrono>
@@ -23,8 +23,8 @@ namespace sluice {
 
 class TraceWriter {
  public:
-  // The time between two rounds. Each round costs some ten microseconds, and a kill loses the
-  // records of one round.
+  // The time between two rounds in which the drainer empties all rings. A round costs some ten
+  // microseconds. If the process is killed, the records of one round are lost.
   static constexpr std::chrono::milliseconds kDrainPeriod{25};
 
   // Fails with kInput if the file cannot be created.
@@ -35,7 +35,7 @@ class TraceWriter {
 
   void add_ring(std::shared_ptr<TraceRing> ring);
   void add_section(std::string_view name, std::string_view text);
-  // The drainer takes the remaining records and closes the file.
+  // Takes the remaining records and closes the file.
   TraceResult finish();
 
  private:
@@ -57,13 +57,13 @@ class TraceWriter {
   std::vector<std::shared_ptr<TraceRing>> added_;
   bool is_stopping_ = false;
 
-  // Guarded by file_mutex_, so that blocks are written one after another.
+  // Guarded by file_mutex_, so that only one block is written at a time.
   std::mutex file_mutex_;
   TraceResult result_;
   std::vector<std::byte> buffer_;       // whole blocks that are not in the file yet
   std::uint64_t records_buffered_ = 0;  // records in buffer_
 
-  // Used only by the drainer.
+  // Only the drainer uses these members.
   std::vector<std::shared_ptr<TraceRing>> rings_;
   std::uint64_t lost_by_ended_ = 0;
   std::vector<TraceRecord> records_;

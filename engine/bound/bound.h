@@ -11,8 +11,10 @@
 
 namespace sluice {
 
-// The transfers of boundary activations count as busy time of storage and copies. The rest of the
-// schedule is ideal. No step ends before the transfers of its activations have ended.
+// The transfers of boundary activations count as busy time of storage and copies. So do the bytes
+// of late units, each of which is read and written once more, and the arithmetic of all the updates
+// that the unit has missed. The rest of the schedule is ideal. No step ends before these transfers
+// and this arithmetic have ended.
 
 // T_bound of `policy` (not kAuto), with the placement's lanes.
 // Under kSpeculative, no step is redone. Requires: rates.units has an entry per unit.

@@ -1,5 +1,6 @@
 #include "engine/bound/planned_step.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/plan/announced_uses.h"
@@ -71,11 +72,20 @@ void PlannedStep::insert(const ModelSpec& model,
     announced_after_.push_back(StepShape::kScheduled);
   }
   mark_gradients(model, schedule_);
+  for (const PlannedAnnouncement& of : announcements) {
+    for (const UnitId unit : of.units) {
+      const UnitPlace& place = layout_.unit(unit);
+      const bool is_late = of.missed_updates != 0 && placement_.is_lazy && !place.is_frozen &&
+                           placement_.may_stay(place);
+      if (is_late && std::ranges::find(late_units_, unit, &LateUnit::unit) == late_units_.end())
+        late_units_.push_back({.unit = unit, .missed_updates = of.missed_updates});
+    }
+  }
 }
 
 StepShape PlannedStep::shape(const Rates& rates) const {
-  return {layout_, placement_,    schedule_,     window_,
-          rates,   &activations_, commit_every_, announced_after_};
+  return {layout_,       placement_,    schedule_,        window_,    rates,
+          &activations_, commit_every_, announced_after_, late_units_};
 }
 
 }  // namespace sluice

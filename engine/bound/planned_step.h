@@ -22,6 +22,9 @@ struct PlannedAnnouncement {
   std::uint32_t announced_before = before_use;
   Pass pass = Pass::kForward;
   std::vector<UnitId> units;
+  // Under optimizer.untouched "lazy": the number of updates that each unit has missed when the step
+  // begins. Before the first of its uses in the step, the unit makes up for these updates.
+  std::uint32_t missed_updates = 0;
 };
 
 class PlannedStep {
@@ -43,6 +46,7 @@ class PlannedStep {
   Schedule schedule_;
   WindowPlan window_;
   std::vector<std::uint32_t> announced_after_;  // as in StepShape
+  std::vector<LateUnit> late_units_;            // as in StepShape
   const ActivationPlan activations_;            // empty where the application keeps them
   const std::uint32_t commit_every_;
 };

@@ -61,6 +61,13 @@ struct StepCost {
   Resource scarcest() const;
 };
 
+// A unit that makes up for the updates that it has missed, before the step uses it
+// (optimizer.untouched "lazy").
+struct LateUnit {
+  UnitId unit{};
+  std::uint32_t missed_updates = 0;
+};
+
 // The inputs of the bounds. All members must outlive the call.
 struct StepShape {
   const Layout& layout;
@@ -74,6 +81,7 @@ struct StepShape {
   // For each use: kScheduled, or the number of uses that have been computed when the step announces
   // the use. The list is empty if the step announces no use.
   std::span<const std::uint32_t> announced_after = {};
+  std::span<const LateUnit> late_units = {};  // of each step
 
   static constexpr std::uint32_t kScheduled = UINT32_MAX;
 };

@@ -6,8 +6,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <sstream>
@@ -18,6 +20,7 @@
 #include <sluice/error.h>
 #include "base/aligned_buffer.h"
 #include "engine/checkpoint/safetensors_header.h"
+#include "engine/ranks/local_units.h"
 
 namespace sluice {
 namespace {
@@ -85,9 +88,15 @@ CheckpointWriter::CheckpointWriter(const Layout& layout, StateDescription descri
                                    std::uint32_t thread_count, Ranks& ranks)
     : layout_(layout),
       description_(std::move(description)),
+      has_local_(ranks.are_several() && std::ranges::any_of(layout.units(), &UnitPlace::is_local)),
       room_(save_room(layout)),
       ranks_(ranks),
-      open_files_(thread_count) {}
+      open_files_(thread_count) {
+  std::map<std::string, std::uint32_t> places;
+  for (const StateDescription::Tensor& tensor : description_.tensors)
+    places.emplace(tensor.name, static_cast<std::uint32_t>(places.size()));
+  for (const TensorPlace& tensor : layout.tensors()) described_.push_back(places.at(tensor.name));
+}
 
 SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosition& position,
                                        const SaveOptions& options, const VisitBlocks& visit_blocks,
@@ -110,6 +119,7 @@ SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosit
 void CheckpointWriter::begin(const std::string& root, const StatePosition& position,
                              const SaveOptions& options) {
   position_ = position;
+  if (has_local_) position_.tensor_updates = updates_of_all_ranks(position.tensor_updates, ranks_);
   options_ = options;
   plan_ = plan_checkpoint(description_, layout_.format(), options.file_bytes_max);
   std::string folder;
@@ -126,6 +136,7 @@ void CheckpointWriter::begin(const std::string& root, const StatePosition& posit
 // Block by block, so that each is fetched once.
 void CheckpointWriter::write(const BlockView& view, std::uint32_t thread,
                              std::span<std::byte> room) {
+  if (!writes_shared_blocks() && !layout_.unit(layout_.block(view.block).unit).is_local) return;
   const std::vector<Written> added = write_block(view, open_files_[thread], room);
   const std::scoped_lock lock(mutex_);
   written_.insert(written_.end(), added.begin(), added.end());
@@ -209,7 +220,7 @@ std::vector<CheckpointWriter::Written> CheckpointWriter::write_block(
     const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
                                        block.offset_elements + block.element_count);
     for (std::uint64_t at = begin; at < end; at += kSavedPieceElements) {
-      for (const std::uint32_t index : plan_.stored_of[index_of(tensor.id)])
+      for (const std::uint32_t index : plan_.stored_of[described_[index_of(tensor.id)]])
         write(index, tensor, at, std::min(kSavedPieceElements, end - at));
     }
   }
@@ -246,8 +257,10 @@ CheckpointManifest CheckpointWriter::manifest_of(std::vector<Written> written,
       SLUICE_CHECK(piece.first_element == next, "every element is written by one rank");
       next += piece.element_count;
     }
-    SLUICE_CHECK(next == layout_.tensors()[plan_.tensors[i].tensor].element_count,
-                 "every element is written by one rank");
+    const std::vector<std::uint64_t>& shape = description_.tensors[plan_.tensors[i].tensor].shape;
+    SLUICE_CHECK(
+        next == std::accumulate(shape.begin(), shape.end(), std::uint64_t{1}, std::multiplies()),
+        "every element is written by one rank");
   }
   return manifest;
 }

@@ -32,8 +32,8 @@ std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimi
 
 class CheckpointWriter {
  public:
-  // `layout` and `ranks` must outlive the writer. `thread_count` is the number of threads that call
-  // write().
+  // `layout` and `ranks` must outlive the writer. `description` is that of all ranks, and has the
+  // local units of each. `thread_count` is the number of threads that call write().
   CheckpointWriter(const Layout& layout, StateDescription description, std::uint32_t thread_count,
                    Ranks& ranks);
 
@@ -43,10 +43,10 @@ class CheckpointWriter {
   // before.
   void begin(const std::string& root, const StatePosition& position, const SaveOptions& options);
   // Whether this rank writes blocks. If several ranks have the same data, only the first of these
-  // ranks writes blocks.
-  bool writes_blocks() const { return ranks_.rank() < ranks_.owner_count(); }
-  // Writes a block that this rank owns. Several threads may call this function, each with its own
-  // number and its own `room` of room_bytes().
+  // ranks writes blocks that the ranks share. Each rank writes its local units.
+  bool writes_blocks() const { return writes_shared_blocks() || has_local_; }
+  // Writes a block that this rank has, unless another rank writes it. Several threads may call this
+  // function, each with its own number and its own `room` of room_bytes().
   // Fails with kNoSpace or kIo, naming the file.
   void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
   std::uint64_t room_bytes() const { return room_.size_bytes(); }
@@ -85,6 +85,7 @@ class CheckpointWriter {
     };
     std::vector<Open> files;  // the one used last comes last
   };
+  bool writes_shared_blocks() const { return ranks_.rank() < ranks_.owner_count(); }
   CheckpointFile& open(OpenFiles& files, std::uint32_t index) const;
   std::vector<Written> write_block(const BlockView& view, OpenFiles& files,
                                    std::span<std::byte> room) const;
@@ -97,6 +98,7 @@ class CheckpointWriter {
 
   const Layout& layout_;
   const StateDescription description_;
+  const bool has_local_;  // units of one rank each, of which there are several
   const SaveRoom room_;
   Ranks& ranks_;
 
@@ -104,7 +106,8 @@ class CheckpointWriter {
   SaveOptions options_;
   StatePosition position_;
   CheckpointPlan plan_;
-  std::optional<NewCheckpoint> fresh_;  // rank 0's
+  std::vector<std::uint32_t> described_;  // by tensor of the layout: in the description
+  std::optional<NewCheckpoint> fresh_;    // rank 0's
   std::string folder_;
   std::vector<OpenFiles> open_files_;  // by thread
   std::mutex mutex_;                   // for the following

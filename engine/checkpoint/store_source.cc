@@ -70,8 +70,8 @@ void StoreSource::open_parts(const std::vector<std::uint32_t>& ranks) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("the store \"{}\": unit \"{}\" is local to rank 0, and each of the {} "
                             "ranks has others in its place, which no single state holds; continue "
-                            "the run with {} ranks, and let each read its own units "
-                            "(Engine::read_state)",
+                            "the run with {} ranks, and save a checkpoint (Engine::save), which "
+                            "has the units of all and goes on with others",
                             options_.name, local->name, run_.ranks, run_.ranks));
   if (ranks.size() != run_.ranks)
     throw Error(ErrorCode::kInput,

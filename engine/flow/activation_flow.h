@@ -1,5 +1,5 @@
-// Boundary activations, as the application sees them. The application saves and loads these
-// activations in the order of an ActivationPlan. The flow moves the activations between the
+// The boundary activations of a step, as the application sees them. The application saves and loads
+// the activations in the order of an ActivationPlan. This class moves the activations between the
 // device's window and their homes in host memory or on storage
 // (engine/flow/activation_transfers.h).
 //
@@ -21,35 +21,37 @@ namespace sluice {
 
 class ActivationFlow {
  public:
-  // All arguments must outlive the flow. The flow tells `timeline` when computation waits.
+  // All arguments must outlive the flow. The flow reports to `timeline` when computation waits.
   ActivationFlow(const FlowParts& parts, StepTimeline& timeline);
 
-  // Makes the flow follow `plan` for `step`. The plan must outlive the flow. Requires: the previous
-  // plan has been finished or abandoned.
+  // Makes the flow follow `plan` for `step`. The plan must outlive the flow. Requires: finish() or
+  // abandon() has ended the previous plan.
   void begin(const ActivationPlan& plan, std::uint64_t step);
-  // Follows the same plan once more, if all of its accesses have been made. The call waits until no
-  // computation uses the window any more.
+  // Starts the same plan once more if all of its accesses have been made; otherwise, does nothing.
+  // Waits first until no computation uses the window any more.
   // Fails with kInvalidArgument if an access is still held, and with the engine's or the device's
   // first failure.
   void begin_again();
   // Makes the next access of the plan. Work enqueued on `stream` after this call may read or write
-  // the activation. The call blocks until the transfers are on their way to the device.
-  // Fails with kInvalidArgument if the access is not next or too many are held, and with the
-  // engine's first failure.
+  // the activation. The call blocks until the access's transfers are on their way to the device.
+  // Fails with kInvalidArgument if this access is not the next one, or if too many accesses are
+  // held. Also fails with the engine's first failure.
   LeasedActivation acquire(const ActivationRef& ref, ActivationAction action, StreamId stream);
-  // Ends an access. Work enqueued on the stream after this call must leave the activation alone.
+  // Ends an access. Work enqueued on the access's stream after this call must not use the
+  // activation.
   void release(const LeasedActivation& lease) noexcept;
   // Fails with kInvalidArgument if accesses of the plan are missing or still held.
   void require_complete() const;
-  // The call waits until no computation uses the window any more. The call returns the totals since
-  // the last call. Requires: the plan is complete.
+  // Waits until no computation uses the window any more, and returns the totals since the last
+  // call. Requires: the plan is complete.
   // Fails with the engine's or the device's first failure.
   ActivationReport finish();
-  // Ends a plan early. Returns when no transfer is in flight and no computation uses the window any
-  // more, unless the store is stuck. Ends the accesses that are held.
+  // Ends a plan early, and ends the accesses that are still held. Returns when no computation uses
+  // the window any more and no transfer is in flight. If the store is stuck, the call does not wait
+  // for the transfers.
   void abandon() noexcept;
-  // Returns when no transfer is in flight, even if the store is stuck, so that memory may then be
-  // freed.
+  // Waits until no transfer is in flight, even if the store is stuck. The caller may then free the
+  // memory that transfers use.
   void settle() noexcept;
 
  private:
@@ -63,16 +65,16 @@ class ActivationFlow {
   Device& device_;
   Scheduler& scheduler_;
   StepTimeline& timeline_;
-  const std::uint32_t held_max_;  // accesses held at once, as the plans assume
+  const std::uint32_t held_max_;  // accesses held at once; the plans assume this limit
   ActivationTransfers transfers_;
 
   const ActivationPlan* plan_ = nullptr;
   std::uint64_t step_ = 0;
   std::uint32_t next_access_ = 0;
   std::uint32_t held_ = 0;
-  std::vector<bool> is_released_;  // by access, as the application sees it
+  std::vector<bool> is_released_;  // by access: whether the application has released it
   std::vector<StreamId> streams_;  // by access
-  // The two events around the wait for an access, for each access that may need a transfer.
+  // For each access that may need a transfer: the events before and after the wait for the access.
   std::vector<Event> asked_events_;
   std::vector<Event> granted_events_;
 };

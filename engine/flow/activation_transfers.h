@@ -1,13 +1,15 @@
-// The transfers of an activation flow: every copy and every read and write that an ActivationPlan
-// asks for. A saved activation leaves the device as soon as computation has finished with it.
-// Activations come back before their loads, in order, while places in the window and staging slots
-// are free. The block store moves activations to and from storage. The block store verifies and
-// watches these transfers. Transfers of parameters that computation waits for go first.
+// The transfers of an activation flow: all copies, reads and writes that an ActivationPlan
+// requires. A saved activation leaves the device as soon as computation no longer uses it.
+// Activations are brought back ahead of their loads, in the order of the loads, while places in the
+// window and staging slots are free. The block store moves activations to and from storage, and
+// verifies and watches these transfers. Transfers of parameters that computation waits for have
+// priority.
 //
 // Thread rule: scheduler's thread, unless stated otherwise.
-// Progress: a fetch starts only when the overwritten activation has been released, and is at home
-// or on the way there. So the fetch's staging slot waits only for the drive and for queued copies.
-// The staging slot of a store waits for enqueued computation and for the drive.
+// Progress: a fetch overwrites an activation in the window. The fetch starts only after this
+// activation has been released, and is at home or on its way home. So the staging slot of a fetch
+// waits only for the drive and for queued copies. The staging slot of a store waits for enqueued
+// computation and for the drive.
 #pragma once
 
 #include <array>
@@ -43,41 +45,43 @@ class ActivationTransfers {
   void release(std::uint32_t access);
   // Whether the access has been issued, and its transfers are on their way to the device.
   bool is_ready(std::uint32_t access) const { return access < ready_; }
-  // From now on, nothing more is started, and pending work is forgotten.
+  // From now on, the object starts no more transfers, and drops the transfers that have not
+  // started.
   void stop();
   // Whether no transfer is in flight.
   bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }
   // Whether a transfer may never end.
   bool is_stuck() const { return store_.is_stuck(); }
-  // Forgets the activations on storage, because no later call loads them. Requires: idle(), or
-  // is_stuck().
+  // Forgets the activations on storage. No later call may load these activations. Requires: idle(),
+  // or is_stuck().
   void drop_stored() { drop_from_storage(on_storage_bytes_); }
   // The totals since the last call. Any thread may call this function while idle().
   ActivationReport take_moved() { return std::exchange(moved_, {}); }
 
-  // Any thread may call the functions below, from one begin() to the next.
+  // Any thread may call the functions below, until the next begin().
   //
-  // Work that is enqueued on `stream` from now on may use the access's place. Requires: is_ready().
+  // Makes `stream` wait until its later work may use the place of the access. Requires: is_ready().
   void wait_until_usable(StreamId stream, std::uint32_t access);
-  // The event to record after the computation that uses the access's place.
+  // The event that the caller records after the computation that uses the place of the access.
   EventId used_event(std::uint32_t access) const;
   // The used_event() of every place.
   std::span<const Event> used_events() const { return used_events_; }
   std::byte* place_of(std::uint32_t access) const;
-  // The unit that computes the value.
+  // The unit that computes the activation.
   std::uint32_t unit_of(std::uint32_t access) const;
 
  private:
   enum class StoreState : std::uint8_t { kNone, kLeaving, kHome };
-  // A staging slot between device and storage, whose piece is being copied, read or written.
+  // A staging slot between device and storage. The slot holds a piece of an activation while the
+  // piece is copied, read or written.
   struct Slot {
     Transfer transfer;
     std::uint32_t access = 0;
-    std::uint32_t piece = 0;  // of its home
+    std::uint32_t piece = 0;  // counted in the activation's home
     bool is_free = true;
     bool is_read = false;
   };
-  // An access that has been issued, or one piece of such an access. Arrivals become ready in order.
+  // An issued access, or one piece of an issued access. Arrivals become ready in order.
   struct Arrival {
     std::uint32_t access = 0;
     std::uint32_t slot = kNoSlot;
@@ -107,8 +111,8 @@ class ActivationTransfers {
   void wait_for_place(StreamId stream, std::uint32_t place);
   std::uint32_t take_slot(std::uint32_t access, std::uint32_t piece);
   void free_slot(std::uint32_t slot);
-  // After the copy for `access`, runs `finished` on the scheduler's thread. The copy is now the
-  // last work on `stream`.
+  // Runs `finished` on the scheduler's thread when the copy for `access` has ended. Requires: this
+  // copy is the last work on `stream`.
   void call_back(const Stream& stream, std::uint32_t access, std::uint64_t size_bytes,
                  std::function<void()> finished);
   void trace_copy(TraceRecord record);
@@ -125,29 +129,29 @@ class ActivationTransfers {
   Device& device_;
   Scheduler& scheduler_;
   const bool is_on_storage_;
-  std::vector<Event> used_events_;     // by place: after the computation that had it last
+  std::vector<Event> used_events_;     // by place: after the last computation that used it
   std::vector<Event> arrived_events_;  // by place: after the last copy to it
   std::vector<Event> left_events_;     // by place: after the last copy from it
   std::vector<Event> home_events_;     // by home in host memory: after the last copy to or from it
 
   const ActivationPlan* plan_ = nullptr;
-  std::uint32_t issued_ = 0;      // accesses
-  std::uint32_t next_piece_ = 0;  // of the next access to be issued
+  std::uint32_t issued_ = 0;      // number of issued accesses
+  std::uint32_t next_piece_ = 0;  // in the next access to be issued
   std::uint32_t ready_ = 0;       // accesses become ready in order
   bool is_stopped_ = true;
   std::vector<bool> released_;             // by access
   std::vector<StoreState> store_states_;   // by access that saves
-  std::vector<std::uint32_t> pieces_out_;  // by access that saves: not home yet
-  std::deque<Store> stores_;               // released, but not all copied out yet
+  std::vector<std::uint32_t> pieces_out_;  // by access that saves: not yet home
+  std::deque<Store> stores_;               // of released accesses, until all pieces are copied out
   std::deque<Arrival> arrivals_;
   std::vector<Slot> slots_;
   ActivationReport moved_;
   std::uint64_t on_storage_bytes_ = 0;  // stored, and not yet loaded for the last time
   std::uint64_t step_ = 0;
   std::array<std::uint64_t, 2> copied_ns_{};  // end of the last copy up, and down
-  std::uint32_t in_flight_ = 0;  // slots taken, and copies between device and homes in host memory
+  std::uint32_t in_flight_ = 0;  // slots in use, and copies between device and host homes
 
-  Stream up_stream_;  // last: their callbacks use everything above
+  Stream up_stream_;  // last members, because their callbacks use all others
   Stream down_stream_;
 };
 

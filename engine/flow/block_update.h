@@ -1,7 +1,7 @@
-// The arithmetic of one block's update. The optimizer runs over all elements, with each tensor's
-// own coefficients, wherever the block's planes are.
+// The arithmetic of one block's update. The optimizer updates all elements of the block, each with
+// the coefficients of its tensor. The planes of the block may lie anywhere.
 //
-// Thread rule: worker's thread. Distinct blocks are independent.
+// Thread rule: worker's thread. Updates of different blocks are independent.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,15 @@
 
 namespace sluice {
 
-// The planes of one block during its update. The parameters and the record change in place.
+// The planes of one block during the block's update. The update changes the parameters and the
+// record in place.
 struct BlockPlanes {
   std::byte* parameters = nullptr;
   std::byte* record = nullptr;
   const std::byte* gradients = nullptr;  // needed only for an update
 };
 
-// Elements of a block that share their coefficients.
+// Consecutive elements of a block that have the same coefficients.
 struct UpdateRun {
   std::uint64_t begin = 0;  // in the block
   std::uint64_t element_count = 0;
@@ -28,22 +29,24 @@ struct UpdateRun {
   TensorId first_tensor{};
   std::uint64_t first_element = 0;  // of the run, in `first_tensor`
 };
-// Calls `run` for as few runs as possible. Padding belongs to a neighboring run. With moments in
-// bf16, which are rounded by tensor, each run lies in one tensor.
+// Divides the block into as few runs as possible, and calls `function` for each of them. Padding
+// belongs to a neighboring run. With bf16 moments, each run lies in one tensor, because the
+// rounding depends on the tensor.
 void for_each_run(const Layout& layout, const BlockPlace& block,
                   const std::function<void(const UpdateRun&)>& function);
-// `rounding_key` is the key of the step.
+// The arrays that the optimizer needs for `run`. `rounding_key` is the rounding key of the step.
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
                        const BlockPlanes& planes, const UpdateRun& run, std::uint64_t rounding_key);
 
-// Checks the result of update `step` on a block.
-// Fails with kNonFinite if a weight or a moment has overflowed, naming tensor and element.
+// Checks the block after update `step`.
+// Fails with kNonFinite if a weight or a moment has overflowed. The message names the tensor and
+// the element.
 void throw_if_overflowed(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
                          std::uint64_t step);
 
-// Applies an update to `block`. `step` is the step's number, for messages.
-// Fails with kNonFinite if a weight or a moment overflows, naming tensor and element. The planes
-// are then partly updated and must not be stored.
+// Updates `block`. `step` is the number of the step, for messages.
+// Fails with kNonFinite if a weight or a moment overflows. The message names the tensor and the
+// element. After this failure, the planes are partly updated and must not be stored.
 void update_block(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
                   const StepCoefficients& coefficients, std::uint64_t step,
                   CpuOptimizer& optimizer);

@@ -1,23 +1,25 @@
 // The commits of a durable store. This class decides when each commit begins and becomes valid, and
-// which stores have to wait for the commit. The commit of step v begins when every block is on
-// storage at version v. The optimizer pass stores the blocks that live on storage. The home saver
-// stores the blocks that live in memory. The commit itself, a flush and a small record, runs beside
-// the next step.
-// A store of a later version waits until the commit's table is taken. If all copies are named, such
-// a store waits until the commit is valid.
+// which writes of blocks have to wait for the commit. The commit of step v begins when every block
+// is on storage at version v. The optimizer pass writes the blocks whose home is storage. The home
+// saver writes the blocks whose home is memory. The commit itself, which flushes the data and
+// writes a small record, runs during the next step.
+// A commit contains a table of the copies that belong to it. Until this table is made, no block of
+// a later version is written. If commits name all copies of a block, the block's next write waits
+// until the commit is valid.
 //
-// While a step fetches its units, it may hold back the commit of the previous step, because a flush
-// makes reads wait (engine/plan/commit_turn.h).
+// A flush makes reads wait. So while a step fetches its units, the step may hold back the commit of
+// the previous step (engine/plan/commit_turn.h).
 //
-// With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1,
-// the rank waits for its own commit of v. So the vote tells all ranks that the commit is valid.
+// With several ranks, a commit is valid when it is durable on every rank. Before a rank votes on
+// step v + 1, the rank waits for its own commit of v. So the vote tells all ranks that the commit
+// of v is valid.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
-// application's text and the loss scale as they were when finish() of its step ended. No commit
-// begins after a failure of the device, because updates and copies on a failed device end without
-// reporting the failure. After another failure, the only commit that may begin is a held commit
-// whose state was on storage before the failure.
+// application's text and the loss scale at the end of finish() of its step. No commit begins after
+// a failure of the device, because updates and copies on a failed device end without reporting the
+// failure. After any other failure, only a held commit may begin, and only if its state was on
+// storage before the failure.
 #pragma once
 
 #include <cstdint>
@@ -35,14 +37,14 @@
 
 namespace sluice {
 
-// The state that a store's commits continue from.
+// The state of a store from which new commits continue.
 struct CommitStart {
   const CommitFiles* files = nullptr;
-  CommitRecord record = {};  // the last record, or one without planes; identity and settings stay
+  CommitRecord record = {};  // the last one, or one without planes; keeps identity and settings
   std::uint32_t next_slot = 0;
   std::uint64_t next_generation = 1;
   std::uint32_t commit_every = 1;
-  bool has_others = false;  // other ranks must have each commit, too
+  bool has_others = false;  // a commit is valid only when other ranks have it, too
 };
 
 class Commits {
@@ -54,70 +56,72 @@ class Commits {
 
   // For the optimizer pass:
   //
-  // Whether stores of update `step` may begin, because the commits of all earlier steps have their
-  // tables.
+  // Whether blocks of update `step` may be written. This is so when the tables of all earlier
+  // commits have been made.
   bool may_store(std::uint64_t step) const;
-  // Whether update `step` will be committed, once all of its blocks are on storage.
+  // Whether there will be a commit of update `step`.
   bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
-  // Takes note that the block is at rest as update `step` has left it.
+  // Called when update `step` has changed the block, and nothing is using the block any more.
   void updated(BlockId block, std::uint64_t step);
-  // Takes note that the block is at rest, and that `step` leaves it unchanged.
+  // Called when `step` leaves the block unchanged, and nothing is using the block.
   void left(BlockId block, std::uint64_t step);
 
-  // The facts of a step that has just finished.
+  // The data that a commit records about a finished step.
   struct StepEnd {
     std::uint64_t step = 0;
     CommittedScale scale = {};
     std::string application = {};
   };
-  // Commits the step as soon as possible if it is due.
+  // Called when a step has finished. If a commit of this step is due, the commit begins as soon as
+  // possible.
   void finished(StepEnd end);
   // Commits the last step now, even if no commit is due. Requires: all of the state is at home, and
-  // no step is active. With other ranks, count_for_all() has been called, too.
+  // no step is active. With several ranks, count_for_all() must have been called before.
   void want_now();
-  // Makes the first commit, of the present state. Requires: all that want_now() requires.
+  // Makes the first commit of the store, with the present state. The requirements are those of
+  // want_now().
   void want_first(StepEnd end);
-  // Takes note that every rank now has all commits of this rank.
+  // Called when all commits that this rank has made are durable on every rank.
   void count_for_all();
 
-  // Holds back the commit of `step` until the step that computes now has the units of its first
-  // `uses` uses. release() and a failure of the engine end the hold, too. want_now() and
-  // want_first() are not held. With several ranks, no commit is held, because the vote on the step
-  // waits for that commit. If flushes take long by themselves, no commit is held either
-  // (commit_may_wait). Requires: nothing that these units need waits for that commit.
+  // Holds back the commit of `step` until the current step has fetched the units of its first
+  // `uses` uses. The call release() and a failure of the engine end the hold, too. The commits of
+  // want_now() and want_first() are never held back. With several ranks, no commit is held back,
+  // because the vote on the current step waits for the commit. If a flush takes long compared with
+  // a step, no commit is held back either (commit_may_wait). Requires: the fetches of these units
+  // do not wait for the commit of `step`.
   void hold(std::uint64_t step, std::uint32_t uses);
   void release();
 
   struct Progress {
-    // Whether storage has every block that lives on storage, in the version that update `step` has
-    // made.
+    // Whether every block whose home is storage has been written in the version of update `step`.
     std::function<bool(std::uint64_t step)> is_stored;
-    // Whether the step has the unit of this use.
+    // Whether the current step has fetched the unit of this use.
     std::function<bool(std::uint32_t use)> has_unit;
   };
-  // Advances everything that can move.
+  // Starts all saves and commits that can start now.
   void pump(const Progress& progress);
-  // Begins nothing more, permanently.
+  // From now on, no save and no commit begins.
   void stop();
 
-  // Whether all commits that are due or requested are durable on this rank.
+  // Whether all due or requested commits are durable on this rank.
   bool is_durable() const { return wanted_.empty() && writer_.is_idle(); }
-  // Whether nothing is under way.
+  // Whether no commit and no save is under way.
   bool is_at_rest() const { return writer_.is_idle() && saver_.is_at_rest(); }
-  // The last step whose commit is durable on this rank. The result is empty if there is no such
-  // step yet.
+  // The last step whose commit is durable on this rank. The result is empty if no commit is durable
+  // yet.
   std::optional<std::uint64_t> durable_step() const { return durable_step_; }
   // The application's text in the record of durable_step().
   const std::string& application() const { return durable_application_; }
   std::string way_back() const;
 
-  // Sets the settings for all records from now on.
+  // Sets the settings that all later commits record.
   void set_settings(std::string settings, std::uint64_t config_hash);
 
  private:
   struct Wanted {
     StepEnd end;
-    bool is_now = false;  // commit even if nothing else is under way
+    bool is_now = false;  // requested by want_now() or want_first()
   };
 
   struct Hold {
@@ -125,22 +129,23 @@ class Commits {
     std::uint32_t uses = 0;
   };
 
-  // Whether everything that the commit names is on storage.
+  // Whether all blocks of the commit are on storage.
   bool is_stored(const Wanted& wanted, const Progress& progress) const;
   bool may_begin(const Wanted& wanted, const Progress& progress);
   void begin_held();
   void begin_next();
   void begin(StepEnd end);
-  // If the device has failed, this call fails the engine and returns false.
+  // Returns false if the device has failed. In this case, the engine fails with the device's
+  // failure.
   bool is_device_sound();
   void ended(const std::optional<Error>& failure);
 
   BlockStore& store_;
   Scheduler& scheduler_;
   Device& device_;
-  const Event probe_;  // never recorded: waiting for it only brings the device's failure
+  const Event probe_;  // never recorded; a wait for it reports a failure of the device
   std::function<void()> on_change_;
-  CommitRecord record_;  // without the parts that differ in each commit
+  CommitRecord record_;  // holds the parts that all commits share
   std::uint32_t next_slot_;
   std::uint64_t next_generation_;
   const std::uint32_t commit_every_;
@@ -148,18 +153,18 @@ class Commits {
   std::uint32_t data_file_count_;
 
   std::deque<Wanted> wanted_;
-  StepEnd last_;  // finished last
+  StepEnd last_;  // the last finished step
   std::optional<Hold> hold_;
-  bool is_last_ = false;                       // begun after a failure
+  bool is_last_ = false;                       // the commit in the writer has begun after a failure
   bool is_held_stored_ = false;                // the first of wanted_ waits for hold_ alone
   std::uint64_t flush_ns_ = 0;                 // of the last commit; 0: unknown
   std::uint64_t finished_ns_ = 0;              // of the last step; 0: none
   std::uint64_t step_ns_ = 0;                  // between the last two steps' ends; 0: unknown
-  std::uint64_t begun_step_ = 0;               // of the last commit whose table is taken
+  std::uint64_t begun_step_ = 0;               // of the last commit whose table has been made
   std::optional<std::uint64_t> durable_step_;  // empty: none
   std::string durable_application_;
-  StepEnd committing_;                            // in the writer's hands
-  std::map<std::uint64_t, std::uint32_t> saved_;  // by step: blocks in memory that storage has
+  StepEnd committing_;                            // the commit that the writer is writing
+  std::map<std::uint64_t, std::uint32_t> saved_;  // by step: saved blocks of those in memory
   bool is_stopped_ = false;
 
   HomeSaver saver_;

@@ -1,5 +1,5 @@
-// The norm of a part of a unit's gradient, without tensors that another member of the norm group
-// counts (sluice/norm_group.h). Pure, callable from any thread.
+// Computes the norm of a part of a unit's gradient. Tensors that another member of the norm group
+// counts are left out (sluice/norm_group.h). Pure, callable from any thread.
 #pragma once
 
 #include <algorithm>
@@ -12,18 +12,20 @@
 
 namespace sluice {
 
-// The list changes only between steps, so any thread can read the list during a step.
+// The tensors whose gradients count in this rank's norm. The object changes only between steps, so
+// any thread can read it during a step.
 struct CountedTensors {
-  std::vector<bool> is_elsewhere = {};  // by tensor; empty: all tensors count here
+  std::vector<bool> is_elsewhere = {};  // by tensor; if empty, all tensors count here
 
   bool count_here(TensorId tensor) const {
     return is_elsewhere.empty() || !is_elsewhere[index_of(tensor)];
   }
 };
 
-// `add(first, count, norm)` adds the squares of elements [first, first + count) of the unit to
-// `norm`, for whole leaves. A value that is not finite counts in every tensor. So a tensor that
-// another member counts cannot hide such a value, even if the two copies differ.
+// The norm of elements [begin, begin + count) of the unit. `add(first, count, norm)` must add the
+// squares of elements [first, first + count) of the unit to `norm`, for whole leaves. If a tensor
+// that another member counts has a non-finite value, the result is not finite. Otherwise such a
+// value could stay hidden, because the other member's copy of the tensor may differ.
 template <class Add>
 NormAccumulator counted_norm(const Layout& layout, const CountedTensors& counted, UnitId unit,
                              std::uint64_t begin, std::uint64_t count, const Add& add) {

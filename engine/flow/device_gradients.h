@@ -1,9 +1,10 @@
-// Gradients that wait for their update on the device. Such gradients are copied and added there,
-// with the bits of the CPU. The device sums the squares of each leaf of the norm, and only these
-// sums come to the host.
+// Gradients that wait on the device for their update. The device copies and adds these gradients,
+// and the results have the same bits as on the CPU. For the norm, the device sums the squares of
+// each leaf, and only these sums are copied to the host.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: all work waits only for earlier work on the stream. A norm also waits for the worker.
+// Progress: copies and additions wait only for earlier work on the stream. A norm also waits for
+// the worker.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace sluice {
 
 class DeviceGradients final : public GradientHome {
  public:
-  // All arguments must outlive the object. `math` may be null if no gradient waits here.
+  // All arguments must outlive the object. `math` may be null if no gradient waits on the device.
   DeviceGradients(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
                   Callbacks callbacks);
 

@@ -1,11 +1,10 @@
 // The update of units whose optimizer state is at home on the device. The update is enqueued on the
-// device and changes the state in place. Only the unit's next work on the device waits for the
-// update. Nothing on the host waits, so these updates need no lanes. An enqueued update counts as
-// done, unless a weight overflows. An overflow is reported when the unit's updates have run, and
-// then becomes the scheduler's failure.
+// device and changes the state in place. Only later work on the same unit waits for the update. The
+// host does not wait, so these updates need no lanes. An enqueued update counts as done. If a
+// weight overflows, the scheduler fails when all blocks of the unit have been updated.
 //
 // Thread rule: scheduler's thread only.
-// Invariant: the device holds the unit's final gradient before its update is enqueued.
+// Invariant: the unit's final gradient is on the device before the unit's update is enqueued.
 #pragma once
 
 #include <cstdint>
@@ -23,22 +22,22 @@ namespace sluice {
 class DeviceUpdates {
  public:
   // All arguments must outlive the object. `math` may be null if no unit is updated on the device.
-  // `on_end` runs when a unit's updates of a step have ended.
+  // `on_end` runs when the updates of all blocks of a unit have ended.
   DeviceUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
                 std::function<void(UnitId unit, std::uint64_t step)> on_end);
 
-  // Enqueues the update of a block, behind the work that last brought the unit's parameters.
+  // Enqueues the update of a block, behind the work that last wrote the unit's parameters.
   void update(const BlockPlace& block, const StepCoefficients& coefficients);
-  // Called when all of the unit's blocks have been passed to update(). `step` is the step's number
+  // Called when all of the unit's blocks have been passed to update(). `step` is the step's number,
   // for messages.
   void end_unit(UnitId unit, std::uint64_t step);
 
   StreamId stream() const { return stream_.id(); }
-  // Whether the unit's updates of a step are all under way.
+  // Whether the updates of all blocks of the unit have been enqueued and have not ended.
   bool is_running(UnitId unit) const { return is_running_[index_of(unit)]; }
   // Whether no update is under way.
   bool is_idle() const { return units_left_ == 0; }
-  // Whether a weight has overflowed. The state is then that of no step.
+  // Whether a weight has overflowed. If so, the state belongs to no step.
   bool is_damaged() const { return is_damaged_; }
 
  private:
@@ -59,7 +58,7 @@ class DeviceUpdates {
   std::vector<bool> is_running_;         // by unit
   bool is_damaged_ = false;
 
-  Stream stream_;  // last: its callbacks use everything above
+  Stream stream_;  // last member, because its callbacks use all others
 };
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The parts of an engine that all flows need. Because of this struct, a flow's constructor takes
-// few other arguments. The struct holds references to objects that outlive every flow.
+// The parts of an engine that all flows need. With this struct, the constructors of flows need few
+// other arguments. The struct holds references to objects that outlive every flow.
 //
 // Thread rule: each part has its own.
 #pragma once

@@ -1,19 +1,21 @@
-// Takes each unit's gradients from the device's slots to their home: host memory, device memory or
-// storage (engine/flow/gradient_home.h). The unit's first gradient of the step is copied. Gradients
-// of further micro-batches or repeated uses are added (one fp32 addition and one rounding per
-// element). After the last addition, the unit's squared norm is taken. Gradients come home one at a
-// time, in order of release.
-// The schedule, or close(), says which gradient is the last. At close(), units without a gradient
-// get a gradient of zeros. The drain owns the device's gradient slots.
+// The drain moves each unit's gradients from the device's gradient slots to the gradients' home:
+// host memory, device memory or storage (engine/flow/gradient_home.h). The drain copies the unit's
+// first gradient of the step. Gradients of further micro-batches or repeated uses are added, with
+// one fp32 addition and one rounding per element. After the last addition, the unit's squared norm
+// is computed. Gradients move home one at a time, in the order in which their leases are released.
+// A unit's gradient is the last one if the schedule says so, or when close() is called. At close(),
+// units without a gradient get a gradient of zeros. The drain owns the device's gradient slots.
 //
-// Several ranks add up their gradients in the slot, on the device, in the order of the backward
-// uses. The ranks add each use's gradient before the gradient goes home, or they add the unit's
-// complete sum over the step. For a complete sum, the sum is first copied back to the slot.
+// Several ranks add up their gradients in the slot on the device, in the order of the backward
+// uses. The ranks add up either the gradient of each use or the unit's complete sum over the step.
+// The gradient of a use is added up before it moves home. A complete sum is first copied from its
+// home back to the slot.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
-// released lease. The copies of a gradient that will be added also wait for a staging slot, which
-// the worker frees. The drain never waits for the prefetcher or for a later use.
+// Progress: a gradient slot becomes free when the copies from it have ended. These copies wait for
+// the computation under the slot's released lease. If the gradient is added to a sum, the copies
+// also wait for a staging slot, which the worker frees. The drain never waits for the prefetcher or
+// for a later use.
 #pragma once
 
 #include <cstdint>
@@ -43,95 +45,101 @@ namespace sluice {
 class GradientDrain {
  public:
   // All arguments must outlive the drain. `math` may be null if no gradient waits on the device.
-  // `on_final` runs when a unit's final gradient is at home and in the norm. `on_final` does not
-  // run for a gradient that is not finite. An update that does not wait for the norm must not use
-  // such a gradient.
+  // `on_final` runs when a unit's final gradient is at home and counted in the norm. `on_final`
+  // does not run if the gradient is not finite, because an update that does not wait for the norm
+  // must not use it.
   GradientDrain(const FlowParts& parts, const ResidentUnits& residents, WaitingGradients& waiting,
                 DeviceMath* math, std::function<void(UnitId)> on_final);
 
-  // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
-  // `reduces_each`, every use's gradient is added over the ranks. Otherwise the ranks add only the
-  // sum of each unit, and the home must hold the whole sum. Gradients of announced units are always
-  // added over the ranks at every use, because nothing says which gradient of such a unit is the
-  // last.
+  // Starts a step and forgets the norm of the previous step. Traces contain the number `step`. With
+  // `reduces_each`, the ranks add up the gradient of every use. Otherwise the ranks add up each
+  // unit's sum over the step, and the home must hold the complete sum. For announced units, the
+  // ranks always add up the gradient of every use, because the schedule does not say which gradient
+  // is the last.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
-  // Takes the gradient slot that has been free for longest, if there is a free slot. The uses take
-  // slots in the order of the schedule, and slots become free in the order of release. So a use's
-  // slot does not depend on timing and is the same on every rank. Reductions in memory registered
-  // with NCCL require this, so units of this rank alone have slots of their own. The slot's bytes
-  // are zero after zeroed_event().
+  // Takes the gradient slot that has been free for the longest time. The result is empty if no slot
+  // is free. Uses take slots in the order of the schedule, and slots become free in the order of
+  // release. So the slot of a use does not depend on timing and is the same on every rank.
+  // Reductions in memory registered with NCCL require the same slots on all ranks. Therefore, units
+  // that only this rank has use separate slots. The slot's bytes are zero after zeroed_event().
   std::optional<std::uint32_t> try_take_slot(UnitId unit);
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
-  // Lends the unit's own place in the set for the unit's first gradient of the step, if possible.
-  // The place's bytes are zero after set_zeroed_event(), until the next call.
-  // Requires: the unit has been updated, so no update reads the set's place any more.
+  // Lends the unit's own place in the gradient set to the unit's first gradient of the step.
+  // Returns false if that is not possible. The bytes of the place are zero after
+  // set_zeroed_event(), until the next call.
+  // Requires: the unit has been updated, so no update reads this place any more.
   bool try_lend_set(UnitId unit);
   EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
 
   // Called when the lease of `use` has been released. `computed` is recorded after the computation
-  // that filled `slot` or, without a slot, the set's place. If the schedule has changed, a unit
-  // with a final gradient may get another gradient. The earlier gradient is then no longer final.
+  // of the gradient. The computation has filled `slot` or, without a slot, the unit's place in the
+  // gradient set. If the schedule has changed, a unit with a final gradient may get another
+  // gradient. The earlier gradient is no longer final in this case.
   void release(const ScheduledUse& use, std::optional<std::uint32_t> slot, EventId computed);
-  // Called when no more gradients will come, so that the present ones are final. Units without a
-  // gradient get zeros, unless they stay as they are. Later calls do nothing. Requires: no update
-  // reads the gradients any more.
+  // Called when no more gradients will come, so that the present gradients are final. Units without
+  // a gradient get a gradient of zeros, unless optimizer.untouched leaves these units unchanged.
+  // Later calls do nothing. Requires: no update reads the gradients of the step any more.
   void close();
 
   // Whether the schedule has marked a gradient of the unit as its last of the step.
   bool is_closed(UnitId unit) const { return units_[index_of(unit)].is_closed; }
-  // The bytes copied out of slots since the last call.
+  // The bytes copied out of gradient slots since the last call.
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
-  // Whether a gradient has changed after it was final.
+  // Whether a unit has got a further gradient after its gradient was final.
   bool was_reopened() const { return was_reopened_; }
-  // Units without a gradient in the step, except announced ones. If such units stay as they are
-  // (optimizer.untouched), the units have no part in the norm. Requires: close() has been called.
+  // The number of units without a gradient in the step, not counting announced units. Units that
+  // the update leaves unchanged (optimizer.untouched) do not count in the norm. Requires: close()
+  // has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
-  // Whether every unit's final gradient is at home and in the norm.
+  // Whether every unit's final gradient is at home and counted in the norm.
   bool is_complete() const { return final_units_ == trained_units_; }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
-  // The reason why is_complete() is still false, or why no gradient slot is free.
+  // The reason why is_complete() is false, or why no gradient slot is free.
   WaitCause waits_for() const;
-  // The norm of everything that this rank owns. Requires: is_complete().
+  // The norm of all gradients that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
-  // Takes the norms of the gradients that have come, as soon as all of them are at home. Gradients
-  // that are final have theirs already. Requires: no gradient comes before is_measured().
+  // Starts to compute the norms of the present gradients, as soon as all of these gradients are at
+  // home. The norms of final gradients are already known. Requires: until is_measured(), release()
+  // is not called.
   void measure();
   bool is_measured() const { return !is_measuring_ && idle(); }
-  // The norm of the gradients that have come, as far as this rank owns them. Requires:
+  // The norm of the present gradients, without the parts that other ranks own. Requires:
   // is_measured().
   NormAccumulator norm_so_far() const;
-  // norm_so_far() of the local units alone. Requires: is_measured() or is_complete().
+  // The same as norm_so_far(), but counts nothing but the local units. Requires: is_measured() or
+  // is_complete().
   NormAccumulator local_norm() const;
-  // The place of a gradient that is not finite, for a message. Any thread, while idle().
+  // Describes the place of a gradient element that is not finite, for a message. Any thread may
+  // call this function while idle().
   std::string describe_non_finite() const;
 
  private:
   // One unit's gradient on its way home.
   struct Job {
     ScheduledUse use;
-    bool is_first = false;  // the unit's first in the step
+    bool is_first = false;  // the first gradient of the unit in the step
     std::uint32_t slot = 0;
     std::uint64_t released_ns = 0;
     TraceRangeId range{};
     std::uint64_t computed_ns = 0;  // 0 = computation has not filled the slot yet
-    bool has_slot = true;           // otherwise it is in the set, or zero
-    bool is_in_set = false;         // has been computed there
-    bool has_left = false;          // out of the slot
+    bool has_slot = true;           // otherwise it is in the gradient set, or zero
+    bool is_in_set = false;         // has been computed in the gradient set
+    bool has_left = false;          // has been copied out of the slot
     bool is_home = false;
-    bool is_reduced = false;  // has been added over the ranks
+    bool is_reduced = false;  // the ranks have added it up
   };
 
   struct Unit {
     std::uint32_t jobs = 0;   // released but not yet home
-    std::uint32_t norms = 0;  // wanted or under way, one at a time; the last one counts
+    std::uint32_t norms = 0;  // wanted or being computed, one at a time; the last one counts
     bool has_gradient = false;
     bool has_lent_set = false;
     bool is_closed = false;
-    bool is_whole = false;  // except for its norm
+    bool is_whole = false;  // the complete sum is at home; the norm may be missing
     bool is_final = false;
   };
 
@@ -183,18 +191,18 @@ class GradientDrain {
 
   std::uint64_t step_ = 0;
   bool reduces_each_ = true;
-  std::vector<std::uint32_t> free_slots_;  // a few; in the order in which they became free
+  std::vector<std::uint32_t> free_slots_;  // few; in the order in which they became free
   std::vector<std::uint32_t> free_local_slots_;
   std::vector<Event> zeroed_events_;  // by slot
   Event set_zeroed_event_;
   std::uint64_t copied_bytes_ = 0;
-  std::deque<Job> jobs_;  // in order of release; only the front one moves
+  std::deque<Job> jobs_;  // in order of release; only the first one moves
   bool front_is_started_ = false;
-  bool is_reducing_ = false;     // the front one, over the ranks
+  bool is_reducing_ = false;     // the ranks are adding up the first of jobs_
   std::uint64_t copied_ns_ = 0;  // when the last copy ended
   std::vector<Unit> units_;
   std::uint32_t norms_in_flight_ = 0;
-  std::uint32_t trained_units_ = 0;  // constant; without frozen ones
+  std::uint32_t trained_units_ = 0;  // constant; not counting frozen units
   std::uint32_t final_units_ = 0;
   std::uint32_t units_without_gradient_ = 0;
   bool is_closing_ = false;
@@ -203,7 +211,7 @@ class GradientDrain {
   bool was_reopened_ = false;
 
   Stream zero_stream_;
-  Stream copy_stream_;  // last: its callbacks use everything above
+  Stream copy_stream_;  // last member, because its callbacks use all others
 };
 
 }  // namespace sluice

@@ -1,13 +1,13 @@
-// Gradients that wait for their update on storage. Each of a unit's gradients passes through host
-// memory block by block. There the block is added to the sum so far, with one fp32 addition and one
-// rounding per element, as in the gradient set. The block is also counted in the unit's norm. Then
-// the block goes to storage. One gradient is processed at a time.
+// Gradients that wait on storage for their update. Each gradient of a unit passes through host
+// memory block by block. In host memory, the block is added to the sum so far. Each element gets
+// one fp32 addition and one rounding, as in the gradient set. The block is also counted in the
+// unit's norm, and is then written to storage. One gradient is processed at a time.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: a block waits for one staging slot, or for two if it is added to a sum. Earlier blocks
-// free their staging slots when they are at home. A block also waits for copies, the worker, and
-// storage. While more gradients of a unit may come, nothing reads the unit's gradients
-// (engine/flow/optimizer_pass.h).
+// Progress: a block waits for one staging slot, or for two slots if it is added to a sum. Earlier
+// blocks free their staging slots when they are at home. A block also waits for copies, the worker,
+// and storage. While a unit may still get gradients, the optimizer pass does not read the unit's
+// gradients (engine/flow/optimizer_pass.h).
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class GradientSpill final : public GradientHome {
 
   void start(const GradientMove& move, StreamId stream) override;
   bool moves_zeros() const override { return true; }
-  // Each block is counted in the norm on its way, so the norm is known at once.
+  // Blocks are counted in the norm on their way to storage, so the norm is known at once.
   void take_norm(const GradientSum& sum, StreamId) override { callbacks_.on_norm(sum.unit); }
   const NormAccumulator& norm(UnitId unit) const override { return sums_[index_of(unit)].norm; }
   std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const override;
@@ -40,16 +40,17 @@ class GradientSpill final : public GradientHome {
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
-  // A staging slot. The slot holds a block of the gradient. If there is a sum so far, a partner
-  // slot holds the sum's block.
+  // A staging slot, which holds one block of the gradient. If the block is added to a sum, a second
+  // slot, the partner, holds the same block of the sum.
   struct Slot {
     Transfer transfer;
     BlockId block{};
-    std::uint32_t partner = kNone;  // each of two has the other
-    std::uint32_t pending = 0;      // arrivals left before the addition
+    std::uint32_t partner = kNone;  // the two slots of a block name each other
+    std::uint32_t pending = 0;      // arrivals that the addition still waits for
     bool is_free = true;
   };
-  // Written by the worker between post and completion.
+  // The sum of a unit. While a task of the worker is posted or running, the worker writes this
+  // object.
   struct Sum {
     NormAccumulator norm;
     std::optional<std::uint64_t> first_non_finite;
@@ -86,7 +87,7 @@ class GradientSpill final : public GradientHome {
   std::uint32_t next_block_ = 0;       // of the unit
   std::uint32_t blocks_in_slot_ = 0;   // not copied yet
   std::uint32_t blocks_left_ = 0;      // not home yet
-  std::vector<std::uint32_t> coming_;  // slots that pump() has found a gradient's block for
+  std::vector<std::uint32_t> coming_;  // slots to which pump() has assigned a block of the gradient
   std::vector<Slot> slots_;
   std::vector<Sum> sums_;  // by unit
 };

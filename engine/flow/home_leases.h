@@ -1,12 +1,12 @@
-// The leases on units that computation uses at the units' homes. An update of a block writes to the
-// block's home, so the update waits until no lease on the unit is held, and until the computation
-// under released leases has ended. A gradient becomes final only when the computation under all
-// earlier leases has ended. So only the computation under later leases is followed here. Once the
-// schedule's last gradient has come, a lease is followed as soon as it is released. After any other
-// gradient, leases are followed when no more gradients come.
+// The leases on units that computation uses directly at the units' homes. An update of a block
+// writes to the block's home. So the update waits until no lease on the unit is held, and until the
+// computation under released leases has ended. A gradient becomes final only after the computation
+// under all earlier leases has ended. So this class follows (waits for the end of) nothing but the
+// computation under later leases. If the schedule's last gradient has come, a released lease is
+// followed at once. Otherwise it is followed when no more gradients can come.
 //
 // Thread rule: scheduler's thread only.
-// Progress: an update that waits here delays nothing that a held lease waits for.
+// Progress: no held lease waits for an update that waits in this class.
 #pragma once
 
 #include <cstdint>
@@ -22,31 +22,30 @@ namespace sluice {
 
 // How a unit's gradient depends on the computation under a released lease.
 enum class LeaseGradient : std::uint8_t {
-  kOwn,    // the lease's own, which is not final yet
-  kLater,  // one that may still come
-  kNone,   // the last one has come
+  kOwn,    // the lease has a gradient, which is not final yet
+  kLater,  // the lease has no gradient, but a later lease may have one
+  kNone,   // the unit's last gradient has come
 };
 
 class HomeLeases {
  public:
-  // All arguments must outlive the object. `on_change` runs when an update may have become
-  // possible.
+  // All arguments must outlive the object. `on_change` runs when an update that was waiting may
+  // have become possible.
   HomeLeases(const FlowParts& parts, std::function<void()> on_change);
 
-  // Called when a step or an inference begins. The computation of the previous step or inference
-  // has ended, or is followed.
+  // Called when a step or an inference begins. Requires: the computation of the previous step or
+  // inference has ended, or is followed.
   void begin() { open_.clear(); }
   // Called when a lease on the unit begins.
   void acquired(UnitId unit);
-  // Called when a lease is over. `computed` occurs after the lease's computation, and after the
-  // computation of the unit's leases that were released before.
+  // Called when a lease has been released. `computed` occurs after the computation under this lease
+  // and under all earlier released leases of the unit.
   void released(UnitId unit, EventId computed, LeaseGradient gradient);
-  // Called when no more gradients come in this step. This call precedes the call that makes a
-  // gradient final.
+  // Called when no more gradients come in this step. Must be called before gradients become final.
   void no_more_gradients();
 
   bool may_update(BlockId block) const { return leases_[index_of(layout_.block(block).unit)] == 0; }
-  // Whether no computation is followed.
+  // Whether no computation is being followed.
   bool idle() const { return followed_ == 0; }
 
  private:
@@ -61,10 +60,10 @@ class HomeLeases {
   Device& device_;
   Scheduler& scheduler_;
   std::function<void()> on_change_;
-  std::vector<std::uint32_t> leases_;  // by unit: held, or with computation that is followed
-  std::uint32_t followed_ = 0;         // released leases
-  std::map<UnitId, EventId> open_;     // released behind the unit's last gradient so far
-  Stream stream_;                      // last: its callbacks use everything above
+  std::vector<std::uint32_t> leases_;  // by unit: held, or with computation being followed
+  std::uint32_t followed_ = 0;         // number of released leases being followed
+  std::map<UnitId, EventId> open_;     // leases released after the unit's last gradient so far
+  Stream stream_;                      // last member, because its callbacks use all others
 };
 
 }  // namespace sluice

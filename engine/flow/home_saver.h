@@ -1,11 +1,11 @@
 // The saver writes state that is at home in memory to storage, for commits. A block is saved as
-// soon as it has the version that will be committed. A block in host memory is written from its
-// place, and a block on the device is written through a commit buffer. The block must not be
-// updated again before the save has ended.
+// soon as it has the version of the next commit. A block in host memory is written from its place,
+// and a block on the device is written through a commit buffer. The next update of the block must
+// wait until the save has ended.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a save waits for a copy that no commit names, for a commit buffer, and for its own
-// transfers. A save never waits for a lane, a slot or a gradient.
+// Progress: a save waits for a free copy on storage, which no commit names. A save also waits for a
+// commit buffer and for its own transfers. A save never waits for a lane, a slot or a gradient.
 #pragma once
 
 #include <array>
@@ -26,9 +26,10 @@ namespace sluice {
 class HomeSaver {
  public:
   struct Hooks {
-    // Whether stores of update `step` may begin, because every earlier commit has its table.
+    // Whether blocks of update `step` may be written. This is so when the tables of all earlier
+    // commits have been made.
     std::function<bool(std::uint64_t step)> may_store;
-    // Called when a block that was added for `step` is on storage.
+    // Called when a block that add() has queued for `step` is on storage.
     std::function<void(std::uint64_t step)> saved;
     std::function<void()> on_change;
   };
@@ -36,25 +37,26 @@ class HomeSaver {
   // All arguments must outlive the saver.
   HomeSaver(const FlowParts& parts, Hooks hooks);
 
-  // The number of blocks of the model whose updated state is at home in memory.
+  // The number of blocks that are not frozen and have at least one plane at home in memory.
   std::uint32_t block_count() const { return block_count_; }
   bool is_at_home(BlockId block) const { return is_at_home_[index_of(block)]; }
-  // Saves the block for the commit of `step`. Requires: is_at_home(), and the block is at rest and
-  // is not being saved.
+  // Queues the block to be saved for the commit of `step`. Requires: is_at_home(), nothing else is
+  // using the block, and it is not being saved.
   void add(BlockId block, std::uint64_t step);
-  // Adds every block that is_outdated().
+  // Calls add() for every block that is outdated and is not being saved.
   void add_outdated(std::uint64_t step);
-  // Whether storage has the block in an older version. Requires: is_at_home().
+  // Whether the block's version on storage is older than the version in memory. Requires:
+  // is_at_home().
   bool is_outdated(BlockId block) const;
-  // Whether the block has been added and is not on storage yet.
+  // Whether add() has queued the block and it is not on storage yet.
   bool is_saving(BlockId block) const { return is_saving_[index_of(block)]; }
-  // Whether nothing has to be saved.
+  // Whether no block is queued or being saved.
   bool is_idle() const { return waiting_ == 0 && under_way_ == 0; }
-  // Whether nothing is under way.
+  // Whether no block is being saved.
   bool is_at_rest() const { return under_way_ == 0; }
 
   void pump();
-  // From now on, nothing more is started.
+  // Drops the queued blocks, and starts no more saves.
   void stop();
 
  private:
@@ -91,14 +93,14 @@ class HomeSaver {
   std::uint32_t block_count_ = 0;
   std::vector<bool> is_at_home_;  // by block
   std::vector<bool> is_saving_;   // by block
-  // The blocks in host memory, and the blocks that need a commit buffer. Each set is keyed by the
-  // commit's step.
+  // For the step of each commit: the blocks in host memory, and the blocks that need a commit
+  // buffer.
   std::map<std::uint64_t, std::array<std::deque<BlockId>, 2>> queues_;
   std::uint32_t waiting_ = 0;  // blocks in the queues
-  std::vector<Save> saves_;    // the first ones have a commit buffer
+  std::vector<Save> saves_;    // the first few have a commit buffer each
   std::uint32_t under_way_ = 0;
 
-  Stream stream_;  // last: its callbacks use everything above
+  Stream stream_;  // last member, because its callbacks use all others
 };
 
 }  // namespace sluice

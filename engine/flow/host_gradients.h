@@ -1,9 +1,10 @@
-// Gradients that wait for their update in host memory. A unit's first gradient of the step is
-// copied. Later gradients pass through staging slots piece by piece. The worker adds each piece,
-// with one fp32 addition and one rounding per element.
+// Gradients that wait in host memory for their update. A unit's first gradient of the step is
+// copied. Later gradients pass through staging slots piece by piece. The worker adds each piece to
+// the sum, with one fp32 addition and one rounding per element.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: a piece waits for a staging slot, which earlier pieces free when they have been added.
+// Progress: a piece waits for a staging slot. Earlier pieces free their staging slots when they
+// have been added.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,7 @@ class HostGradients final : public GradientHome {
   // The gradient that is being added.
   GradientMove move_;
   StreamId stream_{};
-  std::uint64_t next_element_ = 0;  // of the range
+  std::uint64_t next_element_ = 0;  // in the range of move_
   std::uint32_t copies_left_ = 0;
   std::uint32_t additions_left_ = 0;
   std::vector<StagingSlot> staging_;

@@ -1,5 +1,5 @@
-// The transfers and copies of the optimizer pass. These transfers bring a block's planes into the
-// block's lane, and home again. Speculative updates go to shadow copies on storage.
+// The transfers and copies of the optimizer pass. They bring the planes of a block into the block's
+// lane, and back to the planes' homes. Speculative updates are written to shadow copies on storage.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -24,33 +24,34 @@ class LaneTransfers {
   LaneTransfers(const FlowParts& parts, ParameterSlots& slots, const Commits* commits,
                 std::function<void()> on_change);
 
-  // Prepares a lane. The lane must outlive the object, and stays where it is.
+  // Prepares a lane. The lane must outlive the object, and must not move in memory.
   void attach(OptimizerLane& lane);
 
-  // The copies of load(), load_gradients() and copy_to_device() begin at the next flush(), so that
-  // those of adjacent blocks become one. Other work on up_stream() comes behind a flush().
+  // Starts the copies that load(), load_gradients() and copy_to_device() have added. These copies
+  // wait for flush(), so that copies of adjacent blocks can be merged. Before other work is
+  // enqueued on up_stream(), flush() must be called.
   void flush();
 
-  // Starts to bring the block's record and parameters into the lane. Returns whether the slot has
+  // Starts to read the block's record and parameters into the lane. Returns whether the lane has
   // the parameters already.
   bool load(OptimizerLane& lane);
-  // Begins to bring gradients that wait outside host memory into the lane. Requires: no more
-  // gradients are added.
+  // Starts to read the block's gradients into the lane, if they wait outside host memory. Requires:
+  // no more gradients will be added.
   void load_gradients(OptimizerLane& lane);
-  // Whether everything that was started has arrived.
+  // Whether all reads and copies into the lane have ended.
   bool is_read(const OptimizerLane& lane) const;
 
   // Starts to copy updated parameters to their home on the device.
   void copy_to_device(OptimizerLane& lane);
-  // Whether the block may be written to storage. Writing a block needs an earlier commit that has
-  // its table, and a free copy.
+  // Whether the block may be written to storage. This is so when the tables of all earlier commits
+  // have been made, and the block has a free copy.
   bool may_write(const OptimizerLane& lane) const;
   // Starts to write the planes whose home is storage. Requires: may_write().
   void write(OptimizerLane& lane);
   bool is_written(const OptimizerLane& lane) const;
 
-  // The call adopt() makes the shadows of a block its homes. The call drop_shadows() discards the
-  // shadows.
+  // The call adopt() makes the shadow copies of a block its new homes. The call drop_shadows()
+  // discards the shadow copies.
   void adopt(BlockId block);
   void drop_shadows(BlockId block);
 
@@ -65,7 +66,7 @@ class LaneTransfers {
     OptimizerLane* lane = nullptr;
     bool is_gradient = false;
   };
-  // One direction.
+  // The copies in one direction.
   struct Way {
     Way(Device& device, std::string_view name)
         : stream(device, name, StreamPriority::kHigh), runs(device, stream.id()) {}
@@ -91,7 +92,7 @@ class LaneTransfers {
   std::function<void()> on_change_;
   std::uint64_t copied_bytes_ = 0;
 
-  Way down_;  // last: their callbacks use everything above
+  Way down_;  // last members, because their callbacks use all others
   Way up_;
 };
 

@@ -1,12 +1,14 @@
-// The updates that blocks have missed under optimizer.untouched "lazy". A step does not change
-// units that it does not use. Before a unit is used, saved or read, its blocks make up for these
-// updates, one after the other. Each such update has a gradient of zeros and the coefficients of
-// its step, which this class keeps. So the bits are the same as under "update".
-// Each entry of the queue names the step of its last update. Checkpoints and commits of that step
-// wait for the entry. Later entries of the block wait for these checkpoints and commits.
+// The updates that blocks have missed under optimizer.untouched "lazy". With this setting, a step
+// does not change the units that it does not use. Before such a unit is used, saved or read, its
+// blocks make up for the missed updates in order. Each missed update has a gradient of zeros and
+// the coefficients of its step, which this class keeps. So the resulting bits are the same as under
+// optimizer.untouched "update".
+// The class has a queue of blocks that have to make up for updates. An entry names the step of the
+// last missed update. Checkpoints and commits of this step wait for the entry. Later entries of the
+// same block wait for these checkpoints and commits.
 //
 // Thread rule: scheduler's thread only, except zeros().
-// Invariant: entries of earlier steps come first.
+// Invariant: the queue is in the order of the entries' steps.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +29,8 @@ class LateUpdates {
  public:
   struct Entry {
     BlockId block{};
-    std::uint64_t step = 0;     // of its last update
-    std::uint64_t version = 0;  // which this update makes
+    std::uint64_t step = 0;     // of the last missed update
+    std::uint64_t version = 0;  // the block's version after this update
   };
 
   // `parts` must outlive the object.
@@ -38,26 +40,27 @@ class LateUpdates {
   LateUpdates& operator=(const LateUpdates&) = delete;
 
   bool is_lazy() const { return placement_.is_lazy; }
-  // Takes note that update `step` has the coefficients `of_units`, and counts as an update of all
-  // units.
+  // Called when update `step` is applied with the coefficients `of_units`. The update counts as an
+  // update of all units, because unused units make up for it later.
   void applied(std::uint64_t step, const UnitCoefficients& of_units);
-  // Whether the unit has missed the largest allowed number of updates. The last update has left
-  // such a unit as it is, and none of its blocks waits here.
+  // Whether the unit has missed the largest allowed number of updates and none of its blocks is in
+  // the queue. If so, the last update has not changed the unit.
   bool has_missed_most(UnitId unit) const;
-  // Asks the block to make up for its missed updates, up to its unit's version. The call has no
-  // effect if no update is missing.
+  // Adds an entry to the queue, so that the block makes up for all updates up to its unit's
+  // version. Does nothing if the block has missed no update.
   // Requires: no other update is making this version of the block.
   void want(const BlockPlace& block);
 
   bool is_empty() const { return queue_.empty(); }
   const Entry& front() const { return queue_.front(); }
   void pop() { queue_.pop_front(); }
-  // Whether an entry of update `step` or of an earlier update waits.
+  // Whether the queue has an entry of `step` or of an earlier step.
   bool waits_for(std::uint64_t step) const { return !is_empty() && front().step <= step; }
-  // The coefficients of the updates from `version` on, in order.
+  // The coefficients of the entry's updates in order. The block has `version` before the first of
+  // these updates.
   std::vector<std::shared_ptr<const UnitCoefficients>> missed(const Entry& entry,
                                                               std::uint64_t version) const;
-  // A gradient of zeros for any block. Any thread.
+  // A gradient of zeros, large enough for any block. Any thread may call this function.
   const std::byte* zeros() const { return zeros_; }
 
  private:
@@ -67,10 +70,10 @@ class LateUpdates {
   const UnitVersions& versions_;
   const std::uint32_t lazy_max_;
   std::deque<Entry> queue_;
-  std::vector<std::uint64_t> wanted_;  // by block: the highest version that has been wanted
-  std::deque<std::shared_ptr<const UnitCoefficients>> applied_;  // of the last steps
+  std::vector<std::uint64_t> wanted_;  // by block: the highest version passed to want()
+  std::deque<std::shared_ptr<const UnitCoefficients>> applied_;  // for the last steps
   std::uint64_t last_step_ = 0;
-  std::byte* zeros_ = nullptr;  // pages that are only read, and so take no memory
+  std::byte* zeros_ = nullptr;  // pages without memory, because they are never written
   std::size_t zeros_bytes_ = 0;
 };
 

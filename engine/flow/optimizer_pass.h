@@ -1,21 +1,22 @@
-// The optimizer pass updates every block once per step. The pass reads the parts that are not in
-// memory, runs Adam, and writes the results back. Several blocks are in flight, so that reading,
-// computing and writing overlap. If all of a unit's state is on the device, the same arithmetic
-// runs there (engine/flow/device_updates.h). A lane holds one block from the start of its reads to
-// the end of its writes. The header engine/flow/update_order.h chooses the next block and the time
-// of its update. Speculative updates are written to shadow copies on storage. Later, apply() adopts
-// these copies, or the updates are repeated from the old state. With a durable store, a lane keeps
-// its block until there is a free copy, which no commit names (engine/flow/commits.h).
-// A block that makes up for missed updates takes a lane, too (engine/flow/late_updates.h).
+// The optimizer pass updates every block once per step. The pass reads the parts of a block that
+// are not in memory, runs Adam, and writes the results back. Several blocks are processed at the
+// same time, so that reads, computation and writes overlap. If a unit's state is at home on the
+// device, the device runs the same arithmetic (engine/flow/device_updates.h). A lane holds one
+// block from the start of the block's reads to the end of its writes. UpdateOrder chooses the next
+// block and the time of its update (engine/flow/update_order.h). Speculative updates are written to
+// shadow copies on storage. Later, apply() adopts these copies, or the updates are repeated from
+// the old state. With a durable store, a lane keeps its block until the block can be written to a
+// copy that no commit names (engine/flow/commits.h).
+// A block that makes up for missed updates needs a lane, too (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
-// step's gradients or coefficients. A lane also waits for a parameter slot that copies under way
-// will free. A commit waits for stores of earlier versions and for the drives, but never for a lane
-// that waits for the commit. Two uses wait for a lane: the next step's use of the block's unit, and
-// a use of a unit that is late. Nothing else in the step waits for a lane. For a late unit, a lane
-// is free while other lanes may wait for computation. Blocks of one update are independent, so any
-// order gives the same bits.
+// step's gradients or coefficients. A lane also waits for a parameter slot, which copies under way
+// will free. A commit waits for writes of earlier versions and for the drives, but never for a lane
+// that waits for this commit. Two kinds of uses wait for a lane: a use of the block's unit in the
+// next step, and a use of a unit with missed updates. Nothing else in a step waits for a lane.
+// While lanes may wait for computation, one lane is kept free for units that have missed updates.
+// Blocks of one update are independent, so any order of updates gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -41,83 +42,83 @@
 
 namespace sluice {
 
-// The neighbors of the pass in a step.
+// The other parts of a step that the pass uses.
 struct UpdateParts {
   ParameterSlots& slots;
   ResidentUnits& residents;
   HomeLeases& leases;
   WaitingGradients& waiting;
-  DeviceMath* math;  // null where no unit is updated on the device
-  Commits* commits;  // null where the state is scratch
+  DeviceMath* math;  // null if no unit is updated on the device
+  Commits* commits;  // null if the state is scratch
   StateSaver& saver;
 };
 
 class OptimizerPass {
  public:
-  // All arguments except `own` itself must outlive the pass. `on_change` runs whenever the pass has
-  // made progress.
+  // All arguments except the struct `own` itself must outlive the pass. `on_change` runs whenever
+  // the pass has made progress.
   OptimizerPass(const FlowParts& parts, const UpdateParts& own, std::function<void()> on_change);
 
-  // Announces the step's update. Eager and speculative updates assume the coefficients that are
-  // given in this call. The update begins when the previous update has been applied. Requires: the
-  // previous update has been passed to apply(), or cancelled.
+  // Announces the step's update. Eager and speculative updates use `update.coefficients` until
+  // apply() gives the real ones. The update begins when the previous update has been applied.
+  // Requires: apply() or cancel() has been called for the previous update.
   void announce(const Update& update);
   // Called when the unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);
   // Called when the unit's first gradient of the step is on its way.
   void touched(UnitId unit) { order_.touched(unit); }
-  // Called when the unit's gradient of the step is complete and in the set.
+  // Called when the unit's gradient of the step is complete and at home.
   void gradient_is_final(UnitId unit);
-  // Called when every gradient is final, and `coefficients` are known. `as_assumed` says whether
-  // the coefficients are as announced. Returns the number of units that stay as they are. The
-  // update counts in the versions of all other units.
+  // Called when every gradient is final and the coefficients are known. `as_assumed` says whether
+  // `coefficients` equal the announced ones. Returns the number of units that the update does not
+  // change. The versions of all units that the update changes, now or late, go up by one.
   // Requires: is_begun().
   std::uint32_t apply(const UnitCoefficients& coefficients, bool as_assumed);
-  // Asks the unit's blocks to make up for the updates that they have missed (optimizer.untouched
-  // "lazy"). The blocks then have the unit's version. The call has no effect if no update is
-  // missing.
+  // Makes the unit's blocks catch up with the updates that they have missed (optimizer.untouched
+  // "lazy"). Afterwards the blocks have the unit's version. Does nothing if the blocks have missed
+  // no update.
   void catch_up(const UnitPlace& unit);
-  // Does the same for all units.
+  // Calls catch_up() for all units.
   void catch_up();
-  // The bytes on storage that late updates have read since the last call. Late updates have written
-  // the same number of bytes.
+  // The bytes that late updates have read from storage since the last call. Late updates have
+  // written the same number of bytes.
   std::uint64_t take_late_bytes() { return std::exchange(late_bytes_, 0); }
-  // Cancels the announced update: apply() will not be called. Each lane drops the block that it has
-  // read ahead.
+  // Cancels the announced update, so apply() will not be called for it. Lanes drop the blocks that
+  // they have read ahead.
   void cancel();
-  // From now on, nothing more is started.
+  // From now on, the pass starts no more work.
   void stop();
 
-  // Advances everything that can move.
+  // Starts all work that can start now.
   void pump();
 
-  // Whether every block of the last update passed to apply() has been updated. Some writes may
-  // still be under way.
+  // Whether every block has been updated by the last update passed to apply(). Writes may still be
+  // under way.
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether the state is that of no step, because only some blocks have been updated permanently,
-  // or because a failure has kept a block from its home.
+  // Whether the state belongs to no step. This happens if some blocks have been updated permanently
+  // and others have not, or if a failure has kept a block from its home.
   bool is_partial() const;
   // The version before the last update.
   std::uint64_t version() const { return order_.current().version; }
-  // Whether all updates passed to apply() have been applied, and every write has ended. Lanes may
-  // still hold blocks that have been read ahead.
+  // Whether all updates passed to apply() have been applied, and all their writes have ended. Lanes
+  // may still hold blocks that have been read ahead.
   bool is_home() const;
-  // Whether all updates that make `version` or earlier versions have been applied, and their writes
-  // have ended.
+  // Whether all updates up to the one that makes `version` have been applied, and their writes have
+  // ended.
   bool has_stored(std::uint64_t version) const;
-  // The cause that delays the update of `block`. Without a block, the cause that delays the end of
-  // the pass.
+  // The reason why the update of `block` has not ended. Without a block, the reason why the pass
+  // has not ended.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
-  // Whether no lane holds anything.
+  // Whether no lane holds a block, and no update runs on the device.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }
-  // Whether a lane or the device holds the block.
+  // Whether a lane holds the block, or the device is updating the block's unit.
   bool holds(BlockId block) const {
     return in_lane_[index_of(block)] || device_updates_.is_running(layout_.block(block).unit);
   }
-  // Every block, in the order in which blocks are updated after the norm is known. Frozen blocks
-  // are last.
+  // All blocks, in the order in which blocks are updated after the norm is known. Frozen blocks
+  // come last.
   std::vector<BlockId> blocks_in_order() const;
   // The bytes copied between device and lanes since the last call.
   std::uint64_t take_copied_bytes() { return transfers_.take_copied_bytes(); }
@@ -176,22 +177,22 @@ class OptimizerPass {
   std::uint64_t late_bytes_ = 0;
   DeviceUpdates device_updates_;
 
-  std::vector<Lane> lanes_;       // those with buffers, then those for blocks updated in place
-  std::uint32_t buffered_lanes_;  // how many of them have buffers
+  std::vector<Lane> lanes_;       // lanes with buffers come before lanes for updates in place
+  std::uint32_t buffered_lanes_;  // number of lanes with buffers
   const std::uint64_t lane_bytes_;
   std::uint32_t lanes_busy_ = 0;
-  std::uint32_t updates_posted_ = 0;  // to the worker
+  std::uint32_t updates_posted_ = 0;  // tasks of the worker
   std::uint64_t starts_ = 0;
-  std::vector<bool> in_lane_;  // by block; also during the write of the update before
-  // For each block, the number of a step; 0 = none. This step is the last step that did not change
-  // the block while an earlier update of the block was on its way home. That step's commit counts
-  // the block once the block is home.
+  std::vector<bool> in_lane_;  // by block; also while the previous update is being written
+  // For each block, the last step that did not change the block while an earlier update of the
+  // block was on its way home. The value is 0 if there is no such step. When the block is home, it
+  // counts as saved for the commits up to this step.
   std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;
-  bool is_damaged_ = false;  // a failure has struck a block between two versions
+  bool is_damaged_ = false;  // a failure has left a block between two versions
 
-  LaneTransfers transfers_;  // last: its callbacks use everything above
+  LaneTransfers transfers_;  // last member, because its callbacks use all others
 };
 
 }  // namespace sluice

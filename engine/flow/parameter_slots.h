@@ -1,13 +1,13 @@
-// Host buffers for the parameters of blocks whose home is storage or the device. The prefetcher
-// shares the slots with the optimizer pass. A block has at most one slot, with the block's newest
-// bytes in host memory. So if the prefetcher or the pass has already read or made some bytes, the
-// other one does not read these bytes again. Parameters fetched for backward wait in their slot for
-// the update, and updated parameters wait for the next forward.
+// Host buffers for the parameters of blocks whose home is storage or the device. The prefetcher and
+// the optimizer pass share the slots. A block has at most one slot, which holds the block's newest
+// bytes. So the prefetcher does not read bytes again that the pass has read or computed, and the
+// pass does not read the prefetcher's bytes again. Parameters fetched for backward stay in their
+// slot until the update. Updated parameters stay in their slot until the next forward.
 //
 // Thread rule: scheduler's thread only.
-// Invariants: a slot is free, or bound to one block and held by its users or kept. As soon as
-// copies under way have ended, the pass can get one slot for each of its lanes. The prefetcher can
-// get all slots except the slots for lanes and the kept slots.
+// Invariants: a slot is free, or bound to one block. A bound slot has users, or is kept for a later
+// user. The pass can get one slot for each of its lanes, at the latest when the copies under way
+// have ended. The prefetcher can get all slots except the slots for lanes and the kept slots.
 #pragma once
 
 #include <cstdint>
@@ -30,21 +30,20 @@ class ParameterSlots {
 
   // The slot bound to `block`, if there is one.
   std::optional<std::uint32_t> find(BlockId block) const;
-  // Binds a free slot to `block`, which must not have a slot yet, and adds `user`. Returns nothing
-  // when no slot is available now.
+  // Binds a free slot to `block` and adds `user`. The result is empty if no slot is available now.
+  // Requires: `block` has no slot.
   std::optional<std::uint32_t> take(BlockId block, SlotUser user);
   // Adds a user to a bound slot.
   void join(std::uint32_t slot, SlotUser user);
-  // Removes a user. When the last user leaves, the slot becomes free, or it stays bound for a later
-  // user. The slot stays bound if `keep` is set, the bytes are valid, and fewer slots than
-  // permitted are kept.
+  // Removes a user. When the last user leaves, the slot is freed or kept. The slot is kept, bound
+  // to its block, if `keep` is set, its bytes are valid, and fewer slots than permitted are kept.
   void leave(std::uint32_t slot, SlotUser user, bool keep);
   // Frees the kept slots that have no users.
   void drop_kept();
 
-  // Starts reading `version` of the slot's block from storage, in step `step`.
+  // Starts to read `version` of the slot's block from storage, as part of step `step`.
   void fetch(std::uint32_t slot, std::uint64_t version, std::uint64_t step);
-  // Starts writing the slot's bytes to `target`. The bytes stay valid.
+  // Starts to write the slot's bytes to `target` on storage. The bytes in the slot stay valid.
   // Requires: holds(slot, version).
   void store(std::uint32_t slot, std::uint64_t version, std::uint64_t step, StoreTarget target);
   bool is_in_pass(std::uint32_t slot) const { return slots_[slot].has_pass; }
@@ -91,10 +90,10 @@ class ParameterSlots {
   Scheduler& scheduler_;
   const std::uint64_t slot_bytes_;
   std::function<void()> on_change_;
-  std::uint32_t pass_reserve_;  // slots that the pass's lanes are entitled to
+  std::uint32_t pass_reserve_;  // slots that are reserved for the pass's lanes
   std::uint32_t kept_max_;
   std::vector<Slot> slots_;
-  std::vector<std::uint32_t> free_;  // a heap with the least in front, so that copies adjoin
+  std::vector<std::uint32_t> free_;  // a heap, lowest slot first, so that copies are adjacent
   std::vector<std::uint32_t> slot_of_block_;
   std::uint32_t kept_ = 0;
   std::uint32_t pass_users_ = 0;

@@ -1,18 +1,19 @@
 // The prefetcher brings units into the device window ahead of their use, as the window plan says. A
-// block goes from storage to a parameter slot and then to the device. The blocks take their turns
-// one by one, strictly in schedule order. A fetch starts as soon as the leases on the bytes that it
-// overwrites have been released. The fetch's copies wait on the device for the computation that
-// still reads these bytes. A block that has not been updated yet delays the blocks after it. A
-// block that the pass has in a slot is copied from this slot. If ranks share the parameters, the
-// blocks are those of the rank's own shard, and a gather completes the unit. There is one gather
-// per fetch, in the order of the fetches. A shard at home on the device is gathered from its home.
-// A unit that is leased at home needs no copy. The unit is ready once it has been updated.
+// block is read from storage into a parameter slot, and is then copied to the device. Blocks are
+// fetched one by one, strictly in schedule order. A fetch overwrites bytes in the window. The fetch
+// starts as soon as the leases on these bytes have been released. The fetch's copies wait on the
+// device for the computation that still reads the bytes. A block that has not been updated yet
+// delays the blocks after it. If the optimizer pass has a block in a slot, the block is copied from
+// this slot. If ranks share the parameters, the prefetcher fetches the blocks of the rank's own
+// shard, and a gather completes the unit. There is one gather per fetch, in the order of the
+// fetches. A shard at home on the device is gathered from its home. A unit that is leased at home
+// needs no copy, and is ready as soon as it has been updated.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot, and copies free the slots. The copies wait for
-// computation under released leases, and this computation waits only for copies earlier in the
-// schedule. A block waits for its update, and the update waits for nothing in this step. All waits
-// follow the same order, so there is no cycle.
+// computation under released leases. This computation waits only for copies that come earlier in
+// the schedule. A block waits for its update, and the update waits for nothing in the current step.
+// So all waits follow the order of the schedule, and there is no cycle.
 #pragma once
 
 #include <cstdint>
@@ -37,84 +38,86 @@ namespace sluice {
 class Prefetcher {
  public:
   struct Hooks {
-    std::function<void()> on_change;             // something here has moved: others may too
+    std::function<void()> on_change;             // the prefetcher has made progress
     std::function<void(UnitId)> on_final_fetch;  // the unit's last fetch of the step is done
   };
 
   // The target of the fetches: the window on the device and, with shared parameters, the sequence
-  // of gathers. Without a sequence, every unit is whole on its rank.
+  // of gathers. If `gathers` is null, each rank has complete units.
   struct Target {
     std::byte* window = nullptr;
     RankSequence* gathers = nullptr;
   };
 
-  // All arguments must outlive the prefetcher. Several prefetchers fetch different units.
+  // All arguments must outlive the prefetcher. If there are several prefetchers, each unit is
+  // fetched by one of them.
   Prefetcher(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
              const Target& target, Hooks hooks);
 
-  // Makes the prefetcher follow `schedule`, after `version` updates. With `keeps_for_update`,
-  // parameters fetched for the last time in the step wait in their slots for the update. `schedule`
-  // and `plan` must stay valid while the prefetcher follows them. The prefetcher must be idle()
-  // before the call.
+  // Makes the prefetcher follow `schedule`. The fetched parameters are those after `version`
+  // updates. With `keeps_for_update`, the step's last fetch of a block leaves the parameters in
+  // their slot for the update. `schedule` and `plan` must stay valid while the prefetcher follows
+  // them. Requires: idle().
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
-  // From now on, no fetch is started. Work under way continues until it ends; wait for idle().
+  // From now on, no fetch is started. Fetches under way continue; idle() tells when they have
+  // ended.
   void stop();
-  // After stop(), allows fetches for the uses before `end`, and no other fetches. `end` is at least
-  // the number of uses whose fetches have begun.
+  // Called after stop(). Allows fetches for the uses before `end`, and no other fetches. Requires:
+  // no fetch for use `end` or a later use has begun.
   void fetch_up_to(std::uint32_t end);
   // Whether all fetches have ended and no further fetch will start.
   bool has_stopped() const { return is_stopped_ && idle(); }
-  // Returns how far the schedule has come, for use in a new plan. To change the schedule, call
-  // stop(), wait for has_stopped(), and call resume() with a plan whose uses before `acquired`
-  // are the same.
+  // Returns the progress of the fetches, from which a new plan is made. To change the schedule,
+  // call stop(), wait for has_stopped(), and call resume() with a new plan. The uses before
+  // `acquired` must be the same in both plans.
   WindowProgress progress(std::uint32_t acquired) const {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
   void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
-  // Called when uses have been added at the end of the followed schedule and of its plan.
+  // Called when uses have been appended to the schedule and to the plan.
   void follow_longer();
 
-  // Called when the lease of `use` has been released, and release_event() of the unit has been
-  // recorded on the stream that computed with the unit.
+  // Called when the lease of `use` has been released. Before the call, release_event() of the unit
+  // must be recorded on the stream that computed with the unit.
   void release(std::uint32_t use);
 
-  // Advances everything that can move.
+  // Starts all work that can start now.
   void pump();
 
-  // Whether every copy and gather that `use` needs has been queued. A stream that waits for
-  // ready_event() may then read the unit.
+  // Whether every copy and gather that `use` needs has been queued. If so, a stream that waits for
+  // ready_event() may read the unit.
   bool is_ready(std::uint32_t use) const {
     return use < ready_uses_ && (gathers_.empty() || use < gathers_.front());
   }
-  // The place of the use's unit, and whether a fetch brings the unit to that place. Callable from
-  // any thread while no plan is being replaced.
+  // The place of the use's unit in the window, and whether a fetch brings the unit to this place.
+  // Any thread may call these functions while no plan is being replaced.
   const std::byte* place(std::uint32_t use) const {
     return target_.window + plan_->uses[use].offset_bytes;
   }
   bool is_fetched(std::uint32_t use) const { return plan_->uses[use].fetch; }
 
-  // Whether no read, no copy, no gather from a home and no unprocessed block is left, and every
-  // gather has been queued.
+  // Whether no read, copy or gather from a home is under way, every issued block has been
+  // processed, and every gather has been queued.
   bool idle() const {
     return pipeline_.empty() && copies_.empty() && gathers_.empty() && home_gathers_ == 0;
   }
 
-  // The reason why the next use is not ready yet. With kUpdate, the use waits for an update, and
-  // the pass knows the reason for that wait.
+  // The reason why the next use is not ready yet. If the reason is kUpdate, the use waits for an
+  // update, and OptimizerPass::waits_for() knows the reason for that wait.
   WaitCause waits_for() const;
 
-  // The event recorded after a unit's last copy. For a unit homed on the device, this event is
-  // never recorded, so it counts as complete.
+  // The event recorded after the unit's last copy. For a unit whose home is the device, the event
+  // is never recorded, so it counts as complete.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
-  // The stream whose work precedes every gather.
+  // The stream of the copies. The stream's work precedes every gather.
   StreamId stream() const { return copy_stream_.id(); }
-  // The time at which the gather for a use began, if is_ready(). The result is null if no gather
-  // was needed.
+  // The time at which the gather for a use began. The result is null if no gather was needed.
+  // Requires: is_ready().
   const BeginTime* gather_begun_ns(std::uint32_t use) const {
     return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
   }
-  // Adds the bytes gathered and copied since the last call.
+  // Adds the bytes gathered and copied since the last call to `report`.
   void take_moved(StepReport& report) {
     report.rank_traffic.gathered_bytes += std::exchange(gathered_bytes_, 0);
     report.copies.parameter_bytes += std::exchange(copied_bytes_, 0);
@@ -128,7 +131,7 @@ class Prefetcher {
   static constexpr std::uint32_t kNoUnit = 0xffffffffu;
   static constexpr std::uint32_t kNever = 0xffffffffu;
 
-  // One block of one use on its way, or a use that needs no block.
+  // A block that is being fetched for a use, or a use that needs no block.
   struct Item {
     std::uint32_t use = 0;
     std::uint32_t block = kNoBlock;
@@ -141,14 +144,14 @@ class Prefetcher {
     std::uint32_t slot = kNoSlot;
     std::uint64_t begin_ns = 0;
     TraceRangeId range{};
-    std::uint32_t unit_copied = kNoUnit;  // whose last copy this was
-    bool is_gated = false;                // waits until computation has left the place
+    std::uint32_t unit_copied = kNoUnit;  // the unit, if this is the unit's last copy
+    bool is_gated = false;                // waits for computation that uses the place
     bool keep = false;                    // the slot's bytes are needed again
   };
 
   bool issue_next();
   bool may_start(std::uint32_t use);
-  // The version of the block that a use needs.
+  // The version of the block that the next use needs.
   std::uint64_t version_of(BlockId block) const { return versions_.of(layout_.block(block).unit); }
   bool is_updated(const BlockPlace& block) const;
   bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
@@ -182,48 +185,49 @@ class Prefetcher {
   Scheduler& scheduler_;
   const UnitVersions& versions_;
   const Target target_;
-  const bool is_gathering_;  // what it fetches are shards
+  const bool is_gathering_;  // fetches shards, not complete units
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
-  // The event of each unit, after the last copy that the unit's gather waits for. Later copies may
-  // wait for computation that this gather precedes, so no other unit's gather has the same event.
+  // For each unit, an event after the last copy that the unit's gather waits for. Each unit needs
+  // its own event, because later copies may wait for computation that runs behind this gather.
   std::vector<Event> shard_events_;
   Event gathered_event_;  // after the gathers before a change of the schedule
   std::uint64_t gathered_bytes_ = 0;
   std::uint64_t copied_bytes_ = 0;
-  std::deque<BeginTime> gathers_begun_ns_;  // by use; stays where it is when it grows
+  std::deque<BeginTime> gathers_begun_ns_;  // by use; elements do not move when it grows
 
   // The schedule that the prefetcher follows.
   const Schedule* schedule_ = nullptr;
   const WindowPlan* plan_ = nullptr;
   std::uint64_t version_ = 0;
-  std::uint32_t next_use_ = 0;    // to be issued
-  std::uint32_t next_block_ = 0;  // of next_use_, counted in its unit
+  std::uint32_t next_use_ = 0;    // the next use to be issued
+  std::uint32_t next_block_ = 0;  // the next block of next_use_, counted in its unit
   bool keeps_for_update_ = false;
   WaitCause blocked_;  // why the next block cannot be issued
   bool is_stopped_ = true;
-  std::uint32_t stop_before_ = kNever;  // the use before which it stops
+  std::uint32_t stop_before_ = kNever;  // the prefetcher stops before this use
   std::uint32_t ready_uses_ = 0;        // uses become ready in schedule order
   std::vector<bool> released_;
 
-  // The places in the window that hold units or are being filled. The map gives
-  // the end of each place by its beginning.
+  // The places in the window that hold units or are being filled. The keys are the beginnings of
+  // the places, and the values are their ends.
   std::map<std::uint64_t, std::uint64_t> occupied_;
 
-  // The items issued and not yet copied, in schedule order; at most kPipelineItemsMax.
+  // The items that have been issued and not yet copied, in schedule order. There are at most
+  // kPipelineItemsMax of them.
   std::deque<Item> pipeline_;
   std::deque<std::uint32_t> gathers_;   // uses whose gathers have not been queued on the device
-  std::uint32_t home_gathers_ = 0;      // queued on the device, end not reported yet
+  std::uint32_t home_gathers_ = 0;      // queued on the device, until their end is reported
   std::deque<Copy> copies_;             // queued on the device, in order
-  std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end has not been asked for yet
-  std::uint64_t unnoticed_slot_bytes_ = 0;  // of those that hold a slot
-  bool is_copying_ = false;                 // the first of them is running, as far as is known here
+  std::uint32_t unnoticed_copies_ = 0;  // last ones in copies_, whose end is not to be reported yet
+  std::uint64_t unnoticed_slot_bytes_ = 0;  // slot bytes of the unnoticed copies
+  bool is_copying_ = false;                 // the first of copies_ is assumed to be running
   std::uint64_t copying_since_ns_ = 0;
   std::vector<std::uint64_t> resident_since_ns_;  // by unit; 0 = not in the window
 
   Stream gather_stream_;
-  Stream copy_stream_;  // its notices use everything above
+  Stream copy_stream_;  // its callbacks use all members above
   CopyRuns copy_runs_;  // on copy_stream_
 };
 

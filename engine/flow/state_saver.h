@@ -1,13 +1,14 @@
-// Gives the state of one step, block by block, to a checkpoint that is written beside training. A
-// block is loaded into a buffer and handed to the buffer's thread, which writes it. State at home
-// in host memory is written from its place. The next update of a block waits until the block has
-// been loaded. In host memory, the update waits until the block has been written. So the checkpoint
-// has the state of its step exactly, and needs no memory except the buffers.
+// The saver passes the state of one step, block by block, to a checkpoint that is written during
+// training. A block is loaded into a buffer, and the buffer's thread writes the block. State at
+// home in host memory is not loaded, but is written directly from its home. The next update of a
+// block waits until the block has been loaded. If part of the block is at home in host memory, the
+// update waits until the block has been written. So the checkpoint contains exactly the state of
+// its step, and needs no memory except the buffers.
 //
-// Thread rule: scheduler's thread only, except for the functions given in `Work`, which run on the
+// Thread rule: scheduler's thread only. The functions in `Work` are an exception: they run on the
 // buffers' threads.
-// Progress: a block waits for its last update to come home, for a buffer, and for its own
-// transfers. The saver never waits for a later update, a parameter slot, a lane, a gradient, a
+// Progress: a block waits until its last update is at home. It also waits for a buffer and for its
+// own transfers. The saver never waits for a later update, a parameter slot, a lane, a gradient, a
 // commit or another rank.
 #pragma once
 
@@ -31,12 +32,13 @@ namespace sluice {
 class StateSaver {
  public:
   struct Hooks {
-    // Whether no update is using the block or bringing it home.
+    // Whether no update of the block is running or being written home.
     std::function<bool(BlockId block)> is_at_rest;
     std::function<void()> on_change;
   };
   struct Work {
-    // Writes the block. Several threads call this function, each with its own `place` and `room`.
+    // Writes the block to the checkpoint. Several threads call this function, each with its own
+    // `place` and `room`.
     std::function<void(const BlockView& view, std::uint32_t place, std::span<std::byte> room)>
         write;
     // Called once, after the last block.
@@ -49,34 +51,34 @@ class StateSaver {
   // Starts the threads that write.
   // Fails with kUnsupported if no thread can be started.
   void prepare();
-  // Begins to save all blocks as update `step` leaves them, in the order of `blocks`. Frozen blocks
-  // are saved as they are. Requires: prepare() has been called, no save is under way, and no later
-  // update has begun.
+  // Begins to save the state after update `step`, in the order of `blocks`. Requires: prepare() has
+  // been called, no save is under way, and no update after `step` has begun.
   void begin(std::uint64_t step, std::vector<BlockId> blocks, Work work);
-  // Whether an update of the block after `step` updates has to wait.
+  // Whether the save still needs the block as it is after `step` updates, so that its next update
+  // has to wait.
   bool holds(BlockId block, std::uint64_t step) const;
-  // Takes note that an update waits for the block. The saver takes this block next, unless another
-  // block is wanted already. Requires: holds().
+  // Called when an update waits for the block. The saver loads this block next, unless an update
+  // already waits for another block. Requires: holds().
   void want(BlockId block);
-  // Whether an update waits.
+  // Whether an update waits for a block of the save.
   bool is_wanted() const { return wanted_.has_value(); }
 
   bool is_under_way() const { return is_under_way_; }
-  // Whether begin()'s work has ended, with success or failure.
+  // Whether the save that begin() started has ended, with success or failure.
   bool is_over() const { return is_under_way_ && is_over_; }
   struct End {
     std::optional<Error> failure;
     std::int64_t update_wait_ns = 0;
   };
-  // Ends the save. Requires: is_over().
+  // Makes the saver ready for the next save. Requires: is_over().
   End end();
   std::uint64_t saved_count() const { return saved_count_; }
   std::uint64_t block_count() const { return blocks_.size(); }
 
   void pump();
-  // From now on, nothing more is started.
+  // From now on, the saver starts no more work.
   void stop() { is_stopped_ = true; }
-  // Whether no transfer, copy or thread is at work.
+  // Whether no transfer, copy or thread of the saver is at work.
   bool is_at_rest() const { return busy_ == 0; }
 
  private:
@@ -87,7 +89,7 @@ class StateSaver {
     BlockView view;
     std::uint32_t pending = 0;  // transfers and copies
     Phase phase = Phase::kFree;
-    bool is_in_place = false;  // some of the block is written from its home
+    bool is_in_place = false;  // part of the block is written directly from its home
   };
 
   bool may_load(BlockId block) const;
@@ -116,12 +118,12 @@ class StateSaver {
   bool is_over_ = false;
   bool is_finishing_ = false;
   std::uint64_t step_ = 0;
-  std::vector<std::uint64_t> unit_versions_;  // at the end of the step
+  std::vector<std::uint64_t> unit_versions_;  // by unit: the versions at the end of step_
   std::vector<BlockId> blocks_;
-  std::size_t next_ = 0;  // in blocks_: everything before has been taken
+  std::size_t next_ = 0;  // index in blocks_: all earlier blocks have been taken
   Work work_;
   std::vector<bool> is_taken_;    // by block
-  std::vector<bool> may_change_;  // by block: an update may begin
+  std::vector<bool> may_change_;  // by block: whether an update may begin
   std::uint64_t saved_count_ = 0;
   std::optional<BlockId> wanted_;  // an update waits for this block
   std::uint64_t wait_begin_ns_ = 0;
@@ -133,7 +135,7 @@ class StateSaver {
   std::vector<Place> places_;
   std::uint32_t busy_ = 0;  // places
   Stream stream_;
-  std::optional<BlockPlaces> threads_;  // last: their tasks use everything above
+  std::optional<BlockPlaces> threads_;  // last member, because its tasks use all others
 };
 
 }  // namespace sluice

@@ -1,8 +1,8 @@
-// The gradients that wait for their update, as the pool meter counts them. In memory, all blocks of
-// a unit count from the unit's first gradient of the step on. The part of the set that other ranks
-// own counts, too. On storage, each block counts from its first write. A block's gradient counts
-// until the update has used it. A unit's gradients of one step are gone before the next step brings
-// new ones.
+// Counts the bytes of the gradients that wait for their update, for the pool meter. In memory, all
+// blocks of a unit count as soon as the unit has its first gradient of the step. The part of the
+// gradient set that other ranks own counts, too. On storage, each block counts from its first write
+// on. A block's gradient counts until the update has used it. So a unit's gradients of one step no
+// longer count when the next step's gradients come.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -21,16 +21,16 @@ class WaitingGradients {
   WaitingGradients(const Layout& layout, const Placement& placement, Scheduler& scheduler);
 
   void begin_step() { units_.clear(); }
-  // Called when the unit's first gradient of the step has come. `keeps_others` says that the set
-  // also keeps the other ranks' part of the gradient.
+  // Called when the unit's first gradient of the step has come. `keeps_others` says whether the
+  // gradient set also contains the other ranks' part of the gradient.
   void add(UnitId unit, bool keeps_others);
-  // Called when the other ranks' part is no longer needed.
+  // Called when the gradient set no longer needs the other ranks' part of the unit's gradient.
   void drop_others(UnitId unit);
-  // Called when the block's gradient is being written to storage.
+  // Called when a write of the block's gradient to storage begins.
   void written(BlockId block);
   // Called when the update has used the block's gradient.
   void consumed(BlockId block);
-  // Called when the gradients that the step has added will not be used for an update.
+  // Called when no update will use the gradients that add() has counted in this step.
   void drop_step();
 
  private:
@@ -44,7 +44,7 @@ class WaitingGradients {
   Scheduler& scheduler_;
   std::vector<bool> waits_;       // by block
   std::vector<bool> has_others_;  // by unit
-  std::vector<UnitId> units_;     // of the step
+  std::vector<UnitId> units_;     // passed to add() in this step
 };
 
 }  // namespace sluice

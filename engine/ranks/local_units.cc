@@ -57,15 +57,20 @@ void check_shapes(const json& first, const json& other, std::uint32_t rank) {
   }
 }
 
+// One document of each rank.
+std::vector<json> gather_documents(const std::string& own, Ranks& ranks) {
+  std::vector<json> documents;
+  for (const std::vector<std::byte>& text :
+       ranks.gather(std::as_bytes(std::span(own)), "the local units"))
+    documents.push_back(json::parse(reinterpret_cast<const char*>(text.data()),
+                                    reinterpret_cast<const char*>(text.data()) + text.size()));
+  return documents;
+}
+
 }  // namespace
 
 void check_local_units(const Layout& layout, Ranks& ranks) {
-  const std::string own = text_of(layout);
-  const auto all = ranks.gather(std::as_bytes(std::span(own)), "the local units");
-  std::vector<json> units;
-  for (const std::vector<std::byte>& text : all)
-    units.push_back(json::parse(reinterpret_cast<const char*>(text.data()),
-                                reinterpret_cast<const char*>(text.data()) + text.size()));
+  const std::vector<json> units = gather_documents(text_of(layout), ranks);
   std::map<std::string, std::uint32_t> owners;  // by the name of a unit or of a tensor
   for (std::uint32_t rank = 0; rank < units.size(); ++rank) {
     check_shapes(units[0], units[rank], rank);
@@ -82,6 +87,36 @@ void check_local_units(const Layout& layout, Ranks& ranks) {
       }
     }
   }
+}
+
+StateDescription describe_all_ranks(const StateDescription& own, const Layout& layout,
+                                    Ranks& ranks) {
+  StateDescription all = own;
+  all.tensors.clear();
+  json local = json::array();
+  for (const TensorPlace& tensor : layout.tensors()) {
+    const StateDescription::Tensor& described = own.tensors[index_of(tensor.id)];
+    if (!layout.unit(tensor.unit).is_local)
+      all.tensors.push_back(described);
+    else
+      local.push_back({described.name, described.shape, described.is_frozen, described.is_opaque});
+  }
+  for (const json& of_rank : gather_documents(local.dump(), ranks)) {
+    for (const json& tensor : of_rank)
+      all.tensors.push_back({.name = tensor[0].get<std::string>(),
+                             .shape = tensor[1].get<std::vector<std::uint64_t>>(),
+                             .is_frozen = tensor[2].get<bool>(),
+                             .is_opaque = tensor[3].get<bool>()});
+  }
+  return all;
+}
+
+std::map<std::string, std::uint64_t> updates_of_all_ranks(
+    const std::map<std::string, std::uint64_t>& own, Ranks& ranks) {
+  std::map<std::string, std::uint64_t> all;
+  for (const json& of_rank : gather_documents(json(own).dump(), ranks))
+    all.merge(of_rank.get<std::map<std::string, std::uint64_t>>());
+  return all;
 }
 
 }  // namespace sluice

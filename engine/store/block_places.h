@@ -1,11 +1,11 @@
-// The places for blocks that pass through memory on their way to storage, from storage or to a
-// file. Several blocks pass at once. Each place has a thread. The place's thread does all the work
-// for the block in the place, and also waits there for transfers. So transfers of some blocks run
-// beside the arithmetic of others, and the number of places bounds the memory.
+// Places in memory for blocks on their way to storage, from storage or to a file. Several blocks
+// are in memory at the same time, each in a place of its own. Each place has a thread. This thread
+// does all the work for the block in the place, and waits for the block's transfers. So some blocks
+// are transferred while other blocks are computed. The number of places limits the memory.
 //
-// Thread rule: one thread calls the functions. The tasks run on the threads of their places,
-// several at a time.
-// Invariant: a place runs one task at a time. After the first task that has thrown, no task begins.
+// Thread rule: one thread calls the functions. Each task runs on the thread of its place, and tasks
+// of several places run at the same time.
+// Invariant: a place runs one task at a time. After a task has thrown, no further task begins.
 #pragma once
 
 #include <condition_variable>
@@ -23,19 +23,20 @@ class BlockPlaces {
   // Requires: `count` is at least 1.
   // Fails with kUnsupported if no thread can be started.
   explicit BlockPlaces(std::uint32_t count);
-  // Waits for the tasks under way.
+  // The destructor waits for the tasks under way.
   ~BlockPlaces();
   BlockPlaces(const BlockPlaces&) = delete;
   BlockPlaces& operator=(const BlockPlaces&) = delete;
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(places_.size()); }
-  // Returns when the place is free, so that the caller may use its memory.
-  // Fails with the exception of the first task that has thrown.
+  // Returns when `place` is free. The caller may then use the memory of the place.
+  // If tasks have thrown, the call throws the first of their exceptions.
   void await(std::uint32_t place);
-  // The place's thread runs `task`. Requires: the place is free.
+  // Lets the thread of `place` run `task`.
+  // Requires: the place is free.
   void start(std::uint32_t place, std::function<void()> task);
   // Returns when all places are free.
-  // Fails with the errors of await().
+  // Fails in the same cases as await().
   void finish();
 
  private:

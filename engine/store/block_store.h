@@ -1,21 +1,25 @@
-// Blocks of state on storage. The store turns (block, plane, version) into transfers of an IoQueue,
-// and keeps the table of versions. A block's version is the number of updates that it has seen.
-// Every fetch names the version that it expects, so the last step's weights can never be taken for
-// this step's weights. The bytes of every fetch are verified, too. A checksum of the bytes is
-// computed at each write and at each read, on the thread of the queue that completes the transfer.
-// A read that fails or brings other bytes is repeated once.
+// Keeps the state's blocks on storage. The class turns a block, a plane and a version into a
+// transfer of an IoQueue, and keeps a table of the planes' versions. A block's version is the
+// number of updates that the block has seen. Every fetch names the version that it expects. So the
+// weights of the last step can never be taken for the weights of this step. The bytes of every
+// fetch are verified, too. At each write and at each read, a checksum of the bytes is computed. The
+// thread that completes the transfer in the queue does this. A read that fails, or whose bytes do
+// not match the checksum, is repeated once.
 //
-// Thread rule: the scheduler's thread calls all functions, except the blocking ones at the end. The
-// blocking functions are called while no step is active. Several threads may call the blocking
-// functions at once. Each thread then uses a different block, and either all threads read or all
-// threads write.
-// A durable store keeps several copies of each plane (engine/store/plane_copies.h). A store goes to
-// a copy that no commit names, and this copy becomes home when the store has ended.
+// Thread rule: the scheduler's thread calls all functions, except the blocking functions at the end
+// of the class. The blocking functions are called while no step is active. Several threads may call
+// the blocking functions at the same time, if each thread uses a different block. In this case,
+// either all threads read or all threads write.
+//
+// A durable store keeps several copies of each plane (engine/store/plane_copies.h). A call of
+// store() writes to a copy that no commit names. When the write has ended, this copy becomes the
+// home.
 //
 // Invariants, per block and plane: home(v) -> [fetches] -> home(v) -> store(v+1) -> home(v+1); a
-// fetch and a store to the home never overlap. With two copies on storage, a store may go to the
-// shadow, which is the copy that is not home. The home then stays at v. The shadow waits until
-// adopt() makes the shadow home, or until another store overwrites it.
+// read of the home and a write to the home never overlap. With two copies on storage, store() may
+// write to the shadow, which is the copy that is not home. In this case, the home stays at version
+// v. The shadow stays unused until adopt() makes the shadow the home, or until another write
+// replaces the shadow's content.
 #pragma once
 
 #include <cstdint>
@@ -40,25 +44,27 @@
 
 namespace sluice {
 
-// The target of a store. `kShadow` is the copy that is not home, for a tentative update.
+// The copy that store() writes to. `kShadow` is the copy that is not the home. A tentative update
+// is written to this copy.
 enum class StoreTarget : std::uint8_t { kHome, kShadow };
 
 class BlockStore;
 
 // One transfer of one block's plane. The owner must not move the object until `done` runs.
 struct Transfer {
-  // The owner sets this function once. The function runs on the scheduler's thread when the
-  // transfer has ended, with success or failure. After a failure, the scheduler keeps the failure,
-  // and the bytes are invalid.
+  // A function that the owner sets once. The function runs on the scheduler's thread when the
+  // transfer has succeeded or failed. If the transfer has failed, the scheduler has the error, and
+  // the bytes are invalid.
   std::function<void()> done;
-  // The owner sets this priority before a fetch. A busy drive serves reads by this priority. All
-  // writes come last.
+  // The owner sets this priority before a fetch. A busy drive serves reads in the order of their
+  // priorities, and serves all writes last.
   IoPriority read_priority = IoPriority::kNormal;
-  // For an activation, the owner sets this to the activation's unit, for the trace.
+  // The unit of an activation. The owner sets this field for the trace, if the transfer moves an
+  // activation.
   std::uint32_t activation_unit = kTraceNone;
-  // The name that messages give to a transfer that is not state.
+  // The name of the transfer in messages, if the transfer moves something other than state.
   std::string subject = {};
-  // The step for traces, if the version does not tell the step.
+  // The step that a trace shows, if this step does not follow from the version.
   std::optional<std::uint64_t> step = {};
 
   // Used by the store.
@@ -81,72 +87,74 @@ class BlockStore {
   BlockStore(const Config::Storage& storage, const Layout& layout, const Tiers& tiers,
              IoQueue& queue, Scheduler& scheduler);
 
-  // Starts reading into `target` (slot-sized, kStorageAlignBytes aligned).
-  // Requires: the plane's home is storage and holds `version`. On return, the read is under way.
-  // The owner waits for transfer.done. Until transfer.done runs, `target` belongs to the transfer.
+  // Begins to read into `target`, which is as large as a slot and aligned to kStorageAlignBytes.
+  // Requires: the plane's home is on storage and holds `version`. On return, the read is under way.
+  // The read ends when transfer.done runs. Until then, `target` belongs to the transfer.
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
-  // Starts writing `source` as `version`, which is later than the home's version. `version` is the
-  // next version, unless the block has missed updates (engine/flow/late_updates.h). The other rules
-  // are the same as for fetch().
+  // Starts writing `source` as `version`. Usually, `version` is the home's version plus one. If the
+  // block has missed updates (engine/flow/late_updates.h), `version` is higher. The other rules are
+  // the same as for fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
-  // Whether store() to `target` finds a free copy that no commit names. Always true for scratch
-  // state.
+  // Whether store() can write to `target`, because a free copy exists that no commit names. The
+  // result is always true for scratch state.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
-  // Starts writing a plane that is at home in memory, for a commit of a durable store. The other
+  // Starts writing a plane whose home is in memory, for a commit of a durable store. The other
   // rules are the same as for fetch().
-  // Requires: may_store(). `source` holds the plane's version, and stays as it is.
+  // Requires: may_store(). `source` holds the plane's current version, and does not change during
+  // the transfer.
   void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
-  // Makes the shadow home. The shadow has been written as the version that follows the home's
-  // version.
-  // Requires: no transfer of the plane is in flight.
+  // Makes the shadow the plane's home.
+  // Requires: the shadow holds the version that follows the home's version, and no transfer of the
+  // plane is in flight.
   void adopt(BlockId block, Plane plane);
-  // Discards the shadow's content, if the shadow has any.
+  // Discards the content of the shadow, if there is any.
   void drop_shadow(BlockId block, Plane plane);
-  // Whether a store to the plane is in flight, so that the plane cannot be fetched.
+  // Whether a write to the plane is in flight. In this case, the plane cannot be fetched.
   bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
 
-  // Takes note that an update in place has changed the plane to `version`. Requires: the plane is
-  // at home in memory.
+  // Must be called after an update in place has changed the plane to `version`.
+  // Requires: the plane's home is in memory.
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
-  // Gives the watch to code that makes transfers outside of this class.
+  // The watch, for code that makes transfers outside this class.
   TransferWatch& watch() { return watch_; }
 
-  // The result is null if the state is scratch.
+  // The copies of the planes on storage. The result is null if the state is scratch.
   PlaneCopies* copies() { return copies_ ? &*copies_ : nullptr; }
-  // The plane's version on storage. For a plane at home in memory, this is the version of its last
-  // save().
+  // The plane's version on storage. If the plane's home is in memory, the result is the version
+  // that its last save() has written.
   std::uint64_t stored_version(BlockId block, Plane plane) const;
-  // The table of the commit under way. If no commit is under way, the result is the table of the
-  // valid commit. The table lists every plane with the copy that the commit names.
+  // The table of planes in the commit under way. If no commit is under way, the result is the table
+  // of the valid commit. The table lists every plane, with the copy that the commit names.
   std::vector<CommitPlane> committed_planes() const;
-  // Sets storage to the state that a commit's table lists. Requires: the commit's store has the
-  // same planes, and no transfer is in flight.
+  // Makes the copies that `planes` lists the homes. `planes` is the table of a commit.
+  // Requires: the commit's store has the same planes as this one, and no transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
-  // Sets the version of the block's planes, for the next write or for planes in memory. The rules
-  // are the same as for the blocking transfers below.
+  // Sets the version of the block's planes. The next write_now() stores this version, and planes in
+  // memory have this version from now on. The thread rules are the same as for the blocking
+  // transfers below.
   void begin_at(BlockId block, std::uint64_t version);
 
-  // Blocking transfers, outside of steps. Several threads may make such transfers at the same time,
-  // if no two threads use the same block.
+  // Blocking transfers, for use between steps. Several threads may make such transfers at the same
+  // time, if no two threads use the same block.
   // Fails with kIo, kDamaged or kTimeout. The message names unit, block, file, range and errno.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
-  // The same for both planes of a block at the same time. A plane without an address is left out.
-  // If a transfer fails, the other one has ended, too.
+  // Transfers both planes of a block at the same time. A plane is left out if its address is null.
+  // If one transfer fails, the call still waits until the other one has ended.
   void read_now(BlockId block, std::byte* parameters, std::byte* record);
   void write_now(BlockId block, std::byte* parameters, std::byte* record);
 
-  // Whether a transfer has been in flight for longer than storage.timeout. The scheduler has then
-  // failed with a list of the transfers. Such a transfer may never end. So callers should wait for
-  // it only if they must.
+  // Whether a transfer has been in flight for longer than storage.timeout. In this case, the
+  // scheduler has failed with an error that lists the transfers. A stuck transfer may never end. So
+  // callers should not wait for such a transfer unless they must.
   bool is_stuck() const { return watch_.is_stuck(); }
   // Lines of text for the user, about slow transfers and repeated reads since the last call. Any
-  // thread.
+  // thread may call this function.
   std::vector<std::string> take_notes();
 
  private:
@@ -184,7 +192,7 @@ class BlockStore {
   }
   std::uint8_t copy_to_write(std::uint32_t plane, StoreTarget target) const;
   void make_home(std::uint32_t plane, std::uint8_t copy);
-  // The place of the copies' checksums in the table.
+  // The index of a copy's checksum in `integrity_`.
   std::uint32_t sum_index(std::uint32_t plane, std::uint8_t copy) const {
     return copy * static_cast<std::uint32_t>(entries_.size()) + plane;
   }

@@ -1,6 +1,7 @@
-// Converts the values of one block's state from and to the bytes of the block's planes.
+// Conversion between the values of one block's state and the bytes of the block's planes.
 //
-// Thread rule: pure functions, except for `source`, which has its own rule.
+// Thread rule: the functions are pure, except that they read from `source`, which has a thread rule
+// of its own.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 namespace sluice {
 
-// The planes of a block in host memory. Another object owns that memory.
+// The planes of a block in host memory. Another object owns the memory.
 struct BlockView {
   BlockId block{};
   std::byte* parameters = nullptr;
@@ -21,26 +22,28 @@ struct BlockView {
 };
 
 // Sets the state of every tensor that has elements in the block.
-// Requires: the planes are zero; the padding between tensors stays zero.
+// Requires: the planes contain only zeros. The padding between tensors stays zero.
 // Fails with:
 // - kNonFinite: a value is not finite in the parameters' type, a moment is not finite, or an
 //   exp_avg_sq is negative. The message names tensor and element.
-// - The source's own errors.
+// - The errors that `source` throws.
 void set_values(const Layout& layout, const BlockView& view, StateSource& source);
 
-// The function reads only the masters of every tensor that has elements in the block. The function
-// puts them into the memory that set_values() would use. Returns false, and reads nothing, if the
-// block has no such memory.
+// Reads the masters of every tensor that has elements in the block, but no moments. The masters are
+// put into the memory of the block itself. If the block has no memory for all masters, the function
+// returns false and reads nothing.
 bool read_masters(const Layout& layout, const BlockView& view, StateSource& source);
 
-// Does the work of set_values() for masters that read_masters() has read, with zero moments.
+// Does the work of set_values() with the masters that read_masters() has read, and with zero
+// moments.
 // Requires: the planes were zero before read_masters().
-// Fails with kNonFinite in the cases of set_values().
+// Fails with kNonFinite in the same cases as set_values().
 void set_initial_values(const Layout& layout, const BlockView& view);
 
-// The function copies elements [begin, ...) of the block to `target`. Parameters are copied in
-// their own type, and everything else is copied as fp32. A moment that is not kept reads as zero.
-// Requires: the range is inside the block.
+// Copies the block's elements from `begin` on to `target`, until `target` is full. Parameters are
+// copied in their own type, and everything else is copied as fp32. If the optimizer does not keep a
+// moment, zeros are copied.
+// Requires: the elements are inside the block.
 void read_values(const Layout& layout, const BlockView& view, StateKind kind, std::uint64_t begin,
                  std::span<std::byte> target);
 

@@ -1,12 +1,12 @@
-// Reads the meaning of the record slots found in a store. The result is the newest commit, the
-// repairs needed, and the slot of the next record. Another function finds the step that several
-// ranks can continue from.
+// Interprets the record slots found in a store. The function choose_commit() finds the newest
+// commit, the repairs needed, and the slot of the next record. The function common_step() finds the
+// step that several ranks can continue from.
 //
-// A slot's twins are written one after the other. Each twin is flushed before the next one is
-// written. So a power cut tears at most one twin. The slot's record is the newer one of its whole
-// twins. If a written slot has no whole twin, something other than a power cut has damaged the
-// slot. The record in the other slot cannot replace the damaged record, because the data that the
-// other record names may have been overwritten since.
+// A slot's two twins are written one after the other. The first twin is flushed before the second
+// one is written. So a power cut tears at most one twin. The slot's record is its whole twin, or
+// the newer one of two whole twins. If a slot was written and has no whole twin, something other
+// than a power cut has damaged the slot. The record in the other slot cannot replace the damaged
+// record. The data that the other record names may have been overwritten since.
 //
 // Thread rule: pure.
 #pragma once
@@ -23,11 +23,11 @@
 
 namespace sluice {
 
-// The remedy for a damaged store, for messages.
+// The remedy that messages name for a damaged store.
 inline constexpr std::string_view kStoreRemedy =
     "continue from a checkpoint: `sluice state remove`, then `sluice train --resume-from`";
 
-// By slot and twin. Messages use `names`.
+// The records found in each slot and twin. `names` holds the twins' file names, for messages.
 struct FoundCommits {
   std::array<std::array<CommitReading, kCommitTwins>, kCommitSlots> readings;
   std::array<std::string, kCommitTwins> names;
@@ -44,18 +44,18 @@ struct CommitChoice {
   std::optional<std::uint32_t> older;   // the slot of the commit before, if it is still there
   std::uint32_t next_slot = 0;          // for the next record
   std::uint64_t next_generation = 1;
-  // Twins that do not hold their slot's record. Such twins are written again from the other twin,
-  // before the first store.
+  // Twins that do not hold their slot's record. Before anything is stored, such twins are written
+  // again from the other twin of their slot.
   std::vector<SlotTwin> mends;
 };
 
-// The record that a slot holds. A slot's record is the newer one of those twins that are whole.
+// The record of `slot`: its whole twin, or the newer one of two whole twins.
 // Requires: choose_commit() has not failed.
 const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slot);
 
 // Fails with:
 // - kDamaged: a slot has lost both twins, or twins contradict each other.
-// - kUnsupported: the format has another version.
+// - kUnsupported: a record has another version of the format.
 // - kInput: the records are of different stores.
 CommitChoice choose_commit(const FoundCommits& found);
 

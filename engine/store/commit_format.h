@@ -1,12 +1,12 @@
-// The on-disk layout of a commit record (docs/storage-format.md): a header of 256 bytes, the table
-// of planes, the settings, and the application's blob. A record file has two slots of equal length,
-// and records go to the two slots alternately. A second file, the twin, holds the same records.
-// Everything is little-endian and without padding.
+// The on-disk layout of a commit record (docs/storage-format.md). A record consists of a header of
+// 256 bytes, the table of planes, the settings, and the application's blob. A record file has two
+// slots of equal length. Records are written to the two slots alternately. A second file, the twin,
+// holds the same records. All fields are little-endian and without padding.
 //
 // Thread rule: pure.
-// Invariant: a record is whole if its checksum fits. Magic, length and checksum keep their places
-// in every version. The meaning of a field never changes without a new version, and no persisted
-// value is renumbered.
+// Invariant: a record is whole if its checksum matches its bytes. The fields for magic, length and
+// checksum have the same places in every version. The meaning of a field never changes without a
+// new version, and no persisted value is renumbered.
 #pragma once
 
 #include <bit>
@@ -19,8 +19,8 @@ namespace sluice {
 
 inline constexpr std::uint64_t kCommitMagic = 0x0a31'544d'4355'4c53;  // "SLUCMT1\n"
 inline constexpr std::uint32_t kCommitVersion = 1;
-// The lengths of slots, and of the data in slots, are multiples of this number, because O_DIRECT
-// requires this.
+// O_DIRECT requires that the lengths of slots, and of the data in slots, are multiples of this
+// number.
 inline constexpr std::uint64_t kCommitAlignBytes = 4096;
 inline constexpr std::uint32_t kCommitSlots = 2;
 inline constexpr std::uint32_t kCommitTwins = 2;
@@ -52,7 +52,7 @@ struct CommitHeader {
   std::uint32_t plane_count = 0;
   std::uint32_t settings_bytes = 0;     // JSON: optimizer, hyperparameters, kernels
   std::uint32_t application_bytes = 0;  // the application's own
-  // The loss scaler's state, as of the end of the step.
+  // The loss scaler's state at the end of the step.
   std::uint64_t loss_scale_bits = 0;  // of a double
   std::uint64_t good_steps = 0;
   std::uint32_t hysteresis_left = 0;
@@ -79,7 +79,7 @@ struct CommitExtent {
 };
 static_assert(sizeof(CommitExtent) == 16);
 
-// One plane of one block, with the places of its copies and the copy that the record names.
+// One plane of one block: the places of its copies, and the copy that the record names.
 struct CommitPlane {
   std::uint64_t length_bytes = 0;  // of each copy
   std::uint64_t version = 0;       // updates that the named copy has seen
@@ -94,8 +94,8 @@ static_assert(std::endian::native == std::endian::little);
 static_assert(std::has_unique_object_representations_v<CommitHeader> &&
               std::has_unique_object_representations_v<CommitPlane>);
 
-// The checksum of a whole record: of the header and of the rest. The header's checksum field counts
-// as zero.
+// The checksum of a record, which consists of `header` and `rest`. The header's checksum field
+// counts as zero.
 std::uint64_t commit_checksum(CommitHeader header, std::span<const std::byte> rest);
 
 }  // namespace sluice

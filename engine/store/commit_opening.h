@@ -1,8 +1,10 @@
-// Finds the commit that a store continues from, and repairs the records. If a rank has a commit of
-// a later step than all ranks have, this commit is made void. Twins that a power cut or a drive has
-// damaged are written again. The repair may be interrupted at any point and repeated.
+// Finds the commit that a store continues from, and repairs the records. A rank may have a commit
+// of a step that other ranks have not committed. Such a commit is made void. A twin is one of the
+// two copies of a record. Twins that a power cut or a drive has damaged are written again. If the
+// repair is interrupted at any point, it can be repeated.
 //
-// Thread rule: one thread, before anything else uses the files. Every function waits for storage.
+// Thread rule: one thread calls the functions, before other code uses the files. Every function
+// that reads or writes files waits for storage.
 #pragma once
 
 #include <cstdint>
@@ -15,30 +17,31 @@
 
 namespace sluice {
 
-// Writes a record to `slot` by following `sequence`. The record is durable on return.
+// Writes `record` to `slot`, in the stages of `sequence`. The record is durable on return.
 // Fails with kIo if the drive reports an error.
 void write_commit(IoQueue& queue, const CommitFiles& files, CommitSequence sequence,
                   std::uint32_t slot, const CommitRecord& record);
 
 class CommitOpening {
  public:
-  // Reads the records and changes nothing. The two arguments must outlive the object.
-  // Fails with the errors of choose_commit().
+  // Reads the records, and changes no file. The two arguments must outlive the object. Fails in the
+  // same cases as choose_commit().
   CommitOpening(IoQueue& queue, const CommitFiles& files);
 
   const CommitChoice& choice() const { return choice_; }
   // The newest commit. The result is nullptr if there has never been a commit.
   const CommitRecord* newest() const;
   CommitOffer offer() const;
-  // The commit of a step. Requires: offer() has `step`.
+  // The commit of `step`.
+  // Requires: offer() contains `step`.
   const CommitRecord& of_step(std::uint64_t step) const;
 
-  // Makes the newest commit void unless it is the commit of `step`. Afterwards, the newest commit
-  // is the commit of `step`. Durable on return.
-  // Requires: offer() has `step`.
+  // Makes the commit of `step` the newest commit. If there is a newer commit, the call makes that
+  // commit void. The change is durable on return.
+  // Requires: offer() contains `step`.
   // Fails with kIo if the drive reports an error.
   void go_back(std::uint64_t step);
-  // Rewrites the twins that do not hold their slot's record. Returns a line for the user about each
+  // Rewrites the twins that do not hold their slot's record. Returns one line for the user per
   // damaged twin.
   // Fails with kIo if the drive reports an error.
   std::vector<std::string> mend();

@@ -1,9 +1,10 @@
-// A commit record as a value, its conversion to bytes and back, and the defects found in the bytes.
+// A commit record as a C++ value, and its conversion to bytes and back. The conversion back also
+// reports the defects of the bytes.
 //
 // Thread rule: pure.
-// Invariant: decode_commit() takes any bytes, and accepts only bytes that encode_commit() can
-// produce. In a whole record, planes lie inside their files' address range and do not overlap, and
-// each plane names one of its copies.
+// Invariant: decode_commit() may get any bytes, but accepts only bytes that encode_commit() can
+// produce. In a whole record, the copies of planes lie inside the address range of their files, and
+// do not overlap. Each plane names one of its own copies.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@
 
 namespace sluice {
 
-// A store's random name.
+// The random identifier of a store.
 using StoreId = std::array<std::uint8_t, 16>;
 // The id as 32 hexadecimal digits, for file names and messages.
 std::string text_of(const StoreId& id);
@@ -47,15 +48,15 @@ struct CommitRecord {
   std::vector<std::byte> application = {};
 };
 
-// The bytes of the record. The function commit_slot_bytes() gives the length of a slot for the
-// record, in whole pages.
+// The length of the record in bytes. The function commit_slot_bytes() returns the length of a slot
+// that holds any record of `plane_count` planes, rounded up to whole pages.
 std::uint64_t commit_bytes(const CommitRecord& record);
 std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 
-// Writes the record to `target`, with zeros up to a whole page. Returns the number of bytes in
-// these pages, which the caller writes to the slot.
-// Requires: there is enough room, and settings and blob are within their limits. A void record has
-// neither settings nor a blob.
+// Writes the record to `target`, and fills its last page with zeros. Returns the number of bytes in
+// all pages of the record. The caller writes these bytes to the slot.
+// Requires: `target` has enough room, and `settings` and `application` are within their limits. A
+// void record has neither settings nor application data.
 std::uint64_t encode_commit(const CommitRecord& record, std::span<std::byte> target);
 
 enum class CommitState : std::uint8_t {

@@ -1,9 +1,9 @@
-// Makes commits durable beside the queue's other work. The writer goes through a commit's sequence
-// (commit_sequence.h) stage by stage. The queue's completions drive the writer. The writer owns the
-// buffer of the record that is written.
+// Makes commits durable while the queue does other work. The writer follows a commit's sequence
+// (commit_sequence.h), stage by stage. The next stage begins when the queue has completed the
+// actions of the stage before. The writer owns the buffer that holds the record.
 //
-// Thread rule: one thread, which is the scheduler's in an engine. `post` brings completions to that
-// thread.
+// Thread rule: one thread, called the writer's thread. In an engine, this is the scheduler's
+// thread. `post` passes completions to the writer's thread.
 // Invariants: at most one record is being written. The first failure ends the sequence: no later
 // action is begun, and `ended` reports the failure once all actions under way have ended.
 #pragma once
@@ -25,7 +25,7 @@ namespace sluice {
 
 class TransferWatch;
 
-// An open file of a store; another object owns it.
+// An open file of a store. Another object owns the descriptor.
 struct StoreFile {
   int descriptor = -1;
   std::uint32_t drive = 0;
@@ -41,28 +41,30 @@ struct CommitFiles {
 class CommitWriter {
  public:
   // `queue`, `files` and `watch` must outlive the writer. `watch` supervises the transfers and may
-  // be null. Any thread may call `post`, which runs a function later on the writer's thread.
+  // be null. `post` must run the function that it receives on the writer's thread. The writer calls
+  // `post` on any thread.
   CommitWriter(IoQueue& queue, const CommitFiles& files,
                std::function<void(std::function<void()>)> post, TransferWatch* watch = nullptr);
-  // Requires: is_idle(), or a queue that will complete no more requests.
+  // Requires: is_idle(), or the queue will complete no more requests.
   ~CommitWriter();
   CommitWriter(const CommitWriter&) = delete;
   CommitWriter& operator=(const CommitWriter&) = delete;
 
-  // The buffer for the next record. Requires: is_idle().
+  // The buffer that the caller fills with the next record.
+  // Requires: is_idle().
   std::span<std::byte> buffer() { return buffer_.span(); }
   bool is_idle() const { return sequence_.empty(); }
-  // Begins no further stage. The sequence then ends when the actions under way have ended, and
-  // `ended` is not called.
+  // No further stage begins after this call. The sequence ends when the actions under way have
+  // ended, and `ended` is not called.
   void stop() { is_stopped_ = true; }
 
-  // The time of the shortest flush of a record, in the last sequence or in the present one. Such a
-  // flush finds little to write. 0 means that there was no flush.
+  // The duration of the shortest flush of a record file, in the last sequence or in the present
+  // one. Such a flush has little to write. 0 means that there was no flush.
   std::uint64_t flush_ns() const { return flush_ns_; }
 
-  // Starts `sequence`, which writes `record_bytes` of the buffer to `slot`. Returns while the
-  // sequence is under way. At the end, `ended` runs on the writer's thread, and the buffer is free.
-  // If `ended` gets no error, everything is durable.
+  // Starts `sequence`, which writes the first `record_bytes` of the buffer to `slot`. The call
+  // returns while the sequence is under way. At the end, the buffer is free, and `ended` runs on
+  // the writer's thread. If `ended` gets no error, the commit is durable.
   // Requires: is_idle(), and record_bytes is a multiple of kCommitAlignBytes.
   void begin(CommitSequence sequence, std::uint32_t slot, std::uint64_t record_bytes,
              std::uint64_t step, std::function<void(std::optional<Error>)> ended);

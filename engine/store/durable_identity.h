@@ -1,6 +1,7 @@
-// How the records of a durable store describe a run, and the checks before another run may continue
-// from these records. Model and layout have to be the same. Numbers of the config may differ, if
-// the user says so. Other functions read a description back from a record. Pure.
+// The description of a run in the records of a durable store. Before another run continues from the
+// records, the two descriptions are compared. Model and layout have to be the same. The config's
+// numbers may differ if the user allows this. Other functions read a description back from a
+// record. Pure.
 #pragma once
 
 #include <cstdint>
@@ -24,18 +25,21 @@ class DurableIdentity {
   std::uint64_t layout_hash() const { return layout_hash_; }
   std::uint64_t config_hash() const { return config_hash_; }
 
-  // The record's settings, as JSON. The settings have everything that messages name, and the units
-  // and their tensors if there is room. `changes` is an array of the changes accepted so far.
+  // The settings that a record holds, as JSON. The settings contain everything that messages name.
+  // If there is room, the settings also contain the units and their tensors. `changes` is a JSON
+  // array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // The hashes and the settings come from a record. The text says how the record's model or layout
-  // differs from this run's. The result is empty if model and layout are the same.
+  // Returns a text that says how a record's model or layout differs from the model or layout of
+  // this run. All arguments come from the record. The result is empty if model and layout are the
+  // same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
-  // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".
+  // One text for each number of the config that has changed since the record, such as
+  // "optimizer.beta2 was 0.999 and is 0.95".
   std::vector<std::string> changes(const std::string& settings) const;
-  // The array `changes` of `settings`. The call adds the result of changes() to this array, as of
-  // `step`.
+  // Returns the array `changes` of a record's settings, extended by the result of changes(). The
+  // added changes are marked with `step`.
   std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
 
  private:
@@ -50,18 +54,19 @@ class DurableIdentity {
   std::uint64_t config_hash_ = 0;
 };
 
-// The part of a run that a record's settings describe: the place of every element. `config` has
-// only precision, the optimizer's numbers, the block size and the sharding.
+// The part of a run that a record's settings describe. This part is enough to compute the place of
+// every element. In `config`, nothing but precision, the optimizer's numbers, the block size and
+// the sharding is set.
 struct DescribedRun {
   ModelSpec model;
   Config config;
   std::uint32_t ranks = 1;
 };
-// `store` is the name for messages.
-// Fails with kDamaged if a field is missing or makes no sense, naming the field, and with
-// kUnsupported if the record had no room for the units.
+// Reads the run back from a record's settings. `store` is the store's name, for messages.
+// Fails with kDamaged if a field is missing or makes no sense. The message names the field.
+// Fails with kUnsupported if the record had no room for the units.
 DescribedRun described_run(const std::string& settings, const std::string& store);
-// The settings without the units, as text for people.
+// The settings without the units, as a text that people can read.
 std::string short_settings(const std::string& settings);
 
 }  // namespace sluice

@@ -1,18 +1,19 @@
-// The expected content of every block on storage: a checksum and a version for each stored plane.
-// The table is kept in memory, where no drive can change it. The previous checksum is kept, too, so
-// that messages can name the kind of damage. The files hold only data, so a place in this table is
-// the block's identity.
+// A table of the expected content on storage: a checksum and a version for each stored plane. The
+// table is kept in memory, where no drive can change it. Each plane's previous checksum is kept,
+// too, so that messages can name the kind of damage. The files hold no block numbers. So nothing
+// but the table says which plane's bytes a place on storage should hold.
 //
-// A read that does not match the table is of one of three kinds.
-// `stale`: a write was lost, so the bytes are those of the previous version, or were never written.
-// `misdirected`: the bytes are those of another block, because a write went to the wrong place.
-// `damaged`: the bytes are others, because of flipped bits or a torn write.
-// Blocks with equal bytes have equal checksums. Confusing two such blocks raises no alarm and does
-// no harm.
+// If bytes that were read do not match the table, the damage has one of three kinds.
+// `stale`: a write was lost. The bytes belong to the previous version, or the place was never
+// written.
+// `misdirected`: a write went to the wrong place, so the bytes belong to another block.
+// `damaged`: the bytes match no version of any block, because bits flipped or a write was torn.
+// Blocks with equal bytes have equal checksums. If the bytes of two such blocks are exchanged,
+// nothing is reported, and no harm is done.
 //
 // Thread rule: any thread may call wants(). The block store's thread calls everything else.
-// Invariant: the bytes of `current` have replaced other bytes. If the checksum of those other bytes
-// was wanted, it is `previous`.
+// Invariant: `current` is the checksum of the present bytes, and `previous` is the checksum of the
+// bytes before them. A checksum is empty if it was not wanted.
 #pragma once
 
 #include <cstddef>
@@ -37,15 +38,16 @@ struct Damage {
 
 class Integrity {
  public:
-  // `plane_count` is two for each block. The block store numbers the planes.
+  // `plane_count` is the number of planes. The block store numbers the planes.
   Integrity(Verify verify, std::size_t plane_count);
 
-  // Whether `version` of `plane` carries a checksum. All versions carry a checksum, or no version
-  // does, or one version in eight does. With one in eight, each version selects a different eighth
-  // of the planes.
+  // Whether a checksum of `version` of `plane` is kept. Depending on `verify`, a checksum is kept
+  // of every version, of one version in eight, or of no version. With one version in eight, each
+  // version number selects an eighth of the planes. Consecutive version numbers select different
+  // planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
-  // Takes note of the checksum of the bytes written as `version`. `sum` is empty if wants()
+  // Records `sum`, the checksum of the bytes written as `version`. `sum` is empty if wants()
   // returned false.
   void stored(std::uint32_t plane, std::uint64_t version, std::optional<std::uint64_t> sum);
 
@@ -57,8 +59,8 @@ class Integrity {
     return {.version = planes_[plane].version, .sum = planes_[plane].current};
   }
 
-  // Compares bytes that were read with the table. `found` is the checksum of these bytes.
-  // Requires: wants(plane, version), and stored() has been called for that version.
+  // Compares `data`, the bytes that were read, with the table. `found` is the checksum of `data`.
+  // Requires: stored() has been called for the plane's current version, with a checksum.
   std::optional<Damage> find_damage(std::uint32_t plane, std::span<const std::byte> data,
                                     std::uint64_t found) const;
 

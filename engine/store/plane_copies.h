@@ -1,10 +1,11 @@
-// The copies of each plane. An object knows which copy is home, which copies commits name, and
-// which copy a store may go to. Data that a commit names is not overwritten until a later commit
-// has replaced that commit on every rank. This rule makes the working files a checkpoint.
+// The copies of each plane on storage. An object of this class knows which copy is the plane's
+// home, which copies are named by commits, and which copy may be written next. Data that a commit
+// names is not overwritten until a later commit has replaced that commit on every rank. Because of
+// this rule, the working files are a checkpoint.
 //
 // Thread rule: one thread at a time; in an engine, the scheduler's thread.
-// Invariants: a named copy keeps the content that it had when a commit named it, and the home keeps
-// its content, too. There are at most two commits: the valid one and the one under way.
+// Invariants: a copy that a commit names keeps its content. The home keeps its content, too. There
+// are at most two commits: the valid commit and the commit under way.
 #pragma once
 
 #include <cstdint>
@@ -18,25 +19,27 @@ class PlaneCopies {
  public:
   static constexpr std::uint8_t kNone = 0xff;
 
-  // `copy_count` applies to every plane. A count of 1 is for planes that are never stored again.
+  // Every plane gets `copy_count` copies. A count of 1 is meant for planes that are never stored
+  // again.
   PlaneCopies(std::uint32_t plane_count, std::uint8_t copy_count);
-  // Does the same, with a count for each plane.
+  // Plane i gets copy_counts[i] copies.
   explicit PlaneCopies(std::span<const std::uint8_t> copy_counts);
 
   std::uint32_t plane_count() const { return static_cast<std::uint32_t>(planes_.size()); }
   std::uint8_t home(std::uint32_t plane) const { return planes_[plane].home; }
-  // The copy for the record's table. If a commit is under way, the copy is the one that this commit
-  // names. If no commit is under way, the copy is the one that the valid commit names.
+  // The copy for the next record's table. This is the copy that the commit under way names. If no
+  // commit is under way, this is the copy that the valid commit names.
   std::uint8_t named_by_next(std::uint32_t plane) const { return planes_[plane].next; }
   std::uint8_t named(std::uint32_t plane) const { return planes_[plane].counts; }
 
-  // Whether a store may go to the home itself.
+  // Whether a write may replace the home itself.
   enum class InPlace : std::uint8_t { kNo, kYes };
-  // The copy that a store may go to. Such a copy is neither home nor named. If no such copy exists,
-  // kYes allows the home itself, provided that no commit names the home. In this case, no read of
-  // the home may be under way. If the result is empty, the store has to wait for a commit.
+  // The copy that may be written next: a copy that is not the home, and that no commit names. If
+  // there is no such copy, and no commit names the home, kYes allows the home itself. In this case,
+  // no read of the home may be under way. If the result is empty, the write has to wait for a
+  // commit.
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
-  // Called when a store to `copy` has ended, so that `copy` becomes home.
+  // Called when a write to `copy` has ended. The call makes `copy` the home.
   // Requires: `copy` came from target().
   void stored(std::uint32_t plane, std::uint8_t copy);
 
@@ -44,12 +47,13 @@ class PlaneCopies {
   // Requires: no commit is under way.
   void begin_commit();
   bool is_committing() const { return is_committing_; }
-  // Called when the commit is valid on every rank. A copy becomes free if only the previous commit
-  // names it.
+  // Called when the commit is valid on every rank. A copy becomes free if no commit except the
+  // previous one names it.
   // Requires: a commit is under way.
   void end_commit();
 
-  // Called when a store is opened, if the store's valid record names `copy`.
+  // Called when a store is opened. `copy` is the copy that the store's valid record names for
+  // `plane`.
   void restore(std::uint32_t plane, std::uint8_t copy);
 
   bool operator==(const PlaneCopies&) const = default;

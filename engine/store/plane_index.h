@@ -1,6 +1,6 @@
-// Gives a number to everything that a block store moves, and knows the place and the name of each
-// such thing. Two planes per block come first, then one plane per piece of activations, then one
-// for each block's gradients.
+// Gives a number to each plane that a block store moves, and knows the place and the name of each
+// plane. The two planes of each block come first. One plane per piece of activations follows, and
+// then one plane for the gradients of each block.
 //
 // Thread rule: constant after construction, callable from any thread.
 #pragma once
@@ -13,10 +13,10 @@
 
 namespace sluice {
 
-// The two separate parts of a block: the compute parameters, and the optimizer's record. Two
-// further kinds of data are stored beside the state: the gradients of a block, and pieces of
-// activations. The pieces belong to no block and are numbered by Tiers. Each new content counts as
-// a version.
+// The kinds of planes. A block of state has two planes: the compute parameters, and the optimizer's
+// record. Two further kinds of data are stored beside the state: the gradients of a block, and
+// pieces of activations. The pieces of activations belong to no block, and Tiers numbers them. Each
+// new content of a plane counts as a version.
 enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
 class PlaneIndex {
@@ -28,9 +28,10 @@ class PlaneIndex {
   std::uint32_t index(BlockId block, Plane plane) const;
   // Whether the plane is a part of the state.
   bool is_state(std::uint32_t plane) const { return plane < first_activation_; }
-  // The plane's place on storage. The state may have several copies on storage.
+  // The place of one of the plane's copies on storage. A plane of the state may have several copies
+  // there.
   const Extent& extent(BlockId block, Plane plane, std::uint32_t copy) const;
-  // The plane in words, for messages.
+  // Describes the plane in words, for messages.
   std::string describe(std::uint32_t plane) const;
 
  private:

@@ -1,10 +1,10 @@
-// Access to the state between steps, tensor by tensor, wherever the blocks live. The class sets
+// Access to the state between steps, tensor by tensor, wherever the blocks are kept. The class sets
 // initial values, and reads the state for saving and hashing. The class works on several blocks at
 // once, in the memory of the optimizer's lanes. So the class needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
-// Invariant: between two calls only reads of blocks that the next calls of read() will want are in
-// flight. After invalidate() nothing is.
+// Invariant: between two calls, nothing is in flight except reads of blocks that the next calls of
+// read() will want. After invalidate(), nothing is in flight.
 #pragma once
 
 #include <cstdint>
@@ -31,50 +31,53 @@ class StateAccess {
   StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
               BlockStore& store, Device& device, Scheduler& scheduler);
 
-  // Writes masters and moments from `source` to every block's home, as `versions`.
-  // Fails with kNonFinite if a value is not finite in the parameters' type, naming tensor and
-  // element. Other failures, such as kIo, come from the transfers. After a failure, restore() can
-  // be called again.
+  // Writes masters and moments from `source` to the home of every block. The blocks then have the
+  // versions that `versions` lists.
+  // Fails with kNonFinite if a value is not finite in the parameters' type. The message names
+  // tensor and element. Transfers may fail with other codes, such as kIo. After a failure,
+  // restore() can be called again.
   void restore(StateSource& source, const UnitVersions& versions);
-  // Gives new masters, from `values`, to the tensors that `is_wanted` lists by id. The state stays
-  // at `versions`. The call needs memory for one more block.
-  // Fails with the errors of restore(). Each block then has its old or its new values.
+  // Replaces the masters of some tensors by `values`. is_wanted[i] says whether tensor i gets new
+  // masters. `versions` lists the present versions, which do not change. The call needs memory for
+  // one more block.
+  // Fails with the errors of restore(). After a failure, each block has its old or its new values.
   void replace(const std::vector<bool>& is_wanted, const InitialValues& values,
                const UnitVersions& versions);
-  // With a durable store, reads the state that is at home in memory. The call reads this state from
-  // storage, where the last commit left it.
-  // Other failures, such as kIo, come from the transfers.
+  // Fills the homes in memory from the last commit of a durable store. Transfers may fail with
+  // codes such as kIo.
   void open();
-  // From now on, the homes that restore() or open() has filled count as in use. The call is made
+  // Counts the homes that restore() or open() has filled as pool memory in use. Must be called
   // once, after all ranks have filled their homes.
   void lend_homes();
 
-  // Fails with kInvalidArgument, naming tensor and numbers, if such a call of read() is not
-  // allowed.
+  // Checks whether read() allows these arguments.
+  // Fails with kInvalidArgument if read() does not allow them. The message names the tensor and the
+  // numbers.
   void check_read(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::uint64_t size_bytes) const;
-  // The call copies elements [first_element, ...) of `kind` to `target`.
-  // If calls follow one another through a tensor, or from tensor to tensor, the blocks that come
-  // next are read while the application works on these.
-  // Requires: check_read().
+  // Copies the tensor's elements of `kind`, from `first_element` on, until `target` is full.
+  // If calls go forward through a tensor, or from tensor to tensor, the call also reads ahead. The
+  // next blocks are then read while the application uses the present ones.
+  // Requires: check_read() allows the arguments.
   void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
             std::span<std::byte> target);
 
   using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
-  // Calls `visit` with every block of this rank in host memory. The block is at its home or in a
-  // place. Several threads call `visit` at the same time, each for a different block. No two
-  // threads call `visit` for the same place at the same time.
-  // Fails with the errors of read(), and with the exceptions of `visit`.
+  // Calls `visit` for every block of this rank. During the call, the block is in host memory, at
+  // its home or in the place with the number `place`. Several threads call `visit` at the same
+  // time, each for a different block. No two threads call `visit` for the same place at the same
+  // time.
+  // Fails with the errors of the transfers, such as kIo, and with the exceptions of `visit`.
   void visit_blocks(const Visit& visit);
   // The number of blocks that visit_blocks() has in memory at once.
   std::uint32_t place_count() const { return static_cast<std::uint32_t>(loaded_.size()); }
 
-  // Forgets the blocks in the lanes, because the state will change or has changed. On return,
-  // nothing uses the lanes.
+  // Must be called when the state will change or has changed. Forgets the blocks in the lanes. On
+  // return, this object uses no lane.
   void invalidate();
 
  private:
-  // Where the last read() ended. The next read may continue there.
+  // The position at which the last read() ended. The next read may continue there.
   struct Position {
     TensorId tensor{};
     StateKind kind = StateKind::kParameter;
@@ -83,11 +86,11 @@ class StateAccess {
     bool operator==(const Position&) const = default;
   };
   struct AwaitedBlocks;
-  // How the last calls of read() followed one another.
+  // The order in which the last calls of read() followed one another.
   enum class Order : std::uint8_t { kNone, kInTensor, kFromTensorToTensor };
 
-  // The blocks of a read(), as a range of ids, and those that the next calls will want: from `end`
-  // to `ahead_end`.
+  // The blocks that a read() needs are [begin, end), as ids. The blocks that the next calls will
+  // probably want are [end, ahead_end).
   struct WantedBlocks {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
@@ -97,7 +100,7 @@ class StateAccess {
               std::uint64_t count);
   WantedBlocks wanted_blocks(const TensorPlace& tensor, std::uint64_t begin,
                              std::uint64_t end) const;
-  // Calls `copy` for each wanted block, and begins to load those that come next.
+  // Calls `copy` for each block of [begin, end), and begins to load the blocks after them.
   using Copy = std::function<void(const BlockPlace& block)>;
   void read_with_threads(const WantedBlocks& wanted, const Copy& copy);
   void start_copy(const WantedBlocks& wanted, std::uint32_t i, const Copy& copy,

@@ -1,12 +1,13 @@
 // The files of a durable store: their names, their creation, and the check that none is missing. A
-// store with the name NAME has a random id. Each storage path has NAME.lock (store_lock.h) and, for
-// each rank, NAME.ID.rRANK.dataK. The record files NAME.ID.rRANK.commit0 and .commit1 lie on two
-// paths, or on the only path.
+// store with the name NAME has a random id. Each storage path contains the lock file NAME.lock
+// (store_lock.h) and, for each rank, a data file NAME.ID.rRANK.dataK. The record files
+// NAME.ID.rRANK.commit0 and .commit1 lie on two different paths. With one path, both lie on this
+// path.
 //
-// Files are made without a name. Then every path's mark says "creating ID". The data files get
-// names, and the folders are synced. The record files get names, and the folders are synced again.
-// At the end, every mark says "made ID". So a store whose creation was interrupted differs from a
-// store that has lost a path.
+// The files are first made without names. Then the mark of every path is set to "creating ID". The
+// data files get their names, and the folders are synced. The record files get their names, and the
+// folders are synced again. At the end, the mark of every path is set to "made ID". So a store
+// whose creation was interrupted can be distinguished from a store that has lost a path.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -25,7 +26,7 @@
 
 namespace sluice {
 
-// The content found on one of the store's storage paths.
+// The files of a store that were found on one storage path.
 struct StorePath {
   std::string directory;
   std::optional<StoreMark> mark;  // empty: no lock file
@@ -35,7 +36,7 @@ struct StorePath {
   };
   std::vector<File> files;  // the store's, without the lock file
 };
-// Fails with kInput if a path cannot be read, and with kDamaged.
+// Fails with kInput if the path cannot be read, and with kDamaged if the lock file is damaged.
 StorePath look_at_path(const std::string& directory, const std::string& name);
 
 enum class StorePresence : std::uint8_t {
@@ -50,11 +51,12 @@ struct StoreFinding {
 // Fails with kInput if a store exists, but not on all paths. The message names the path.
 StoreFinding find_store(const std::string& name, std::span<const StorePath> paths);
 
-// Returns the ranks that have records on the paths.
+// Returns the ranks that have record files on the paths.
 std::set<std::uint32_t> ranks_on(std::span<const StorePath> paths);
 
 StoreId random_store_id();
-// Unlinks the files whose names have `id`. Requires: the paths' locks.
+// Unlinks the files whose names contain `id`.
+// Requires: this process has the locks of the paths.
 void remove_store_files(std::span<const StorePath> paths, const StoreId& id);
 
 class StoreFiles {
@@ -67,29 +69,34 @@ class StoreFiles {
     std::string whereabouts = {};  // which hosts have the files of which ranks, for messages
   };
 
-  // Makes the rank's files without names. Directory i gets a data file of data_bytes[i].
-  // Fails with kNoSpace and others. After a failure, nothing is left behind.
+  // Makes the rank's files, still without names. Directory i gets a data file of data_bytes[i].
+  // Fails with kNoSpace and other codes. After a failure, no file is left behind.
   static StoreFiles create(const Options& options, std::span<const std::uint64_t> data_bytes,
                            std::uint64_t slot_bytes);
-  // Requires: create(). The folders are synced on return.
+  // These functions give the data files and the record files their names.
+  // Requires: create() has made the files. The folders are synced on return.
   void name_data();
   void name_records();
 
   // Searches all directories for the record files, and opens these files. The records say how many
   // data files open_data() has to open.
-  // Fails with kInput, naming the missing files and the directories searched, and with kDamaged.
+  // Fails with kInput if files are missing. The message names the missing files and the directories
+  // searched.
+  // Fails with kDamaged if a file is damaged.
   static StoreFiles open_records(const Options& options);
   void open_data(std::uint32_t count);
-  // Gives each data file at least the given number of bytes. Requires: open_data().
-  // Fails with: kNoSpace and others; every file then has its former size.
+  // Extends each data file to at least its number of bytes in `data_bytes`.
+  // Requires: open_data() has opened the files.
+  // Fails with kNoSpace and other codes. After a failure, every file has its former size.
   void extend_data(std::span<const std::uint64_t> data_bytes);
-  // Takes back what extend_data() has added.
+  // Shortens the data files to their sizes before extend_data().
   void cut_data() noexcept;
 
   std::span<const DirectFile> data() const { return data_; }
-  // The directory of each data file, as an index.
+  // For each data file, the index of its directory.
   std::span<const std::uint32_t> data_paths() const { return data_paths_; }
-  // The data files with the names that they have or will get.
+  // Copies of data() that share its open files. Each copy has the name that its file has or will
+  // get.
   std::vector<DirectFile> shared_data() const;
   // The open files, for the code that writes commits. This object owns the descriptors.
   CommitFiles commit_files() const;

@@ -1,12 +1,12 @@
 // The lock file of a store on one storage path, NAME.lock. Every job takes the lock before it
-// writes a byte. So a second job learns which job was first. The file is never unlinked. The file
-// carries the mark of the store's creation. The mark says whose files may lie on the path, and
-// whether all files were made.
+// writes a byte. So a second job learns which job has the lock. The lock file is never unlinked. It
+// also holds a mark, which contains the store's id and says whether all files of the store were
+// made.
 //
 // Thread rule: one thread at a time.
-// Invariants: the lock belongs to this process alone. The lock always ends when the process ends.
-// For this reason a forked child releases the lock immediately. The text is one sector, written
-// whole and flushed.
+// Invariants: one process has the lock, and the lock always ends when this process ends. To ensure
+// this, a forked child closes its copy of the lock file immediately. The file's text is one sector,
+// which is written in one piece and flushed.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ std::string host_name();
 
 enum class StoreStage : std::uint8_t { kNone, kCreating, kMade };
 
-// The facts about a store that are known at one of its paths.
+// The mark in the lock file on one of the store's paths.
 struct StoreMark {
   StoreStage stage = StoreStage::kNone;
   StoreId id{};
@@ -32,14 +32,14 @@ struct StoreMark {
 
 class StoreLock {
  public:
-  // Takes the lock, and makes the lock file if there is none. `job` is the random text of a job
-  // whose processes may share the lock. If another process of the same job has the lock, this
-  // process counts as a holder, too.
+  // Takes the lock, and makes the lock file if there is none. Processes of one job may share the
+  // lock. `job` is a random text that identifies the job. If another process of the same job has
+  // the lock, this process counts as a holder, too.
   // Fails with:
-  // - kInput: another process has the lock, or the path cannot be used. The message names the other
-  //   process by host, number and start.
+  // - kInput: a process of another job has the lock, or the path cannot be used. The message names
+  //   the other process by its host, its number and the time when it took the lock.
   // - kNoSpace, kIo or kUnsupported: the file cannot be read or written.
-  // - kDamaged: the file is not a store's.
+  // - kDamaged: the file is not the lock file of a store, or is damaged.
   // - kInvalidArgument: this process holds as many locks as it can.
   StoreLock(const std::string& directory, const std::string& name, const std::string& job);
   ~StoreLock();
@@ -47,7 +47,8 @@ class StoreLock {
   StoreLock& operator=(StoreLock&& other) = delete;
 
   const StoreMark& mark() const { return mark_; }
-  // The mark is durable on return. Requires: this process has the lock itself.
+  // Writes `mark` to the lock file. The mark is durable on return.
+  // Requires: is_own().
   void set_mark(const StoreMark& mark);
   bool is_own() const { return static_cast<bool>(descriptor_); }
 
@@ -60,12 +61,13 @@ class StoreLock {
   StoreMark mark_;
 };
 
-// Reads a path's lock file without taking the lock. The result is empty if there is no such file.
+// Reads the mark in a path's lock file, without taking the lock. The result is empty if there is no
+// such file.
 // Fails with kDamaged or kInput if the file cannot be read.
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
 
-// Describes the process that has the path's lock, as far as this host knows it. The result is empty
-// if the lock is free. The call takes no lock, so it hinders no other process.
+// Describes the process that has the path's lock. The result is empty if this host knows no such
+// process. The call does not take the lock, so it never hinders another process.
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// Reads the files of a durable store without an engine, for `sluice state`. Only remove_store()
-// changes anything.
+// Reads the files of a durable store without an engine, for `sluice state`. No function except
+// remove_store() changes a file.
 //
-// Thread rule: any thread; the functions wait for storage.
+// Thread rule: any thread may call the functions. The functions wait for storage.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,8 @@ struct SurveyedRank {
   CommitOffer offer = {};
   std::string problem = {};  // why its records cannot be read; the rest is empty then
 
-  // The commit of `step`, or the newest one if the rank has no commit of that step.
+  // The rank's commit of `step`. If the rank has no commit of that step, the result is the newest
+  // commit.
   const CommitRecord& of_step(std::optional<std::uint64_t> step) const {
     return older && step == older->step && step != newest.step ? *older : newest;
   }
@@ -47,19 +48,22 @@ std::vector<std::string> store_names(std::span<const std::string> directories);
 // Fails with kInput or kDamaged, as find_store() does.
 StoreSurvey survey_store(const std::string& name, const std::vector<std::string>& directories);
 
-// The ranks of the store whose records are not in its directories, but perhaps on another host.
+// The ranks of the store whose records are not in its directories here. These records may be on
+// another host.
 std::vector<std::uint32_t> absent_ranks(const StoreSurvey& store);
-// Returns a line if every record can be read, but the ranks have no step in common. Otherwise the
-// line is empty.
+// Returns a line of text if every record can be read, but the ranks have no step in common.
+// Otherwise the result is empty.
 std::string find_disagreement(const StoreSurvey& store);
 
-// Reads all data that a rank's commit names, and compares the data with the checksums. The commit
-// of StoreSurvey::step is used, because a run would continue from this commit. If there is no such
-// step, the newest commit is used. Returns a line for each plane that differs or cannot be read.
+// Reads all data that a commit of `rank` names, and compares the data with the commit's checksums.
+// The commit of StoreSurvey::step is used, because a run would continue from this commit. If the
+// survey has no step, the newest commit is used. Returns a line for each plane that differs from
+// its checksum or cannot be read.
 // Fails with kInput if files are missing.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
 
-// Reads the copy that a record names for a plane. Returns the damage found, or an empty text.
+// Reads the copy that a record names for `plane`. Returns a text that describes the damage found.
+// The result is empty if there is no damage.
 // Requires: `buffer` has room for the copy.
 std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlane& plane,
                        std::span<std::byte> buffer);
@@ -70,7 +74,7 @@ struct RemovedStore {
 };
 
 // Removes the store's files from the directories, even if parts of the store are missing. The lock
-// files stay. The lock files then say that no store was made.
+// files are kept, and afterwards say that there is no store.
 // Fails with kInput if there is no store, if the directories have files of several stores, or if a
 // job has the store's lock.
 RemovedStore remove_store(const std::string& name, const std::vector<std::string>& directories);

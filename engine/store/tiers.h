@@ -1,8 +1,8 @@
-// The memory and the files of a placement, allocated once and cut into pools. There is one slab of
-// device memory, one arena of host memory, and one scratch file per storage path. With a durable
-// store, the store's data files hold the state, and scratch files hold the rest. The tiers hand out
-// addresses. Other components decide who may use which slot at what time. Constant after
-// construction, callable from any thread.
+// The memory and the files of a placement, which are allocated once and cut into pools. There is
+// one slab of device memory, one arena of host memory, and one scratch file per storage path. With
+// a durable store, the store's data files hold the state, and scratch files hold all other data.
+// The tiers hand out addresses. Other components decide when a slot is used, and for what. Constant
+// after construction, callable from any thread.
 #pragma once
 
 #include <algorithm>
@@ -28,21 +28,21 @@ struct Extent {
   std::uint64_t length_bytes = 0;
 };
 
-// The function copies device memory to the host, for use in a message. This is slow.
+// Copies device memory to the host, for use in a message. The copy is slow.
 AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes);
 
-// The device's report about a unit (see tally_bytes_of()).
+// The results that the device reports about one unit's gradients and update (see tally_bytes_of()).
 struct Tally {
   double* leaves = nullptr;           // sums of squares, of the part that this rank owns
   std::uint32_t* overflow = nullptr;  // 1 = an update has made a weight overflow
 };
 
-// The data files of a durable store, and the places of the copies in them.
+// The data files of a durable store, and the places of the planes' copies in these files.
 struct DurableHomes {
   std::vector<DirectFile> files = {};
   std::vector<std::uint32_t> drives = {};  // by file: the storage path that it lies on
-  // By plane. Each block has two planes: its parameters and its record. A plane without bytes has
-  // no copies.
+  // One entry per plane. Each block has two planes: its parameters and its record. A plane without
+  // bytes has no copies.
   std::vector<CommitPlane> planes = {};
 };
 
@@ -50,7 +50,7 @@ class Tiers {
  public:
   // `layout`, `placement` and `device` must outlive the tiers. If `durable` has no planes, the
   // state lies in scratch files.
-  // Fails with kOutOfMemory, kNoSpace, kInput or kIo. After a failure, nothing is left behind.
+  // Fails with kOutOfMemory, kNoSpace, kInput or kIo. After a failure, no file is left behind.
   Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
         Device& device, DurableHomes durable = {});
   ~Tiers();
@@ -63,7 +63,8 @@ class Tiers {
   }
   std::byte* resident_parameters(UnitId unit) const;  // Requires: all of the unit is at home there
   std::byte* device_parameters(const BlockPlace& block) const;  // Requires: homed on the device
-  // The whole unit. Requires: the unit is leased at home, on the device or in host memory.
+  // The parameters of the whole unit.
+  // Requires: the unit is leased at home, on the device or in host memory.
   std::byte* leased_home(UnitId unit) const;
   // Requires: Placement::updates_parameters_at_home().
   std::byte* parameters_at_home(const BlockPlace& block) const;
@@ -75,7 +76,7 @@ class Tiers {
   std::byte* device_record(BlockId block) const;              // Requires: homed on the device
   Tally device_tally(UnitId unit) const;                      // Requires: its gradients wait there
 
-  // The set is in host memory, or in the device's memory.
+  // The unit's whole set of gradients, in host memory or in device memory.
   std::byte* gradient_set(UnitId unit) const;  // Requires: waits in one of them
 
   // Host memory.
@@ -91,34 +92,35 @@ class Tiers {
   std::byte* activation_staging(std::uint32_t slot) const;
   std::byte* commit_buffer(std::uint32_t buffer) const;
   std::span<std::byte> save_buffer(std::uint32_t buffer) const;
-  // All memory that takes part in transfers from and to storage. This memory has the parameter
-  // slots, the lanes, and the staging buffers of activations and gradients. This memory lies at the
-  // arena's end.
+  // All host memory that transfers from and to storage use, at the end of the arena. This memory
+  // contains the parameter slots, the lanes, and the staging buffers of activations and gradients.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
-  // For scratch state, one file per path, or no file if nothing lives on storage. For a durable
-  // store, first the data files, then the scratch files.
+  // If the state is scratch, there is one file per path, or no file if nothing is kept on storage.
+  // With a durable store, the data files come first, and the scratch files follow.
   std::span<const DirectFile> files() const { return files_; }
   std::uint32_t drive(std::uint32_t file) const { return drives_[file]; }
-  // The number of copies of each block on storage; one copy is the home
+  // The number of copies of each block on storage. One of the copies is the home
   // (engine/store/block_store.h).
   std::uint32_t storage_copies() const {
     return std::max(placement_.storage_copies, placement_.durable_copies);
   }
-  // The planes are in the order of DurableHomes. The list is empty if the state is scratch.
+  // The planes in the order of DurableHomes::planes. The list is empty if the state is scratch.
   std::span<const CommitPlane> durable_planes() const { return durable_planes_; }
-  // Requires: the block is homed on storage, or the state is durable.
+  // The place of one copy on storage.
+  // Requires: the block's home is on storage, or the state is durable.
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
   const Extent& record_extent(BlockId block, std::uint32_t copy) const;
   const Extent& gradient_extent(BlockId block) const;
-  // The number of blocks that may have an extent for gradients that wait on storage.
+  // The number of extents for gradients that wait on storage. There is one extent per block, or
+  // none if no gradients wait on storage.
   std::uint32_t gradient_extent_count() const {
     return static_cast<std::uint32_t>(gradient_extents_.size());
   }
   // The homes of activations are cut into pieces as large as a staging slot. The last piece of a
-  // home is smaller. The pieces of all homes are numbered in one sequence.
+  // home may be smaller. The pieces of all homes are numbered in one sequence.
   std::uint32_t activation_piece_count() const {
     return static_cast<std::uint32_t>(activation_pieces_.size());
   }
@@ -126,7 +128,8 @@ class Tiers {
     return first_activation_pieces_[home];
   }
   const Extent& activation_extent(std::uint32_t piece) const { return activation_pieces_[piece]; }
-  // A text for messages, such as: activations of unit "h.3", micro-batch 1, piece 0.
+  // Describes the piece in messages, for example: activations of unit "h.3", micro-batch 1, piece
+  // 0.
   std::string describe_activation(std::uint32_t piece) const;
 
  private:

@@ -1,8 +1,8 @@
 // The ages of the transfers in flight, in ticks of the caller. A drive that works on a long queue
-// is not stuck. So a transfer's age starts anew when the transfer goes to the kernel, and whenever
-// its drive completes a request. A drive may also lose one transfer and continue with others. Such
-// a transfer is found by its total time in the kernel. The limit for this time is kBusyFactor times
-// the limit of the age. Pure.
+// is not stuck. So a transfer's age starts again at zero when the transfer goes to the kernel, and
+// whenever its drive completes a request. A drive may also lose one transfer and continue with
+// other transfers. The lost transfer is recognized by its total time in the kernel. The limit for
+// this time is kBusyFactor times the limit for the age. Pure.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -24,13 +24,13 @@ class TransferAges {
   static constexpr std::uint32_t kTicksOfSlow = kTicksOfTimeout / 4;
   static constexpr std::uint32_t kBusyFactor = 10;
 
-  // The transfer and its request in the queue stay in place until remove().
+  // The transfer and its request must not be moved until remove().
   void add(const Transfer& transfer, const IoRequest& request);
   void remove(const Transfer& transfer);  // it has ended; no effect if it is not there
   std::size_t count() const { return in_flight_.size(); }
 
-  // Counts a tick. `on_slow` is called once for each transfer that has become slow. Returns whether
-  // a transfer is stuck.
+  // Counts one tick. Calls `on_slow` for each transfer that has become slow, at most once per
+  // transfer. Returns whether a transfer is stuck.
   bool tick(const std::function<void(const Transfer&)>& on_slow);
 
   struct Age {

@@ -9,9 +9,9 @@ namespace sluice {
 
 struct Transfer;
 
-// `subject` describes the transfer in words, by the data and the place that the data moves to or
+// `subject` describes the transfer in words: the data, and the place that the data moves to or
 // from.
-// Requires: the request has an error.
+// Requires: the transfer's request has an error.
 Error transfer_error(const Transfer& transfer, const std::string& subject);
 
 }  // namespace sluice

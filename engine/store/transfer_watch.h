@@ -1,11 +1,11 @@
-// The watch supervises the transfers in flight. A slow transfer is noted, and a transfer that never
-// ends stops the engine (engine/store/transfer_ages.h has the rules). Ages are counted in ticks of
-// the watch's own thread, not by the clock. So some time does not count: time in which the process
-// was stopped, or in which the machine was too busy to run the watch.
+// The watch supervises the transfers in flight. A note is made about each slow transfer. A transfer
+// that never ends stops the engine (engine/store/transfer_ages.h has the rules). The age of a
+// transfer is counted in ticks of the watch's own thread, not by the clock. So the age does not
+// grow while the process is stopped, or while the machine is too busy to run the watch.
 //
 // Thread rule: any thread may call add() and remove(). Between the two calls, a transfer and its
-// request stay in place.
-// Invariants: `on_stuck` is called at most once; each transfer is noted at most once.
+// request must not be moved.
+// Invariants: `on_stuck` is called at most once. There is at most one note about each transfer.
 #pragma once
 
 #include <atomic>
@@ -33,8 +33,8 @@ class TransferWatch {
     std::function<void(const Error& error)> on_stuck;
   };
 
-  // If `timeout_s` is 0, there is no watching and no thread. A transfer is slow after a quarter of
-  // `timeout_s`.
+  // If `timeout_s` is 0, transfers are not watched, and no thread is started. A transfer counts as
+  // slow after a quarter of `timeout_s`.
   TransferWatch(double timeout_s, Hooks hooks);
   ~TransferWatch();
   TransferWatch(const TransferWatch&) = delete;
@@ -43,8 +43,8 @@ class TransferWatch {
   void add(const Transfer& transfer, const IoRequest& request);
   void remove(const Transfer& transfer);
 
-  // The result is true from just before on_stuck. The transfers in flight may then stay in flight
-  // forever.
+  // Whether a transfer is stuck. The result becomes true just before on_stuck is called. From then
+  // on, the transfers in flight may never end.
   bool is_stuck() const { return is_stuck_.load(std::memory_order_acquire); }
 
   // One line for each transfer that was slow since the last call.

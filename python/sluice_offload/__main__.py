@@ -1,5 +1,5 @@
 """usage: python -m sluice_offload doctor [--path FOLDER ...]
-       python -m sluice_offload plan MODEL [--config FILE] [--set KEY=VALUE ...] [--units CLASS ...]
+       python -m sluice_offload plan MODEL [--config FILE] [--set KEY=VALUE ...] [--units CLASS ...] [--gpu]
        python -m sluice_offload train-demo [--path FOLDER] [--steps N]
        python -m sluice_offload flags
 
@@ -45,7 +45,7 @@ def _memory() -> str:
 
 
 def _gpus() -> "list[str]":
-    """A line for each GPU of torch's, whether its parameters can be trained. None is needed."""
+    """A line for each GPU of torch's, whether Sluice can use it. None is needed."""
     import torch
 
     from . import gpus
@@ -53,8 +53,8 @@ def _gpus() -> "list[str]":
     try:
         for gpu in range(torch.cuda.device_count()):
             why = gpus.why_not(gpu)
-            lines.append(f"  {GOOD if not why else '--'}  cuda:{gpu}, {torch.cuda.get_device_name(gpu)}: sluice_offload.optim " +
-                         (f"cannot take parameters there: {why}" if why else "takes parameters there"))
+            lines.append(f"  {GOOD if not why else '--'}  cuda:{gpu}, {torch.cuda.get_device_name(gpu)}: Sluice " +
+                         (f"cannot use it: {why}" if why else "can use it"))
     except RuntimeError as error:  # a GPU that is broken, or another process's alone
         lines.append(f"  --  torch cannot use a GPU that it sees: {str(error).splitlines()[0]}")
     return lines or ["  --  torch sees no GPU"]
@@ -115,14 +115,14 @@ def _set(config: "dict[str, Any]", assignment: str) -> None:
 
 
 def plan(model: str, config: "str | None", assignments: "list[str]", units: "list[str] | None",
-         buffers: "list[str]") -> int:
+         buffers: "list[str]", is_on_gpu: bool = False) -> int:
     try:
         from .engine import read_config
         from .plans import describe, model_of
         settings = {} if config is None else read_config(config)
         for assignment in assignments:
             _set(settings, assignment)
-        print("\n".join(describe(model_of(model), settings, units, buffers)))
+        print("\n".join(describe(model_of(model), settings, units, buffers, is_on_gpu)))
     except (SluiceError, OSError, ValueError) as error:
         print(f"  {BAD}  {error}", file=sys.stderr)
         return 1
@@ -153,6 +153,7 @@ def main(arguments: Any = None) -> int:
     command.add_argument("--units", action="append", metavar="CLASS", help="the classes of modules that are units; repeatable")
     command.add_argument("--buffers", action="append", default=[], metavar="PATTERN",
                          help="names of buffers that move with their units, such as '*.qweight'; repeatable")
+    command.add_argument("--gpu", action="store_true", help="for computation on a GPU, within memory.device of its memory; none is needed here")
     command = commands.add_parser("train-demo", help="trains a small model from storage, and compares it with one in memory")
     command.add_argument("--path", metavar="FOLDER", help="a folder on the drive; by default the one for temporary files")
     command.add_argument("--steps", type=int, default=30, metavar="N")
@@ -161,7 +162,7 @@ def main(arguments: Any = None) -> int:
     if given.command == "doctor":
         return doctor(given.path)
     if given.command == "plan":
-        return plan(given.model, given.config, given.set, given.units, given.buffers)
+        return plan(given.model, given.config, given.set, given.units, given.buffers, given.gpu)
     if given.command == "flags":
         return _flags()
     from .demo import train_demo

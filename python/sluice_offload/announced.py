@@ -147,3 +147,54 @@ class SharedAnnouncements(Announcements):
         super().forget()
         self._log.clear()
         self._backward.clear()
+
+
+class DividedAnnouncements(Announcements):
+    """With several ranks, where each has units of its own (offload(local=...)). Those have an order of their own, of which no other
+    rank hears; the other announced units are those of all ranks."""
+
+    def __init__(self, walk: "Walk") -> None:
+        super().__init__(walk)
+        units = walk.units.units
+        self._is_own = [unit.is_local for unit in units]
+        self._parts = [Announcements(walk)]
+        if any(unit.is_announced and not unit.is_local for unit in units):
+            self._parts.append(SharedAnnouncements(walk))
+
+    def _part(self, unit: int) -> Announcements:
+        return self._parts[0 if self._is_own[unit] else 1]
+
+    def announce(self, units: "Iterable[int]", which: int) -> None:
+        given = list(units)
+        own = [unit for unit in given if self._is_own[unit]]
+        if own and len(own) < len(given):
+            raise ArgumentError("announce(): some of these modules are of this process alone (offload(local=...)), others of all; announce "
+                                "the two kinds in calls of their own, since all processes take part in those of the second")
+        for part in self._parts[:1] if own else self._parts[1:]:
+            part.announce(given, which)
+
+    def approach(self, unit: int, which: int) -> None:
+        self._part(unit).approach(unit, which)
+
+    def approach_other(self, unit: int, which: int) -> None:
+        for part in self._parts:
+            part.approach_other(unit, which)
+
+    def take(self, unit: int, which: int) -> None:
+        self._part(unit).take(unit, which)
+
+    def backward_begins(self) -> None:
+        for part in self._parts:
+            part.backward_begins()
+
+    def backward_ends(self) -> None:
+        for part in self._parts:
+            part.backward_ends()
+
+    def end(self) -> None:
+        for part in self._parts:
+            part.end()
+
+    def forget(self) -> None:
+        for part in self._parts:
+            part.forget()

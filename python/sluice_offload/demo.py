@@ -48,9 +48,12 @@ def _train(model: nn.Module, optimizer: Any, steps: int, clips: bool) -> "tuple[
     losses = []
     begin = time.monotonic()
     for step in range(steps):
-        # Counting upwards from somewhere: a rule that can be learned.
-        first = torch.randint(VOCABULARY, (ROWS, 1), generator=torch.Generator().manual_seed(step))
-        loss = model((first + torch.arange(LENGTH + 1)) % VOCABULARY)
+        # Counting upwards from somewhere is a rule that can be learned. A quarter of the tokens are noise, which cannot: the loss of a
+        # model that knows everything would be rounding alone, and could not be compared.
+        generator = torch.Generator().manual_seed(step)
+        counted = (torch.randint(VOCABULARY, (ROWS, 1), generator=generator) + torch.arange(LENGTH + 1)) % VOCABULARY
+        noise = torch.randint(VOCABULARY, counted.shape, generator=generator)
+        loss = model(torch.where(torch.rand(counted.shape, generator=generator) < 0.25, noise, counted))
         loss.backward()
         if clips:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

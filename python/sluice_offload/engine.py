@@ -17,8 +17,10 @@ from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 import torch
 
+from . import gpus
 from . import library as lib
-from .errors import NOT_COPIED, ArgumentError, ConfigError
+from .errors import NOT_COPIED, ArgumentError, ConfigError, RanksError, SluiceError
+from .gpus import CPU, Place
 from .processes import World
 from .structures import bytes_of, flat_of, model_of, order_of
 from .units import Member, Unit, Units, common_dtype
@@ -59,11 +61,11 @@ def names_type(config: "Mapping[str, Any]") -> bool:
     return isinstance(precision, Mapping) and "parameters" in precision
 
 
-def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1) -> "dict[str, Any]":
+def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1, place: Place = CPU) -> "dict[str, Any]":
     """Fills in what a torch program means where the config says nothing: the model's own type; gradients of the same;
     an update that waits for the end of backward where an early one could be wrong, since torch does not say beforehand how
-    many backward passes a step has; half of the cores, since torch computes on the others, shared by the `processes` of this
-    host that train."""
+    many backward passes a step has; half of the cores, since torch computes on the others, or on a GPU all but one, shared by the
+    `processes` of this host that train; half of a GPU's free memory."""
     precision = config.setdefault("precision", {})
     if "parameters" not in precision:
         dtype = common_dtype(units)
@@ -74,7 +76,13 @@ def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1) 
     optimizer = config.setdefault("optimizer", {})
     if optimizer.get("overlap", "auto") == "auto" and optimizer.get("clip_norm") == 0:
         optimizer["overlap"] = "deferred"
-    config.setdefault("run", {}).setdefault("threads", max(1, (os.cpu_count() or 1) // 2 // processes))
+    cores = os.cpu_count() or 1
+    ours = cores // 2 // processes if place.gpu is None else cores // processes - 1
+    config.setdefault("run", {}).setdefault("threads", max(1, ours))
+    if place.gpu is not None and "device" not in config.setdefault("memory", {}):
+        half = gpus.free_bytes(place.gpu) // 2
+        config["memory"]["device"] = str(half)
+        logger.info("memory.device is %.2f GiB, half of what %s has free; the config may name it", half / 2**30, place.device)
     return config
 
 
@@ -88,8 +96,9 @@ class Engine:
     """Owns the handle. `close` ends it with every update home; `destroy`, which also runs at the interpreter's exit, ends
     it as it is."""
 
-    def __init__(self, config: "dict[str, Any]", units: Units, world: Optional[World] = None) -> None:
+    def __init__(self, config: "dict[str, Any]", units: Units, world: Optional[World] = None, place: Place = CPU) -> None:
         self._lib = lib.library()
+        self.place, self._gpu = place, place.gpu
         self._handle, self._ranks = C.c_void_p(), C.c_void_p()
         self._lease = lib.Lease()
         self._lease_pointer = C.byref(self._lease)
@@ -119,7 +128,10 @@ class Engine:
     def _create(self) -> None:
         keep: "list[Any]" = []
         model = model_of(self._units, keep)
-        if self.world is None:
+        if self._gpu is not None:
+            ranks = None if self.world is None else C.byref(self._gpu_ranks(self.world))
+            self._lib.engine_create_on_gpu(self._config, C.byref(model), self._gpu, ranks, C.byref(self._handle))
+        elif self.world is None:
             self._lib.engine_create(self._config, C.byref(model), C.byref(self._handle))
         else:
             try:
@@ -167,6 +179,19 @@ class Engine:
         own = endpoint.value or b""
         endpoints = (C.c_char_p * world.size)(*(text.encode() for text in world.exchange(own.decode())))
         self._lib.ranks_connect(self._ranks, self._config, endpoints)
+
+    def _gpu_ranks(self, world: World) -> lib.GpuRanks:
+        """The first rank's text, by which NCCL brings all together."""
+        own, failure = C.c_char_p(), ""
+        if world.rank == 0:
+            try:
+                self._lib.gpu_ranks_id(C.byref(own))
+            except SluiceError as error:
+                failure = str(error)
+        found, failure = world.exchange([(own.value or b"").decode(), failure])[0]
+        if failure:
+            raise RanksError(f"rank 0 cannot begin to connect the GPUs: {failure}")
+        return lib.GpuRanks(found.encode(), world.rank, world.size)
 
     def _leave(self) -> None:
         ranks, self._ranks = self._ranks, C.c_void_p()
@@ -345,11 +370,23 @@ class Engine:
         self._lib.end_inference(self._handle)
 
     def acquire(self, unit: int, which: int) -> "tuple[int, int, int]":
-        """The addresses of its parameters and gradients (0 without), and the lease's id."""
+        """The addresses of its parameters and gradients (0 without), and the lease's id. On a GPU they are for work on torch's current
+        stream."""
+        if self._gpu is not None:
+            return self._acquire_on_gpu(unit, which, gpus.current_stream(self._gpu))
         lease, call = self._lease, self._lib.raw_acquire
         status = call(self._handle, _POLL_MS, unit, which, self._lease_pointer)
         while status == lib.PENDING:  # between two calls, Python runs the handlers of signals
             status = call(self._handle, _POLL_MS, unit, which, self._lease_pointer)
+        if status != 0:
+            self._lib.fail(status)
+        return lease.parameters, lease.gradients or 0, lease.id
+
+    def _acquire_on_gpu(self, unit: int, which: int, stream: int) -> "tuple[int, int, int]":
+        lease, call = self._lease, self._lib.raw_acquire_on_gpu
+        status = call(self._handle, _POLL_MS, unit, which, stream, self._lease_pointer)
+        while status == lib.PENDING:
+            status = call(self._handle, _POLL_MS, unit, which, stream, self._lease_pointer)
         if status != 0:
             self._lib.fail(status)
         return lease.parameters, lease.gradients or 0, lease.id
@@ -361,7 +398,11 @@ class Engine:
         return list(uses[:count.value])
 
     def release(self, lease_id: int) -> None:
-        status = self._lib.raw_release(self._handle, lease_id)
+        """On a GPU, the lease ends behind the work on torch's current stream and on that of its acquire."""
+        if self._gpu is not None:
+            status = self._lib.raw_release_on_gpu(self._handle, lease_id, gpus.current_stream(self._gpu))
+        else:
+            status = self._lib.raw_release(self._handle, lease_id)
         if status != 0:
             self._lib.fail(status)
 
@@ -416,10 +457,10 @@ class Engine:
             self.destroy()
 
 
-def plan(config: "dict[str, Any]", units: Units) -> "dict[str, Any]":
+def plan(config: "dict[str, Any]", units: Units, is_on_gpu: bool = False) -> "dict[str, Any]":
     """The plan of a run, without an engine: pools, budgets, bytes of a step; capi/sluice.h has its names."""
     keep: "list[Any]" = []
     made = C.c_char_p()
-    lib.library().plan(json.dumps(config).encode(), C.byref(model_of(units, keep)), C.byref(made))
+    (lib.library().plan_on_gpu if is_on_gpu else lib.library().plan)(json.dumps(config).encode(), C.byref(model_of(units, keep)), C.byref(made))
     assert made.value is not None
     return dict(json.loads(made.value))

@@ -115,15 +115,17 @@ def _check_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
                                 f"nothing. Use the {type(owner).__name__} that has them")
 
 
-def guard_model(model: nn.Module, dtypes: "set[torch.dtype]") -> None:
-    """Refuses to move or convert any part of the model, whose parameters are of `dtypes`; a move to where it is does nothing."""
+def guard_model(model: nn.Module, dtypes: "set[torch.dtype]", device: torch.device) -> None:
+    """Refuses to move or convert any part of the model, whose parameters are of `dtypes` on `device`; a move to where it is does
+    nothing."""
     def checked(fn: Any, recurse: bool = True) -> nn.Module:
         for dtype in dtypes:
-            probe = torch.empty(0, dtype=dtype)
+            probe = torch.empty(0, dtype=dtype, device=device)
             moved = fn(probe)
             if moved.dtype != probe.dtype or moved.device != probe.device:
-                raise ArgumentError(f"the parameters of an offloaded model are the engine's, of {dtype} on the CPU; convert or "
-                                    f"move the model (to {moved.dtype}, {moved.device}) before offload()")
+                where = "the CPU" if device.type == "cpu" else device
+                raise ArgumentError(f"the parameters of an offloaded model are the engine's, of {dtype} on {where}; convert or move "
+                                    f"the model (to {moved.dtype}, {moved.device}) before offload(), or give offload() device=")
         return model
 
     for module in model.modules():

@@ -10,13 +10,13 @@ backward, and release it after; gradients go to the engine as they come.
 Rules: the engine asks that before use i the lease of use i - leases has ended, so older leases are ended before each
 acquire; a gradient that comes after that acquires anew. A module with units inside has a pinned unit, whose lease lasts as
 long as the step or the inference. In backward nothing else ends a lease: the gradient that ends one
-module's backward is mostly the one that begins the next one's. Where torch's own code stands between two modules, the lease,
+module's backward is mostly the one that begins the next one's. (With local units, a lease also ends with the last gradient
+of its module: a rank may then wait for another's computation, which waits for the reduction of this unit.) Where torch's own code stands between two modules, the lease,
 its place in the window and its place for gradients stay taken through that code. Thread rule: one thread at a time, not
 always the same.
 """
 
 import contextlib
-import ctypes as C
 import sys
 import warnings
 from functools import partial
@@ -28,7 +28,7 @@ from torch.autograd.graph import increment_version
 from torch.utils._pytree import tree_flatten
 
 from .activations import ActivationStore
-from .announced import Announcements, SharedAnnouncements
+from .announced import Announcements, DividedAnnouncements, SharedAnnouncements
 from .engine import Engine
 from .errors import NOT_COPIED, ArgumentError, SluiceError
 from .library import BACKWARD, FORWARD, INFERENCE
@@ -77,9 +77,10 @@ class _BackwardBegins:
 class _Held:
     """A lease on a unit."""
 
-    __slots__ = ("id", "gradients", "use", "which", "written")
+    __slots__ = ("id", "gradients", "use", "which", "written", "left")
 
     def __init__(self, lease_id: int, gradients: int, use: int, which: int) -> None:
+        self.left = 0  # gradients of its module that have not come, where their end is the lease's
         self.id, self.gradients, self.use, self.which = lease_id, gradients, use, which
         self.written: "set[int]" = set()  # tensors whose gradient is no longer the zeros it began with
 
@@ -94,6 +95,13 @@ class Walk:
         self._keeping: Any = None           # the context in which autograd gives its tensors to `activations`
         self.leases = units.leases
         self.announcements = self._announcements()
+        self._places: "dict[tuple[int, int], int]" = {}  # with local units: by site and unit, the places of trained parameters
+        if isinstance(self.announcements, DividedAnnouncements):
+            for site in units.sites:
+                inside = {id(module) for module in site.module.modules()}
+                for unit in site.units:
+                    owners = [] if unit.is_frozen or unit.is_held else [o for member in unit.members for o, _ in member.owners]
+                    self._places[(id(site), unit.index)] = sum(id(owner) in inside for owner in owners)
         self.held: "dict[int, _Held]" = {}  # by unit, in order of use
         self.kept: "dict[int, int]" = {}    # leases on pinned units, by unit, which last as long as this step or inference
         self.uses = 0
@@ -122,7 +130,9 @@ class Walk:
     def _announcements(self) -> "Optional[Announcements]":
         if not any(unit.is_announced for unit in self.units.units):
             return None
-        return Announcements(self) if self.engine.world is None or self.engine.world.size == 1 else SharedAnnouncements(self)
+        if self.engine.world is None or self.engine.world.size == 1:
+            return Announcements(self)
+        return (DividedAnnouncements if any(unit.is_local for unit in self.units.units) else SharedAnnouncements)(self)
 
     def _watch(self, site: Site) -> None:
         begins, ends = _Hook(partial(self._site_begins, site)), _Hook(partial(self._site_ends, site))
@@ -214,6 +224,8 @@ class Walk:
         self.check_gradients()
         if self.active is None:
             return None
+        for storage in self.storages:
+            storage.check()
         self._release_all()
         if not self.has_gradients:
             self.abandon()
@@ -329,6 +341,8 @@ class Walk:
         for unit in site.units:
             if not self._is_lent_backward(unit):
                 self._lend(unit, BACKWARD)
+                if self._places and unit.index in self.held:
+                    self.held[unit.index].left = self._places[(id(site), unit.index)]
 
     def _root_begins(self, module: nn.Module, args: Any) -> None:
         if _graph_task() != -1:
@@ -338,7 +352,7 @@ class Walk:
         if self.activations is not None and self.active == FORWARD and torch.is_grad_enabled():
             self._keeping = self.activations.hooks()
             self._keeping.__enter__()
-        if not self._warned and self.engine.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
+        if not self._warned and self.engine.dtype == torch.float32 and torch.is_autocast_enabled(self.engine.place.device.type):
             self._warned = True
             warnings.warn("autocast keeps a copy of every weight for backward, which is the memory that offload saves; "
                           "use parameters of bf16 without autocast", stacklevel=2)
@@ -425,15 +439,15 @@ class Walk:
             target.copy_(gradient)
             held.written.add(member.tensor)
         parameter.grad = None
-        if unit.is_held:
+        held.left -= 1
+        if unit.is_held or held.left == 0:
             self._release(unit.index)
 
     def _view(self, gradients: int, member: Member) -> torch.Tensor:
         """Makes a tensor over a gradient's memory. It is kept: there are few places where gradients wait."""
-        size = self.engine.gradient_dtype.itemsize
-        count = member.parameter.numel()
-        memory = (C.c_char * (count * size)).from_address(gradients + member.offset * size)
-        view = torch.frombuffer(memory, dtype=self.engine.gradient_dtype).view(member.parameter.shape)
+        dtype = self.engine.gradient_dtype
+        flat = self.engine.place.tensor_at(gradients + member.offset * dtype.itemsize, dtype, member.parameter.numel())
+        view = flat.view(member.parameter.shape)
         self._views[(gradients, member.tensor)] = view
         return view
 

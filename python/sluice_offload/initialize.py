@@ -43,7 +43,7 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     auto: what "auto" in a DeepSpeed config stands for, by the names of `sluice config import`'s options: {"batch": 4}.
     sluice: keys of Sluice's config beside a DeepSpeed config, which has none for them: {"memory": {"device": "2GiB"}}. They are
         added to a config of Sluice's as well. A key that is there has to mean the same.
-    options: `units`, `values`, `buffers`, `storage`, `resume` of offload(). The `buffers` keep their type.
+    options: `units`, `values`, `buffers`, `storage`, `resume`, `device` of offload(). The `buffers` keep their type.
     Raises what offload() raises; the model is as before then.
     """
     if model is None:
@@ -124,7 +124,7 @@ class OffloadEngine(nn.Module):
         self.training_dataloader: Any = None
         self.global_steps = self.micro_steps = self.skipped_steps = self.global_samples = 0
         world = optimizer._engine.world
-        self.device = torch.device("cpu")
+        self.device = optimizer._engine.place.device
         self.local_rank, self.global_rank, self.world_size = \
             (0, 0, 1) if world is None else (world.local_rank, world.rank, world.size)
         self._settings = settings

@@ -1,5 +1,5 @@
 """libsluice.so by ctypes, which lets other Python threads run during every call. `Library` is the interface of capi/sluice.h
-function by function; a status that is not 0 becomes an exception."""
+and capi/sluice_gpu.h function by function; a status that is not 0 becomes an exception."""
 
 import ctypes as C
 import os
@@ -11,7 +11,7 @@ from .errors import SluiceError, error_of
 ABI_VERSION = 2
 FORWARD, BACKWARD, INFERENCE = 0, 1, 2
 PARAMETER, MASTER, EXP_AVG, EXP_AVG_SQ = 0, 1, 2, 3
-OPAQUE, ANNOUNCED, PINNED = 2, 4, 8  # of Unit.is_frozen
+OPAQUE, ANNOUNCED, PINNED, LOCAL = 2, 4, 8, 16  # of Unit.is_frozen
 PENDING = 16  # a status that is no failure
 FP32, BF16, FP16 = 0, 1, 2
 ALL_TENSORS = 0xffffffff
@@ -53,6 +53,10 @@ class StepReport(C.Structure):
 
     def __repr__(self) -> str:
         return "StepReport(" + ", ".join(f"{name}={getattr(self, name)}" for name, _ in self._fields_) + ")"
+
+
+class GpuRanks(C.Structure):
+    _fields_ = [("id", C.c_char_p), ("rank", C.c_uint32), ("rank_count", C.c_uint32)]
 
 
 class Figures(C.Structure):
@@ -108,6 +112,8 @@ Sums = C.CFUNCTYPE(C.c_int, C.c_void_p, C.POINTER(C.c_uint64), C.c_uint64)
 _ENGINE = C.c_void_p
 _ARGUMENTS = {
     "engine_create": [C.c_char_p, C.POINTER(Model), C.POINTER(_ENGINE)],
+    "engine_create_on_gpu": [C.c_char_p, C.POINTER(Model), C.c_int32, C.POINTER(GpuRanks), C.POINTER(_ENGINE)],
+    "gpu_ranks_id": [C.POINTER(C.c_char_p)],
     "initialize": [_ENGINE, Values, C.c_void_p],
     "close": [_ENGINE],
     "drain": [_ENGINE],
@@ -120,8 +126,10 @@ _ARGUMENTS = {
     "begin_inference": [_ENGINE],
     "end_inference": [_ENGINE],
     "acquire_within": [_ENGINE, C.c_uint32, C.c_uint32, C.c_int32, C.POINTER(Lease)],
+    "acquire_on_gpu": [_ENGINE, C.c_uint32, C.c_uint32, C.c_int32, C.c_void_p, C.POINTER(Lease)],
     "announce": [_ENGINE, C.POINTER(C.c_uint32), C.c_uint32, C.c_int32, C.POINTER(C.c_uint32), C.POINTER(C.c_uint32)],
     "release": [_ENGINE, C.c_uint64],
+    "release_on_gpu": [_ENGINE, C.c_uint64, C.c_void_p],
     "read_state": [_ENGINE, C.c_uint32, C.c_int32, C.c_uint64, C.c_uint64, C.c_void_p],
     "applied_step": [_ENGINE, C.POINTER(C.c_uint64)],
     "unit_describe": [_ENGINE, C.c_uint32, C.POINTER(UnitInfo)],
@@ -155,6 +163,7 @@ _ARGUMENTS = {
     "replace_values": [_ENGINE, C.POINTER(C.c_uint32), C.c_uint32, Values, C.c_void_p],
     "read_config": [C.c_char_p, C.c_char_p, C.POINTER(C.c_char_p)],
     "plan": [C.c_char_p, C.POINTER(Model), C.POINTER(C.c_char_p)],
+    "plan_on_gpu": [C.c_char_p, C.POINTER(Model), C.POINTER(C.c_char_p)],
     "set_norm_group": [_ENGINE, Sums, C.c_void_p, C.POINTER(C.c_uint32), C.c_uint32],
     "trace_start": [C.c_char_p, C.c_uint32, C.c_uint32],
     "trace_stop": [C.POINTER(TraceResult)],
@@ -203,6 +212,7 @@ class Library:
 
         # Without what _raising() adds, for calls at every use of a unit: the caller looks at the status.
         self.raw_acquire, self.raw_release = self._dll.sluice_acquire_within, self._dll.sluice_release
+        self.raw_acquire_on_gpu, self.raw_release_on_gpu = self._dll.sluice_acquire_on_gpu, self._dll.sluice_release_on_gpu
 
     def fail(self, status: int) -> NoReturn:
         """Raises what a status that is not 0 means."""

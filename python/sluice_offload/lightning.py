@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 
 from .deepspeed import DeepspeedConfig, add_keys, convert_buffers, find_config, leave_checkpoints
 from .described import KEYS, describe
@@ -49,8 +50,9 @@ def auto_values(trainer: "pl.Trainer", optimizer: torch.optim.Optimizer) -> "dic
 
 
 class SluiceStrategy(ParallelStrategy):
-    """One process on the CPU, or several, which share the state as sharding.stage of the config says. configure_optimizers
-    returns one of torch.optim's AdamW, Adam, Adagrad or SGD, whose hyperparameters, groups and schedulers are taken."""
+    """One process, on the CPU or a GPU, or several, which share the state as sharding.stage of the config says.
+    configure_optimizers returns one of torch.optim's AdamW, Adam, Adagrad or SGD, whose hyperparameters, groups and schedulers
+    are taken."""
 
     strategy_name = "sluice"
     num_nodes = 1  # Lightning sets it
@@ -58,6 +60,7 @@ class SluiceStrategy(ParallelStrategy):
     num_processes = DDPStrategy.num_processes
     set_world_ranks = DDPStrategy.set_world_ranks
     barrier, broadcast, reduce = DDPStrategy.barrier, DDPStrategy.broadcast, DDPStrategy.reduce
+    determine_ddp_device_ids = DDPStrategy.determine_ddp_device_ids
 
     def __init__(self, config: "Config | str | os.PathLike[str] | None" = None, *, placement: Optional[str] = None,
                  units: "Sequence[type | str] | None" = None, values: Any = None, buffers: "Sequence[str]" = (),
@@ -85,7 +88,8 @@ class SluiceStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        return torch.device("cpu")
+        """The CPU, or this process's GPU, by the Trainer's accelerator and devices."""
+        return self.parallel_devices[self.local_rank] if self.parallel_devices else torch.device("cpu")
 
     @property
     def is_distributed(self) -> bool:
@@ -107,10 +111,25 @@ class SluiceStrategy(ParallelStrategy):
             assert self.cluster_environment is not None
             os.environ["MASTER_ADDR"] = str(self.cluster_environment.main_address)
             os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
-            dist.init_process_group("gloo", rank=self.global_rank, world_size=self.world_size)
+            backend = "gloo" if self.root_device.type == "cpu" else "cpu:gloo,cuda:nccl"
+            dist.init_process_group(backend, rank=self.global_rank, world_size=self.world_size)
 
     def model_to_device(self) -> None:
-        """The model is on the CPU, or on the meta device, from which offload() takes it."""
+        """For training, the model stays on the CPU or on the meta device, from which offload() takes it: it may be larger than the
+        GPU."""
+        assert self.lightning_module is not None
+        if self.offloaded is None and self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
+            self.lightning_module.to(self.root_device)
+
+    def teardown(self) -> None:
+        """Lightning moves the module to the CPU at the end. An offloaded one stays where it computes."""
+        module = self._lightning_module
+        if self.offloaded is not None:
+            self._lightning_module = None
+        try:
+            super().teardown()
+        finally:
+            self._lightning_module = module
 
     # --- Offloading.
 
@@ -135,7 +154,7 @@ class SluiceStrategy(ParallelStrategy):
         section.setdefault("clip_norm", float(trainer.gradient_clip_val or 0))
         section.setdefault("clip_epsilon", 1e-6)  # as in torch
         assert self.lightning_module is not None
-        made = offload(self.lightning_module, settings, optimizer=given, **self._options)
+        made = offload(self.lightning_module, settings, optimizer=given, device=self.root_device, **self._options)
         if isinstance(found, DeepspeedConfig):
             convert_buffers(self.lightning_module, settings)
         return made

@@ -11,15 +11,17 @@ import torch
 from torch import nn
 
 from . import guards
-from .activations import ActivationStore, take_folders
+from .activations import ActivationStore, take_home
 from .described import take_over
 from .engine import Config, Engine, complete_config, config_of_text, logger, names_type, read_config
 from .errors import ArgumentError
+from .gpu_copies import GpuCopies
+from .gpus import Place, place_of
 from .hooks import Walk
 from .optimizer import OffloadOptimizer
 from .processes import World, find_world, processes_of_host, require_member
 from .state import Gatherer, hook_state_dict
-from .storage import MixedStorage, UnitStorage, storage_factory
+from .storage import Storages, UnitStorage
 from .units import Member, Unit, Units, find_units, rounded_text
 
 Values = "Mapping[str, torch.Tensor] | Callable[[str], torch.Tensor]"
@@ -44,7 +46,8 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             restore: "str | os.PathLike[str] | None" = None, resume: bool = False,
             optimizer: Optional[torch.optim.Optimizer] = None, buffers: "Sequence[str]" = (), process_group: Any = None,
             norm_group: Any = None, counted_elsewhere: "Iterable[torch.Tensor]" = (),
-            announced: "Iterable[type | str]" = ()) -> OffloadOptimizer:
+            announced: "Iterable[type | str]" = (), local: "Iterable[type | str]" = (),
+            device: "torch.device | str | int | None" = None) -> OffloadOptimizer:
     """Trains `model` with its parameters, masters and moments where `config` says: device memory, host memory or NVMe.
 
     config: a dictionary or a JSON file, as docs/configuration.md has it. Missing keys are taken from the model:
@@ -69,6 +72,9 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         instance is a unit that is read when it is used, or when `optimizer.announce(*modules)` names it in forward, and otherwise
         not at all. With several processes, all call announce() at the same places, with the modules of their own, and use those
         next, in the model's order, outside of checkpoints.
+    local: the same, for modules that each of several processes has for itself, as in expert parallelism. No other process has them or
+        hears of their announcements, and nothing of them is gathered or reduced. All processes have equally many, in the same places
+        and of the same shapes, under names of their own, as those of a ModuleDict by the expert's number. A checkpoint has all.
     process_group: the processes that train this model together, a group of torch.distributed; by default all. For programs that
         divide a model themselves, by tensor or pipeline parallelism: those with the same part.
     norm_group: the processes that have one copy of the whole model between them, a group, for such programs: gradients are
@@ -76,11 +82,15 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     counted_elsewhere: parameters that another member of norm_group has, too, with the same values and gradients: exactly one
         counts each.
 
+    device: where the model computes, the CPU or an NVIDIA GPU ("cuda", "cuda:1"); by default where the parameters are. A model on
+        the CPU or the meta device is so taken to a GPU that cannot hold it. Its buffers are moved there. `memory.device` of the
+        config is then the engine's part of the GPU's memory, by default half of what is free.
+
     From here on the parameters are the engine's. Read them by `state_dict()` or inside of `gathered(model)`.
     Raises ConfigError, OutOfMemoryError naming a budget that works, ArgumentError, StorageError; the model is as before
     then.
     """
-    announced = tuple(announced)
+    announced, local = tuple(announced), tuple(local)
     if restore is not None and values is not None:
         raise ArgumentError("offload(): values and restore exclude each other; the checkpoint has all values")
     if restore is not None and resume:
@@ -94,23 +104,26 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         raise ArgumentError("this model is in a DistributedDataParallel, which would look for gradients that the engine has; give "
                             "offload() what is in it, model.module. Offloaded, it needs no wrapper")
     settings = read_config(config)
-    found = find_units(model, units, buffers, announced, keeps_types=not names_type(settings))
+    found = find_units(model, units, buffers, announced, keeps_types=not names_type(settings), local=local)
+    place = place_of(((member.name, member.parameter) for unit in found.units for member in unit.members), device)
     if optimizer is not None:
         take_over(settings, optimizer, model)
     if norm_group is not None:
         require_member(norm_group, "norm_group")
     world = find_world(_rank_timeout(settings), process_group)
-    settings = complete_config(settings, found, processes_of_host(world, process_group))
-    make_activations = _activation_store(settings, world is None or world.size == 1)
+    settings = complete_config(settings, found, processes_of_host(world, process_group), place)
+    make_activations = _activation_store(settings, world is None or world.size == 1, place)
     if lr is None:
         lr = float(settings["optimizer"].get("learning_rate", 1e-3))
     if settings.get("sharding", {}).get("group") == "node":
         settings["sharding"]["group"] = "world" if world is None else world.consecutive_per_host()
+    if world is not None and local:
+        _check_local(found, world)
     if world is not None and values is None and restore is None:
         _check_values(found, world)
     if found.are_mixed:
         logger.info("%s", rounded_text(found, settings["precision"]["gradients"]))
-    engine = Engine(settings, found, world)
+    engine = Engine(settings, found, world, place)
     activations = None
     try:
         text = None
@@ -123,7 +136,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         else:
             engine.initialize(_values_of(values), found)
         _join(norm_group, counted_elsewhere, found, engine)
-        storages = _storages(found, engine, storage)
+        storages = _storages(found, engine, storage, place)
         activations = make_activations(storages)
         made = OffloadOptimizer(found, engine, settings, lr)
         for group, given in zip(made.param_groups, [] if optimizer is None else optimizer.param_groups):
@@ -137,12 +150,13 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             activations.close()
         raise
     _adopt(found, engine, storages)
-    _make_empty(model)
+    _move_rest(model, found, place)
     walk = Walk(model, found, engine, storages, made.rates, activations)
     made.bind(walk)
     hook_state_dict(model, found, engine)
     guards.own(model.parameters(), made)
-    guards.guard_model(model, {engine.dtype_of(member) for unit in found.units if not unit.is_opaque for member in unit.members})
+    guards.guard_model(model, {engine.dtype_of(member) for unit in found.units if not unit.is_opaque for member in unit.members},
+                       place.device)
     object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages), walk))
     return made
 
@@ -172,8 +186,11 @@ def gathered(model: nn.Module, what: "nn.Module | Iterable[torch.Tensor] | None"
 
 def managed_places(model: nn.Module) -> "set[tuple[int, str]]":
     """The places of an offloaded model's tensors, each as its module's id and its attribute."""
-    units = model._sluice.gatherer.units.units  # type: ignore[union-attr]
-    return {(id(owner), attribute) for unit in units for member in unit.members for owner, attribute in member.owners}
+    return _places_of(model._sluice.gatherer.units)  # type: ignore[union-attr, arg-type]
+
+
+def _places_of(units: Units) -> "set[tuple[int, str]]":
+    return {(id(owner), attribute) for unit in units.units for member in unit.members for owner, attribute in member.owners}
 
 
 def _rank_timeout(settings: "dict[str, Any]") -> float:
@@ -195,27 +212,39 @@ def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool) -> bo
     return bool(name)
 
 
-def _activation_store(settings: "dict[str, Any]", is_alone: bool) -> "Callable[[list[UnitStorage]], Optional[ActivationStore]]":
+def _activation_store(settings: "dict[str, Any]", is_alone: bool, place: Place) -> "Callable[[list[UnitStorage]], Optional[ActivationStore]]":
     """Takes `activations` out of the config, and returns a function that makes the store for them."""
-    folders = take_folders(settings)
-    if not folders:
+    folders = take_home(settings, not place.is_cpu_memory)
+    if folders is None:
         return lambda storages: None
     section = settings["storage"]
 
     def make(storages: "list[UnitStorage]") -> ActivationStore:
         known = {place._cdata for storage in storages for place in storage.places()}
         return ActivationStore(folders, section.get("verify", "full"), float(section.get("timeout", 120)), is_alone,
-                               lambda storage: storage._cdata in known)
+                               lambda storage: storage._cdata in known, None if place.is_cpu_memory else GpuCopies(place.device))
     return make
 
 
+def _check_local(units: Units, world: World) -> None:
+    """A name says whose state it is, in a checkpoint of all processes too."""
+    owners: "dict[str, int]" = {}
+    for rank, names in enumerate(world.exchange([unit.name for unit in units.units if unit.is_local])):
+        for name in names:
+            if owners.setdefault(name, rank) != rank:
+                raise ArgumentError(f"local: ranks {owners[name]} and {rank} both have a module {name}; give the modules of each rank "
+                                    "names of their own, as those of a torch.nn.ModuleDict by the number that the expert has among "
+                                    "the experts of all ranks")
+
+
 def _check_values(units: Units, world: World) -> None:
-    """Each rank brings the values of its part of the model, so all ranks have to have the same."""
+    """Each rank brings the values of its part of the model, so all ranks have to have the same, but for local units."""
     def of_rank(parameter: torch.Tensor) -> int:
-        data = parameter.detach().contiguous()
+        data = parameter.detach()
+        data = data if data.is_meta else data.cpu().contiguous()
         return 0 if data.is_meta else zlib.crc32((C.c_char * data.nbytes).from_address(data.data_ptr()))
 
-    members = [member for unit in units.units for member in unit.members]
+    members = [member for unit in units.units for member in unit.members if not unit.is_local]
     sums = world.exchange([of_rank(member.parameter) for member in members])
     other = next((rank for rank in range(world.size) if sums[rank] != sums[0]), None)
     if other is None:
@@ -242,17 +271,16 @@ def _values_of(values: "Values | None") -> "Callable[[Member], torch.Tensor]":
     return look_up
 
 
-def _storages(units: Units, engine: Engine, way: Optional[str]) -> "list[UnitStorage]":
+def _storages(units: Units, engine: Engine, way: Optional[str], place: Place) -> "list[UnitStorage]":
     sizes = [engine.parameter_bytes(unit) for unit in units.units]
-    make = storage_factory(way, max(sizes))
+    storages = Storages(way, max(sizes), place)
 
     def of(unit: Unit, size: int) -> UnitStorage:
-        made = make(size)
         if not unit.rounded:
-            return made
+            return storages.make(size)
         dtype = unit.rounded[0].rounded
         assert dtype is not None
-        return MixedStorage(made, dtype, _ranges(unit), unit.name)
+        return storages.make_mixed(size, dtype, _ranges(unit), unit.name)
     return [of(unit, size) for unit, size in zip(units.units, sizes)]
 
 
@@ -277,7 +305,7 @@ def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
             for i, (owner, attribute) in enumerate(member.owners):
                 if i > 0 and unit.is_frozen:  # the same object, without a gradient, may stand in several places
                     continue
-                view = torch.empty(0, dtype=engine.dtype_of(member), device="cpu")
+                view = torch.empty(0, dtype=engine.dtype_of(member), device=engine.place.device)
                 shape = member.parameter.shape
                 offset = member.offset * engine.dtype.itemsize // view.itemsize if member.is_opaque else member.offset
                 view.set_(storages[unit.index].place_of(member.rounded), offset, shape, torch.empty(shape, device="meta").stride())
@@ -291,9 +319,15 @@ def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
                     member.parameter.data = view
 
 
-def _make_empty(model: nn.Module) -> None:
-    """Parameters without elements belong to no unit; those on the meta device are made here."""
+def _move_rest(model: nn.Module, units: Units, place: Place) -> None:
+    """Brings to `place` what belongs to no unit: parameters without elements, of which those on the meta device are made here, and
+    buffers that do not move with units."""
     for parameter in model.parameters():
-        if parameter.numel() == 0 and parameter.is_meta:
-            fresh = torch.empty_like(parameter, device="cpu")
+        if parameter.numel() == 0 and parameter.device != place.device:
+            fresh = torch.empty_like(parameter, device=place.device)
             torch.utils.swap_tensors(parameter, nn.Parameter(fresh, requires_grad=parameter.requires_grad))
+    managed = _places_of(units)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta and (id(module), name) not in managed:
+                module._buffers[name] = buffer.to(place.device)

@@ -96,8 +96,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     @property
     def activations(self) -> Optional[ActivationStore]:
-        """With `activations: "nvme"`, what has gone to storage and back: written_bytes, read_bytes, used_bytes_max. Its
-        hooks() is a context for programs that call parts of the model instead of the model."""
+        """With `activations` on storage, or in host memory beside a GPU, what has gone there and back: written_bytes, read_bytes,
+        used_bytes_max. Its hooks() is a context for programs that call parts of the model instead of the model."""
         return None if self._walk is None else self._walk.activations
 
     def announce(self, *modules: torch.nn.Module) -> None:
@@ -106,15 +106,16 @@ class OffloadOptimizer(torch.optim.Optimizer):
         assert self._walk is not None
         coming = self._walk.announcements
         if coming is None:
-            raise ArgumentError("announce(): the model has no announced units; offload(announced=...) names the classes of those")
+            raise ArgumentError("announce(): the model has no announced units; offload(announced=...) or local=... names the classes of "
+                                "those")
         if self._walk.active is None:
             raise ArgumentError("announce() belongs into the forward of the offloaded model, behind its router")
         indices = []
         for module in modules:
             found = self._walk.units.announced_in(module)
             if not found:
-                raise ArgumentError(f"announce(): this {type(module).__name__} is no announced unit; offload(announced=...) names the "
-                                    "classes of those")
+                raise ArgumentError(f"announce(): this {type(module).__name__} is no announced unit; offload(announced=...) or local=... "
+                                    "names the classes of those")
             indices += found
         is_backward = torch._C._current_graph_task_id() != -1  # a checkpoint computes a part of forward again
         coming.announce(indices, BACKWARD if is_backward else self._walk.active)

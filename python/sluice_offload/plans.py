@@ -10,7 +10,7 @@ from typing import Any, Optional, Sequence
 import torch
 from torch import nn
 
-from .activations import take_folders
+from .activations import take_home
 from .engine import complete_config, names_type, plan
 from .errors import ArgumentError
 from .units import Units, find_units, rounded_text
@@ -53,6 +53,9 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           **{letter + rest: 1 << power for letter, power in zip("kmgt", (10, 20, 30, 40)) for rest in ("", "ib")}}
 
 
+_ANY_GPU = 1 << 60  # bytes: the budget of a GPU of unknown size is larger
+
+
 def bytes_of(size: Any) -> Optional[int]:
     """The bytes of a size as configs write them, "2147483648" or "2GiB"; None for what is none."""
     parts = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", str(size), re.ASCII)
@@ -71,23 +74,23 @@ def _size(count: float) -> str:
 
 
 def describe(model: nn.Module, config: "dict[str, Any]", units: "Sequence[str] | None" = None,
-             buffers: "Sequence[str]" = ()) -> "list[str]":
-    """The plan in lines. Raises OutOfMemoryError, naming a budget that works, where the config's cannot."""
+             buffers: "Sequence[str]" = (), is_on_gpu: bool = False) -> "list[str]":
+    """The plan in lines. is_on_gpu: for computation on a GPU, whose memory is not the host's. Raises OutOfMemoryError, naming a budget that works, where the config's cannot."""
     found = find_units(model, units, buffers, keeps_types=not names_type(config))
-    folders = take_folders(config)
-    planned = plan(complete_config(config, found), found)
+    folders = take_home(config, is_on_gpu)
+    planned = plan(complete_config(config, found), found, is_on_gpu)
     lines = _shape(found)
     if found.are_mixed:
         lines.append(rounded_text(found, config["precision"]["gradients"]))
     for tier in ("device", "host", "nvme"):
         budget = planned.get(f"{tier}_budget_bytes")
-        of = f" of the budget of {_size(budget)}" if budget else ""
+        of = f" of the budget of {_size(budget)}" if budget and budget < _ANY_GPU else ""
         lines.append(f"{tier}: {_size(planned[tier + '_bytes'])}{of}")
         lines += [f"  {_size(pool['size_bytes']):>11}  {pool['name']}" for pool in planned["pools"] if pool["tier"] == tier and pool["size_bytes"]]
     lines.append(f"a step reads {_size(planned['nvme_read_bytes'])} from storage and writes {_size(planned['nvme_write_bytes'])} "
                  f"there; blocks are updated \"{planned['policy']}\"")
-    if folders:
-        lines.append(f"activations go to files in {', '.join(folders)}, and are not counted here")
+    if folders is not None:
+        lines.append(f"activations go to {'files in ' + ', '.join(folders) if folders else 'host memory'}, and are not counted here")
     return lines
 
 

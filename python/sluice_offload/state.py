@@ -117,7 +117,7 @@ class Gatherer:
         copies = [self._copy(unit) for unit in units]
         try:
             for unit, copied in zip(units, copies):
-                self._storages[unit.index].attach(C.addressof(copied))
+                self._storages[unit.index].attach(copied.data_ptr())
             sums = [self._storages[unit.index].digest() for unit in units]
             yield
             changed = [unit.name for unit, before in zip(units, sums) if self._storages[unit.index].digest() != before]
@@ -128,15 +128,15 @@ class Gatherer:
             raise SluiceError(f"parameters of {', '.join(changed)} were changed inside of gathered(), which gives copies; "
                               "the engine's own are as before")
 
-    def _copy(self, unit: Unit) -> Any:
-        copied = C.create_string_buffer(self._engine.parameter_bytes(unit))
+    def _copy(self, unit: Unit) -> torch.Tensor:
         size = self._engine.dtype.itemsize
+        copied = torch.zeros(self._engine.parameter_bytes(unit), dtype=torch.uint8)
         for member in unit.members:
             values = self._engine.read(member)
             if member.rounded is not None:  # the storage rounds again, and changes nothing
                 values = values.to(self._engine.dtype)
-            C.memmove(C.addressof(copied) + member.offset * size, values.data_ptr(), values.nbytes)
-        return copied
+            C.memmove(copied.data_ptr() + member.offset * size, values.data_ptr(), values.nbytes)
+        return copied.to(self._engine.place.device)
 
 
 class SafetensorsValues(Mapping[str, torch.Tensor]):

@@ -9,19 +9,19 @@ torch has:
 
 Parameters that the engine keeps in a wider type than computation sees are copied, too, and rounded on the way.
 
-Outside of a lease a storage shows poison: read-only pages of 0xFF bytes, which are NaN in every type, so that a weight that is
-read there is noticed.
+Outside of a lease a storage shows poison, bytes of 0xFF, which are NaN in every type, so that a weight that is read there is
+noticed. On the CPU these are read-only pages. On a GPU they are a tensor as large as the largest unit.
 """
 
 import ctypes as C
 import mmap
 import os
-import zlib
 from typing import Callable, Optional, Sequence
 
 import torch
 
 from .errors import ArgumentError, NonFiniteError, SluiceError
+from .gpus import CPU, Place, storage_at
 
 _CHUNK_BYTES = 2 << 20
 _ADDRESSES_MAX = 256  # of one unit; copies for gathered() have many
@@ -75,23 +75,31 @@ class Region:
         C.memmove(self.address, source, nbytes)
 
 
-def _storage_at(address: int, nbytes: int) -> torch.UntypedStorage:
-    return torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), nbytes)
+class GpuPoison:
+    """Poison of `nbytes` in a GPU's memory."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._memory = torch.full((nbytes,), 0xFF, dtype=torch.uint8, device=device)
+        self.address = self._memory.data_ptr()
 
 
 class UnitStorage:
     """One storage for good. `attach` makes it show what lies at an address, `detach` poison."""
 
-    def __init__(self, nbytes: int, poison: Region) -> None:
+    def __init__(self, nbytes: int, poison: "Region | GpuPoison", place: Place = CPU) -> None:
         self.nbytes = nbytes
         self.poison = poison
-        self.storage = _storage_at(poison.address, nbytes)
+        self.place = place
+        self.storage = storage_at(poison.address, nbytes, place.device)
 
     def attach(self, address: int) -> None:
         raise NotImplementedError
 
     def detach(self) -> None:
         self.attach(self.poison.address)
+
+    def check(self) -> None:
+        """Raises NonFiniteError where an attach since the last check has shown a number that is not finite."""
 
     def places(self) -> "list[torch.UntypedStorage]":
         """Tensors of the unit lie over these."""
@@ -105,8 +113,8 @@ class UnitStorage:
     def digest(self) -> int:
         """A checksum of the bytes that it shows."""
         digest = 0
-        for place in self.places():
-            digest = zlib.crc32((C.c_char * place.nbytes()).from_address(place.data_ptr()), digest)
+        for storage in self.places():
+            digest = self.place.digest(storage, digest)
         return digest
 
 
@@ -114,8 +122,8 @@ class SwapStorage(UnitStorage):
     """Keeps a storage for each address that the unit has had, which are few: to swap with it twice shows poison again, and
     leaves it as it was."""
 
-    def __init__(self, nbytes: int, poison: Region) -> None:
-        super().__init__(nbytes, poison)
+    def __init__(self, nbytes: int, poison: "Region | GpuPoison", place: Place = CPU) -> None:
+        super().__init__(nbytes, poison, place)
         self._others: "dict[int, torch.UntypedStorage]" = {}
         self._other: Optional[torch.UntypedStorage] = None  # has poison's address while this one has its own
 
@@ -125,7 +133,7 @@ class SwapStorage(UnitStorage):
         if other is None:
             if len(self._others) >= _ADDRESSES_MAX:
                 self._others.clear()
-            other = self._others[address] = _storage_at(address, self.nbytes)
+            other = self._others[address] = storage_at(address, self.nbytes, self.place.device)
         self.storage._swap_data_ptr_(other)
         self._other = other
 
@@ -138,8 +146,8 @@ class SwapStorage(UnitStorage):
 class PokeStorage(UnitStorage):
     _word: Optional[int] = None
 
-    def __init__(self, nbytes: int, poison: Region) -> None:
-        super().__init__(nbytes, poison)
+    def __init__(self, nbytes: int, poison: "Region | GpuPoison", place: Place = CPU) -> None:
+        super().__init__(nbytes, poison, place)
         if PokeStorage._word is None:
             PokeStorage._word = _pointer_word()
         self._pointer = C.c_uint64.from_address(self.storage._cdata + 8 * PokeStorage._word)
@@ -153,42 +161,72 @@ class CopyStorage(UnitStorage):
     is attached."""
 
     def __init__(self, nbytes: int) -> None:
-        region = Region(nbytes)
+        self._region = region = Region(nbytes)
         self._memory = (C.c_char * nbytes).from_address(region.address)
-        self.nbytes = nbytes
-        self.poison = region
+        self.nbytes, self.poison, self.place = nbytes, region, CPU
         self.storage = torch.frombuffer(self._memory, dtype=torch.uint8).untyped_storage()
 
     def attach(self, address: int) -> None:
-        self.poison.fill(address, self.nbytes)
+        self._region.fill(address, self.nbytes)
+
+    def open(self) -> int:
+        """Gives it memory of its own, and returns the address."""
+        self._region.open()
+        return self._region.address
 
     def detach(self) -> None:
-        self.poison.show_poison()
+        self._region.show_poison()
+
+
+class GpuCopyStorage(UnitStorage):
+    """Shows memory of torch's own on a GPU, as long as it is attached. `shown`: a storage over poison."""
+
+    def __init__(self, shown: UnitStorage) -> None:
+        self.nbytes, self.poison, self.place, self.storage = shown.nbytes, shown.poison, shown.place, shown.storage
+        self._shown = shown
+        self._memory: Optional[torch.Tensor] = None
+
+    def open(self) -> int:
+        """Gives it memory of its own, and returns the address."""
+        self._memory = torch.empty(self.nbytes, dtype=torch.uint8, device=self.place.device)
+        self._shown.attach(self._memory.data_ptr())
+        return self._memory.data_ptr()
+
+    def detach(self) -> None:
+        self._shown.detach()
+        self._memory = None  # torch's allocator gives it to later work of the same stream
 
 
 class MixedStorage(UnitStorage):
     """A unit that the engine keeps in fp32, of which computation sees some parameters in 16 bits: those are copied into a place of
     their own, and rounded to the nearest number, ties to even, as the engine itself makes parameters of 16 bits from masters.
-    `ranges`: begin and end of these parameters, in elements. `name`: the unit's, for messages."""
+    `copy`: where they go. `ranges`: begin and end of these parameters, in elements. `name`: the unit's, for messages."""
 
-    def __init__(self, exact: UnitStorage, rounded: torch.dtype, ranges: "Sequence[tuple[int, int]]", name: str) -> None:
-        self.nbytes, self.poison, self.storage = exact.nbytes, exact.poison, exact.storage
-        self._exact, self._name, self._ranges = exact, name, ranges
+    def __init__(self, exact: UnitStorage, copy: "CopyStorage | GpuCopyStorage", rounded: torch.dtype, ranges: "Sequence[tuple[int, int]]",
+                 name: str) -> None:
+        self.nbytes, self.poison, self.place, self.storage = exact.nbytes, exact.poison, exact.place, exact.storage
+        self._exact, self._copy, self._rounded, self._name, self._ranges = exact, copy, rounded, name, ranges
         self._count = exact.nbytes // torch.float32.itemsize
-        self._copy = CopyStorage(self._count * rounded.itemsize)
-        self._rounded = torch.empty(0, dtype=rounded).set_(self._copy.storage, 0, (self._count,), (1,))
+        self._bounds: "list[torch.Tensor]" = []  # on a GPU, of what was shown and not checked yet
 
     def attach(self, address: int) -> None:
-        """Raises NonFiniteError where a finite number becomes infinite, which the engine, whose parameters are of fp32, does not see."""
-        source = torch.frombuffer((C.c_float * self._count).from_address(address), dtype=torch.float32)
-        self._copy.poison.open()
+        """Raises NonFiniteError where a finite number becomes infinite, which the engine, whose parameters are of fp32, does not see.
+        On a GPU, check() does: to look at once would wait for the GPU."""
+        source = self.place.tensor_at(address, torch.float32, self._count)
+        target = self.place.tensor_at(self._copy.open(), self._rounded, self._count)
         for begin, end in self._ranges:
-            part = self._rounded[begin:end].copy_(source[begin:end])
-            if not all(bound.isfinite() for bound in part.aminmax()):
-                self._copy.detach()
-                raise NonFiniteError(f"unit \"{self._name}\" has a parameter that is no finite number of {part.dtype}; lower the learning "
-                                     "rate, or train it in fp32")
+            part = target[begin:end].copy_(source[begin:end])
+            self._bounds += part.aminmax()
+        if self.place.is_cpu_memory:
+            self.check()
         self._exact.attach(address)
+
+    def check(self) -> None:
+        bounds, self._bounds = self._bounds, []
+        if bounds and not torch.stack(bounds).isfinite().all():
+            self.detach()
+            raise NonFiniteError(f"unit \"{self._name}\" has a parameter that is no finite number of {self._rounded}; lower the learning "
+                                 "rate, or train it in fp32")
 
     def detach(self) -> None:
         self._exact.detach()
@@ -206,7 +244,7 @@ def _pointer_word() -> int:
     changed, changes what the storage says. Raises unless there is exactly one."""
     buffers = [C.create_string_buffer(64), C.create_string_buffer(64)]
     first, second = (C.addressof(buffer) for buffer in buffers)
-    storage = _storage_at(first, 64)
+    storage = storage_at(first, 64, CPU.device)
     words = [C.c_uint64.from_address(storage._cdata + 8 * i) for i in range(8)]
     found = [i for i, word in enumerate(words) if word.value == first]
     if len(found) != 1:
@@ -225,9 +263,9 @@ def _can_swap() -> bool:
     if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         return False
     buffers = [C.create_string_buffer(64), C.create_string_buffer(64)]
-    storage = _storage_at(C.addressof(buffers[0]), 64)
+    storage = storage_at(C.addressof(buffers[0]), 64, CPU.device)
     view = torch.empty(0, dtype=torch.uint8).set_(storage)
-    storage._swap_data_ptr_(_storage_at(C.addressof(buffers[1]), 64))
+    storage._swap_data_ptr_(storage_at(C.addressof(buffers[1]), 64, CPU.device))
     return bool(view.data_ptr() == C.addressof(buffers[1]))
 
 
@@ -246,15 +284,30 @@ def best_way() -> str:
     return "swap" if _can_swap() else "poke" if _can_poke() else "copy"
 
 
-def storage_factory(way: Optional[str], largest_bytes: int) -> Callable[[int], UnitStorage]:
-    """Makes storages of at most `largest_bytes` in `way`, or in the best one."""
-    way = way or best_way()
-    if way == "copy":
-        return CopyStorage
-    if way not in ("swap", "poke"):
-        raise ArgumentError(f"storage={way!r}; it has to be \"swap\", \"poke\" or \"copy\"")
-    if not (_can_swap() if way == "swap" else _can_poke()):
-        raise ArgumentError(f"storage={way!r}, which torch {torch.__version__} does not have; its best way is {best_way()!r}")
-    poison = Region(largest_bytes)
-    kind = SwapStorage if way == "swap" else PokeStorage
-    return lambda nbytes: kind(nbytes, poison)
+class Storages:
+    """Makes the storages of units of at most `largest_bytes`, in `way` or in the best one that this torch has."""
+
+    def __init__(self, way: Optional[str], largest_bytes: int, place: Place) -> None:
+        self._place = place
+        self.way = way or best_way()
+        if self.way not in ("swap", "poke", "copy"):
+            raise ArgumentError(f"storage={way!r}; it has to be \"swap\", \"poke\" or \"copy\"")
+        if self.way == "copy":
+            if not place.is_cpu_memory:
+                raise ArgumentError(f"storage=\"copy\" is for the CPU, and the parameters are on {place.device}; the best way of torch "
+                                    f"{torch.__version__} is {best_way()!r}")
+            return
+        if not (_can_swap() if self.way == "swap" else _can_poke()):
+            raise ArgumentError(f"storage={way!r}, which torch {torch.__version__} does not have; its best way is {best_way()!r}")
+        self._poison = Region(largest_bytes) if place.is_cpu_memory else GpuPoison(largest_bytes, place.device)
+
+    def make(self, nbytes: int) -> UnitStorage:
+        if self.way == "copy":
+            return CopyStorage(nbytes)
+        return (SwapStorage if self.way == "swap" else PokeStorage)(nbytes, self._poison, self._place)
+
+    def make_mixed(self, nbytes: int, rounded: torch.dtype, ranges: "Sequence[tuple[int, int]]", name: str) -> UnitStorage:
+        """For a unit of fp32 with parameters in `ranges` that computation sees in the type `rounded`."""
+        copy_bytes = nbytes // torch.float32.itemsize * rounded.itemsize
+        copy = CopyStorage(copy_bytes) if self._place.is_cpu_memory else GpuCopyStorage(self.make(copy_bytes))
+        return MixedStorage(self.make(nbytes), copy, rounded, ranges, name)

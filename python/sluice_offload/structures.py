@@ -35,6 +35,7 @@ def _units(units: Units, keep: "list[Any]") -> Any:
         keep.append(tensors)
         kind = lib.OPAQUE if unit.is_opaque else int(unit.is_frozen)
         kind |= lib.ANNOUNCED if unit.is_announced else lib.PINNED if unit.is_held else 0
+        kind |= lib.LOCAL if unit.is_local else 0
         made.append(lib.Unit(unit.name.encode(), tensors, len(unit.members), kind))
     array = (lib.Unit * len(made))(*made)
     keep.append(array)

@@ -3,7 +3,8 @@
     from sluice_offload.transformers import Trainer
     trainer = Trainer(model=model, args=args, train_dataset=data, sluice={"placement": ...})  # or "ds_config.json"
 
-The optimizer, its decay, learning rate and clipping follow `args`, as in transformers. Logs have the gradient's norm of their
+The model computes where `args` say, on the CPU or a GPU, and stays on the CPU or the meta device until it is offloaded: it may be
+larger than the GPU. The optimizer, its decay, learning rate and clipping follow `args`, as in transformers. Logs have the gradient's norm of their
 own step; checkpoints hold all of the state, and resume_from_checkpoint goes on with the same bits. Without this class a
 transformers.Trainer works too, with optimizers=(offload(...), scheduler), but cannot resume.
 """
@@ -62,6 +63,14 @@ class Trainer(transformers.Trainer):
         self._sluice: Optional[OffloadOptimizer] = None
         self._sluice_restore: Optional[str] = None
         super().__init__(*args, **kwargs)
+        if self.args.n_gpu > 1:
+            raise ArgumentError(f"this process sees {self.args.n_gpu} GPUs, over which transformers would divide each batch by "
+                                f"DataParallel; start a process for each, as torchrun --nproc_per_node={self.args.n_gpu} does, or set "
+                                "CUDA_VISIBLE_DEVICES to one of them")
+
+    def _move_model_to_device(self, model: Any, device: Any) -> None:
+        """transformers moves the model as a whole; offload() takes it from where it is. accelerate moves one that is evaluated
+        before."""
 
     def _prepare_for_training(self, max_steps: int, *args: Any, **kwargs: Any) -> Any:
         self._sluice_steps = max_steps
@@ -89,7 +98,8 @@ class Trainer(transformers.Trainer):
                                 f"{self.args.max_grad_norm}; leave optimizer.clip_norm out")
         section["clip_norm"] = float(self.args.max_grad_norm or 0)
         section.setdefault("clip_epsilon", 1e-6)  # as in torch
-        self._sluice = offload(self.model, settings, optimizer=given, restore=self._sluice_restore, **self._sluice_options)
+        self._sluice = offload(self.model, settings, optimizer=given, restore=self._sluice_restore, device=self.args.device,
+                               **self._sluice_options)
         if isinstance(found, DeepspeedConfig):
             convert_buffers(self.model, settings)
         self.optimizer = self._sluice

@@ -55,6 +55,7 @@ class Unit:
     is_held: bool = False
     is_opaque: bool = False
     is_announced: bool = False
+    is_local: bool = False  # with several processes, of this one alone
 
     @property
     def rounded(self) -> "list[Member]":
@@ -111,15 +112,17 @@ def _classes(model: nn.Module, units: "Sequence[type | str] | None") -> "tuple[s
 
 
 def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, buffers: "Sequence[str]" = (),
-               announced: "Iterable[type | str]" = (), keeps_types: bool = False) -> Units:
+               announced: "Iterable[type | str]" = (), keeps_types: bool = False, local: "Iterable[type | str]" = ()) -> Units:
     """The units of `model`. `units`: classes of modules, or their names, each instance of which is one; by default those
     that the model itself names (`_no_split_modules`), else the children of its lists and sequences. `buffers`: patterns of
     the names of buffers that belong to units, too. `announced`: classes, or their names, of which each instance is a unit that
-    steps announce. `keeps_types`: trained parameters of fp32 and bf16 keep their types."""
+    steps announce; `local`: of those, the ones that each process has for itself. `keeps_types`: trained parameters of fp32 and bf16
+    keep their types."""
     units = None if units is None else tuple(units)
-    announced = tuple(announced)
+    announced, local = tuple(announced), tuple(local)
     names, classes, ids = _classes(model, units)
-    announced_names, announced_classes, _ = _classes(model, announced)
+    announced_names, announced_classes, _ = _classes(model, (*announced, *local))
+    local_names, local_classes, _ = _classes(model, local)
     found = _Finder(model, buffers, keeps_types)
     inside: "set[int]" = set()
     matched = False
@@ -127,15 +130,16 @@ def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, bu
         is_announced = type(module).__name__ in announced_names or isinstance(module, announced_classes)
         if id(module) in inside:
             if is_announced:
-                raise ArgumentError(f"announced={list(announced)!r}: {name} is in a unit that is fetched as one; choose smaller units, "
-                                    "which do not contain it")
+                raise ArgumentError(f"announced={[*announced, *local]!r}: {name} is in a unit that is fetched as one; choose smaller "
+                                    "units, which do not contain it")
             continue
         is_unit = type(module).__name__ in names or isinstance(module, classes) or id(module) in ids
         is_unit = is_unit and module is not model and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
         matched = matched or is_unit
         if is_announced:
             inside.update(id(child) for child in module.modules())
-            found.add(name, module, list(module.named_modules()), is_announced=True)
+            is_local = type(module).__name__ in local_names or isinstance(module, local_classes)
+            found.add(name, module, list(module.named_modules()), is_announced=True, is_local=is_local)
             continue
         if is_unit:
             inside.update(id(child) for child in module.modules())
@@ -150,6 +154,8 @@ def find_units(model: nn.Module, units: "Iterable[type | str] | None" = None, bu
                             f"{sorted({type(module).__name__ for module in model.modules()})}")
     if announced and not any(unit.is_announced for unit in found.units):
         raise ArgumentError(f"announced={list(announced)!r} names no module of the model with parameters")
+    if local and not any(unit.is_local for unit in found.units):
+        raise ArgumentError(f"local={list(local)!r} names no module of the model with parameters")
     found.check_buffers(model)
     result = found.result()
     _check_memory([member for unit in result.units for member in unit.members])
@@ -171,7 +177,8 @@ class _Finder:
         # The engine's, unless the config names it.
         self.dtype = torch.float32 if self.is_mixed else trained.pop() if len(trained) == 1 else None
 
-    def add(self, name: str, module: nn.Module, members: "Iterable[tuple[str, nn.Module]]", is_announced: bool = False) -> None:
+    def add(self, name: str, module: nn.Module, members: "Iterable[tuple[str, nn.Module]]", is_announced: bool = False,
+            is_local: bool = False) -> None:
         first = len(self.units)
         site = Site(module, name or type(module).__name__)
         own: "dict[str, Unit]" = {}
@@ -183,7 +190,7 @@ class _Finder:
                 if tensor is not None and tensor.numel() > 0:  # without elements there is nothing to move or to update
                     self._add_tensor(site, own, place, owner, attribute, tensor)
         for unit in self.units[first:]:
-            unit.is_announced = is_announced
+            unit.is_announced, unit.is_local = is_announced, is_local
         if site.units:
             self.sites.append(site)
 
@@ -255,8 +262,9 @@ def _check(name: str, parameter: torch.Tensor) -> None:
         raise ArgumentError(f"{what} is of {parameter.dtype} and requires a gradient; only floating-point parameters can be "
                             "trained. Freeze it by requires_grad_(False), which keeps its bits, or keep its real and imaginary "
                             "parts as a parameter of one more dimension (torch.view_as_real)")
-    if parameter.device.type not in ("cpu", "meta"):
-        raise ArgumentError(f"{what} is on {parameter.device}; this version computes on the CPU: offload the model there")
+    if parameter.device.type not in ("cpu", "cuda", "meta"):
+        raise ArgumentError(f"{what} is on {parameter.device}; Sluice computes on the CPU and on NVIDIA GPUs: move the model to the CPU, "
+                            "and give offload() device=")
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -35,6 +35,12 @@ def config_of(folder, stage, **storage):
             "storage": {"paths": [str(folder)], "block_elements": 4096, **storage}, "run": {"threads": 1}}
 
 
+def begin_group(folder):
+    """torch's process group of all ranks, for one case. The launcher's store still holds the addresses of an earlier case's group,
+    which gloo could take for this one's: so the addresses are in a file."""
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'addresses'}", rank=RANK, world_size=SIZE)
+
+
 def halves(micro):
     """The double batch, and this rank's half."""
     tokens, labels = batch(micro, rows=SIZE * ROWS)
@@ -264,8 +270,7 @@ class Part(torch.nn.Module):
 
 def case_norm_group(folder):
     """Each rank trains its part alone, and clips by the norm of the whole, in which the shared layer counts once."""
-    # The launcher's store still holds the addresses of the group of an earlier case, which gloo would take for this one's.
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'addresses'}", rank=RANK, world_size=SIZE)
+    begin_group(folder)
     alone = [dist.new_group([rank]) for rank in range(SIZE)][RANK]
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(3))
     parts = [Part(rank) for rank in range(SIZE)]
@@ -394,6 +399,135 @@ def case_announced(folder):
         optimizer._engine.destroy()
 
 
+class Gather(torch.autograd.Function):
+    """All ranks' x, one behind the other; in backward, each rank's part of the sum over the ranks."""
+    @staticmethod
+    def forward(ctx, x):
+        parts = [torch.empty_like(x) for _ in range(SIZE)]
+        dist.all_gather(parts, x.contiguous())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient[RANK]
+
+
+class Combine(torch.autograd.Function):
+    """This rank's part of the sum over the ranks; in backward, the other way round."""
+    @staticmethod
+    def forward(ctx, x):
+        x = x.contiguous()
+        dist.all_reduce(x)
+        return x[RANK]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        parts = [torch.empty_like(gradient) for _ in range(SIZE)]
+        dist.all_gather(parts, gradient.contiguous())
+        return torch.stack(parts)
+
+
+class Spread(Layer):
+    """This rank has some of the experts. It computes for the tokens of all ranks that are sent to those."""
+    def forward(self, x):
+        weights, chosen = torch.topk(self.router(x.mean(dim=(0, 1))).softmax(-1), 2)
+        ways = torch.zeros(len(self.router.bias)).scatter(0, chosen, weights)
+        self.ways.append(sorted(chosen.tolist()))
+        every = Gather.apply(torch.cat([x.flatten(), ways]))
+        xs, ways = every[:, :x.numel()].view(SIZE, *x.shape), every[:, x.numel():]
+        used = [key for key in self.experts if ways[:, int(key)].any()]
+        if self.announce is not None and used:
+            self.announce(*(self.experts[key] for key in used))
+        parts = []
+        for rank in range(SIZE):
+            part = xs[rank] * 0
+            for key in used:
+                if ways[rank, int(key)] != 0:
+                    part = part + ways[rank, int(key)] * self.experts[key](xs[rank])
+            parts.append(part)
+        return x + Combine.apply(torch.stack(parts))
+
+
+def spread(model, first):
+    """The part of a rank that has every second expert, from `first` on."""
+    for layer in model.layers:
+        layer.__class__ = Spread
+        layer.experts = torch.nn.ModuleDict({str(i): expert for i, expert in enumerate(layer.experts) if i % SIZE == first})
+    return model
+
+
+def case_local(folder):
+    """Each rank has half of the experts, which the other knows nothing of. A checkpoint has all of them, also for ranks that have
+    divided them in another way."""
+    begin_group(folder)
+    for stage in (1, 3):
+        def train_both(reference, theirs, model, optimizer, steps):
+            for step in steps:
+                parts = [slice(rank * ROWS, (rank + 1) * ROWS) for rank in range(SIZE)]
+                tokens, labels = batch(step, rows=SIZE * ROWS)
+                every = [reference(tokens[part], labels[part]) for part in parts]
+                (sum(every) / SIZE).backward()
+                loss = model(tokens[parts[RANK]], labels[parts[RANK]])
+                loss.backward()
+                assert worst([loss.item()], [every[RANK].item()]) <= 2e-6, step
+                for parameter in reference.parameters():
+                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0).item()
+                theirs.step()
+                theirs.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
+                assert worst([optimizer.gradient_norm], [norm]) <= 2e-6
+                assert optimizer.report.schedule_changes == 0
+
+        def check(model, reference):
+            state, expected = model.state_dict(), reference.state_dict()
+            assert sum("experts" in name for name in state) == 2 * sum("experts" in name for name in expected) / (2 * SIZE)
+            moved = sum((expected[name] - start[name]).double().square().sum().item() for name in state)
+            different = sum((state[name] - expected[name]).double().square().sum().item() for name in state)
+            assert different ** 0.5 <= 1e-5 * moved ** 0.5, (different, moved)
+
+        reference = Mixture()
+        start = copy.deepcopy(reference.state_dict())
+        theirs = adamw(reference, config_of(folder, stage))
+        model = spread(Mixture(), RANK)
+        optimizer = sluice.offload(model, config_of(folder, stage), units=[torch.nn.Linear], local=[Expert])
+        for layer in model.layers:
+            layer.announce = optimizer.announce if stage == 3 else None  # else each expert is announced when it is called
+        train_both(reference, theirs, model, optimizer, range(3))
+        check(model, reference)
+        optimizer.save(folder / str(stage), application="spread")
+        ways = [layer.ways for layer in model.layers]
+        assert ways != optimizer._engine.world.exchange(ways)[1 - RANK], "both ranks' tokens went the same ways, which tells nothing"
+        again = copy.deepcopy(reference), copy.deepcopy(theirs.state_dict())
+        train_both(reference, theirs, model, optimizer, range(3, 5))
+        saved = {name: value.clone() for name, value in model.state_dict().items()}
+        optimizer.close()
+        for first in (RANK, 1 - RANK):
+            other = spread(Mixture(), first)
+            resumed = sluice.offload(other, config_of(folder, 4 - stage), units=[torch.nn.Linear], local=[Expert],
+                                     restore=folder / str(stage) / "latest")
+            assert resumed.application == "spread"
+            reference = copy.deepcopy(again[0])
+            theirs = adamw(reference, config_of(folder, stage))
+            theirs.load_state_dict(copy.deepcopy(again[1]))
+            train_both(reference, theirs, other, resumed, range(3, 5))
+            check(other, reference)
+            if first == RANK:
+                values = other.state_dict()
+                assert all(torch.equal(values[name], value) for name, value in saved.items())
+            resumed.close()
+    model = Mixture()
+    refused(sluice.ArgumentError, "ranks 0 and 1 both have a module layers.0.experts.0; give",
+            lambda: sluice.offload(model, config_of(folder, 3), units=[torch.nn.Linear], local=[Expert]))
+    refused(sluice.ArgumentError, "local=['Specialist'] names no module",
+            lambda: sluice.offload(model, config_of(folder, 3), units=[torch.nn.Linear], local=["Specialist"]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def case_mixed(folder):
     """Parameters of fp32 and bf16: the stages give the same bits, each rank the same values in the parameters' types."""
     found = []
@@ -415,7 +549,7 @@ def case_mixed(folder):
 
 def case_torch(folder):
     """The program's own process group brings the ranks together."""
-    dist.init_process_group("gloo")
+    begin_group(folder)
     case_resuming(folder)
     dist.destroy_process_group()
 

@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 import sluice_offload as sluice
 from conftest import Block, Tiny, batch, tiny, train
-from sluice_offload import activations
-from sluice_offload.activations import KEPT, PAGE, ActivationStore, rounded
+from sluice_offload import activations, page_file
+from sluice_offload.activations import KEPT, ActivationStore
+from sluice_offload.page_file import PAGE, new_memory, rounded
 
 ROWS, LENGTH, WIDTH = 4, 12, 32
 INPUT_BYTES = rounded(ROWS * LENGTH * WIDTH * 4)  # of a block
@@ -61,7 +62,7 @@ def test_bits_are_those_of_memory(config, kind, storage):
     assert expected[3].activations is None
     actual = losses_of(other, {**config, "activations": "nvme"}, storage=storage)
     assert_same(actual, expected)
-    assert actual[3].activations.written_bytes > 0 and actual[3].activations.read_bytes > 0
+    assert actual[3].activations.written_bytes >= actual[3].activations.read_bytes > 0
     assert actual[3].report.schedule_changes == 0
     actual[3].close()
 
@@ -232,7 +233,7 @@ def test_the_file_does_not_grow_with_every_length(tmp_path):
 
 def test_memory_on_the_way(tmp_path, monkeypatch):
     """Memory of the process's own, not shared memory, which has limits of its own; and where there is none, the size is named."""
-    room = activations._room(1 << 20)
+    room = new_memory(1 << 20)
     with open("/proc/self/maps", encoding="ascii") as file:
         lines = [line.split() for line in file]
     kind, *name = next((line[1], *line[5:]) for line in lines
@@ -242,7 +243,7 @@ def test_memory_on_the_way(tmp_path, monkeypatch):
     unraised = []
     monkeypatch.setattr("sys.unraisablehook", unraised.append)
     with monkeypatch.context() as patch:
-        patch.setattr(activations.mmap, "mmap", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
+        patch.setattr(page_file.mmap, "mmap", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
         with pytest.raises(sluice.OutOfMemoryError, match="cannot take 8192 bytes of memory .*Cannot allocate memory; free memory"):
             store._pack(torch.ones(1500))
     assert not unraised
@@ -327,7 +328,7 @@ def test_failures_of_the_drive(config, monkeypatch):
             arguments[1][0][100] ^= 1
             return count
         with monkeypatch.context() as patch:
-            patch.setattr(activations.os, call, faulty)
+            patch.setattr(page_file.os, call, faulty)
             with pytest.raises(sluice.StorageError, match=words):
                 model(*batch(0)).backward()
         optimizer.zero_grad()
@@ -364,7 +365,7 @@ def test_a_drive_that_does_not_answer(tmp_path, monkeypatch, call):
         answers.wait(20)
         return original(*arguments)
     try:
-        monkeypatch.setattr(activations.os, call, stuck)
+        monkeypatch.setattr(page_file.os, call, stuck)
         packed = []
         with pytest.raises(sluice.StorageError, match=rf"cannot {'write' if call == 'pwritev' else 'read'} activations in a file of "
                            rf"{tmp_path}, \[\d+, \+8192\): the drive has not answered for 0.2 s.*storage.timeout"):
@@ -400,7 +401,7 @@ def test_file_systems_without_files_without_names(tmp_path, monkeypatch):
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
         return original(path, flags, *arguments, **named)
     with monkeypatch.context() as patch:
-        patch.setattr(activations.os, "open", without)
+        patch.setattr(page_file.os, "open", without)
         store = plain_store(tmp_path)
     assert list(tmp_path.iterdir()) == []
     packed = [store._pack(torch.full((1500,), float(i))) for i in range(6)]
@@ -411,7 +412,7 @@ def test_file_systems_without_files_without_names(tmp_path, monkeypatch):
 def test_several_processes_cannot_abandon(tmp_path, monkeypatch):
     store = plain_store(tmp_path, can_abandon=False)
     packed = [store._pack(torch.ones(1500)) for _ in range(6)]
-    monkeypatch.setattr(activations.os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(page_file.os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(sluice.StorageError, match=r"check the drive or the server \(dmesg\); all processes have to begin anew"):
         store._unpack(packed[0])
 

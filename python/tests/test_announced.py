@@ -156,6 +156,23 @@ def test_announced_units_may_be_named_twice():
     assert sum(unit.is_announced for unit in units.units) == 2 * EXPERTS
 
 
+def test_local_units_of_one_process_are_announced_ones(config):
+    torch_model, model = Mixture(), Mixture()
+    losses = train_torch(torch_model, 3)
+    optimizer = sluice.offload(model, config, units=[nn.Linear], local=[Expert])
+    assert sum(unit.is_local for unit in optimizer._walk.units.units) == 2 * EXPERTS
+    found = []
+    for step in range(3):
+        loss = model(*batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    assert worst(found, losses) <= 2e-6
+    with pytest.raises(sluice.ArgumentError, match="local=.'Specialist'. names no module"):
+        find_units(Mixture(), [nn.Linear], local=["Specialist"])
+
+
 def test_what_cannot_be_announced_is_refused(config):
     with pytest.raises(sluice.ArgumentError, match="is in a unit that is fetched as one"):
         sluice.offload(Mixture(), config, units=[Layer], announced=[Expert])

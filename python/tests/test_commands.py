@@ -48,12 +48,28 @@ def test_plans_are_what_the_engine_takes(config, capsys, tmp_path, monkeypatch):
     assert f"writes {written / 1024:.1f} KiB" in said or f"writes {written / 2**20:.1f} MiB" in said
 
 
+def test_plans_for_a_gpu(config, capsys, tmp_path, monkeypatch):
+    """Its memory is not the host's, and without memory.device it has any size."""
+    monkeypatch.syspath_prepend(".")
+    said = {}
+    for budget in ("400KiB", None):
+        config["memory"].pop("device")
+        config["memory"].update({} if budget is None else {"device": budget})
+        (tmp_path / "sluice.json").write_text(json.dumps(config), encoding="utf-8")
+        arguments = ["plan", "test_commands:small", "--config", str(tmp_path / "sluice.json"), "--units", "Block", "--gpu"]
+        assert main(arguments) == 0
+        said[budget] = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("device: "))
+    assert said["400KiB"].endswith(" of the budget of 400.0 KiB") and "budget" not in said[None]
+
+
 def test_plans_of_configs_with_activations(config, capsys, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(".")
     for home, status, words in (("nvme", 0, f"activations go to files in {config['storage']['paths'][0]}, and are not counted"),
-                                ("host", 0, "a step reads"), ("recompute", 1, "torch.utils.checkpoint")):
+                                ("host", 0, "a step reads"), ("recompute", 1, "torch.utils.checkpoint"),
+                                ("host --gpu", 0, "activations go to host memory, and are not counted")):
+        home, *gpu = home.split()
         (tmp_path / "sluice.json").write_text(json.dumps({**config, "activations": home}), encoding="utf-8")
-        assert main(["plan", "test_commands:small", "--config", str(tmp_path / "sluice.json"), "--units", "Block"]) == status, home
+        assert main(["plan", "test_commands:small", "--config", str(tmp_path / "sluice.json"), "--units", "Block", *gpu]) == status, home
         said = capsys.readouterr()
         assert words in said.out + said.err, home
 

@@ -4,8 +4,6 @@ Skipped without a GPU. With SLUICE_TEST_FAKE_GPU, the library that SLUICE_LIBRAR
 tensors given to on_gpu() play those of a GPU: everything runs but CUDA itself and torch's kernels."""
 
 import copy
-import ctypes
-import functools
 import os
 
 import pytest
@@ -24,20 +22,12 @@ if not IS_FAKE and (not torch.cuda.is_available() or gpus.why_not(0)):
 needs_cuda = pytest.mark.skipif(IS_FAKE, reason="needs CUDA's own streams and kernels")
 
 
-@functools.cache
-def stream_of_fake():
-    """A stream of the stand-in, which has no default stream."""
-    made = ctypes.c_void_p()
-    not_blocking = 1
-    assert ctypes.CDLL(os.environ["SLUICE_LIBRARY"]).cudaStreamCreateWithPriority(ctypes.byref(made), not_blocking, 0) == 0
-    return made.value
-
-
 @pytest.fixture(autouse=True)
 def fake_gpu(monkeypatch):
     if IS_FAKE:
         monkeypatch.setattr(gpus, "gpu_of", lambda tensor: 0 if id(tensor) in PLAYERS else None)
-        monkeypatch.setattr(gpus, "current_stream", lambda gpu: stream_of_fake())
+        import fake_gpu as stand_in
+        monkeypatch.setattr(gpus, "current_stream", lambda gpu: stand_in.stream())
     yield
     PLAYERS.clear()
 

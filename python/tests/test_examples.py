@@ -30,6 +30,19 @@ def test_a_text_is_learned_from_storage_as_in_memory_and_after_a_break(monkeypat
     assert resumed.splitlines()[1:] == whole.splitlines()[1:] == offloaded.splitlines()[1:]
 
 
+def test_experts_learn_from_storage_as_in_memory(monkeypatch, capsys, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"the {i % 97}th word was with the {i * i % 89}th; " for i in range(200)), encoding="ascii")
+    arguments = ("train_experts.py", text, "--steps", 4)
+    expected = run(monkeypatch, capsys, *arguments, "--in-memory")
+    offloaded = run(monkeypatch, capsys, *arguments, "--storage", tmp_path)
+    for name in ("loss", "held-out loss"):
+        losses = [float(re.search(rf"{name} (\S+)", said).group(1)) for said in (expected, offloaded)]
+        assert abs(losses[0] - losses[1]) <= 2e-5, name
+    moved = [float(mebibytes) for mebibytes in re.search(r"read (\S+) MiB and wrote (\S+) MiB", offloaded).groups()]
+    assert all(0 < mebibytes < 50 for mebibytes in moved), moved  # of a state of 101 MiB
+
+
 def test_adapters_are_trained_and_frozen_weights_are_read_alone(monkeypatch, capsys, tmp_path):
     said = run(monkeypatch, capsys, "train_lora.py", "--storage", tmp_path, "--steps", 10)
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", said)]

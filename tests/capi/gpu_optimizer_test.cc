@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "capi/sluice_gpu.h"
 #include "tests/capi/capi_support.h"
 
 namespace sluice::test {

@@ -68,6 +68,31 @@ struct RankOfEngine : CApi {
     EXPECT_EQ(sluice_close(engine_), SLUICE_OK) << sluice_last_error();
     return values;
   }
+  // A step that uses unit 2 as well, or not.
+  void step_with(bool uses_expert) {
+    const sluice_step_options options{.learning_rate = 1e-2,
+                                      .gradient_divisor = 0,
+                                      .group_learning_rates = nullptr,
+                                      .group_count = 0,
+                                      .micro_batches = 1};
+    EXPECT_EQ(sluice_begin_step(engine_, &options), SLUICE_OK) << sluice_last_error();
+    const std::uint32_t expert = 2;
+    std::uint32_t uses[3], count = 0;
+    for (const sluice_pass pass : {SLUICE_FORWARD, SLUICE_BACKWARD}) {
+      use(pass == SLUICE_FORWARD ? 0 : 1, pass, 1);
+      if (uses_expert) {
+        EXPECT_EQ(sluice_announce(engine_, &expert, 1, pass, uses, &count), SLUICE_OK)
+            << sluice_last_error();
+        use(expert, pass, 2);
+      }
+      use(pass == SLUICE_FORWARD ? 1 : 0, pass, 1);
+    }
+    sluice_step_report report{};
+    EXPECT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK) << sluice_last_error();
+    EXPECT_EQ(report.schedule_changes, 0u);
+  }
+  sluice_status save(const char* root) { return sluice_save(engine_, root, 0, nullptr); }
+  using CApi::master;
   void TestBody() override {}
 };
 
@@ -96,6 +121,45 @@ TEST_F(CApiRanks, TrainTogether) {
   for (const std::vector<float>& values : trained)
     for (std::size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], expected[i], 2e-6) << i;
   EXPECT_EQ(trained[0], trained[1]);
+}
+
+// Two ranks, each with an expert that the other has not: rank 1 announces its own in no step.
+TEST_F(CApiRanks, EachHasAnExpertOfItsOwn) {
+  connect();
+  const sluice_tensor tensors[kRanks] = {{"expert.0", matrix_, 2, 1}, {"expert.1", matrix_, 2, 1}};
+  on_every_rank([&](std::uint32_t rank) {
+    const sluice_unit units[3] = {
+        units_[0],
+        units_[1],
+        {tensors[rank].name, &tensors[rank], 1, SLUICE_TRAINED | SLUICE_ANNOUNCED | SLUICE_LOCAL}};
+    sluice_model made = model();
+    made.units = units;
+    made.unit_count = 3;
+    RankOfEngine engine(
+        config(R"("type": "sgd", "momentum": 0, "weight_decay": 0, "clip_norm": 0)"), made,
+        ranks_[rank]);
+    std::vector<float> expected = engine.master(3, 5000);
+    for (int step = 0; step < 2; ++step) {
+      engine.step_with(rank == 0);
+      for (float& value : expected) value -= rank == 0 ? 1e-2f * value : 0;  // 2 / 2 ranks
+    }
+    EXPECT_EQ(engine.master(3, 5000), expected);
+    EXPECT_EQ(engine.save((directory_.path() + "/saved").c_str()), SLUICE_OK)
+        << sluice_last_error();
+  });
+  // The checkpoint has the experts of both.
+  const sluice_unit all[4] = {units_[0],
+                              units_[1],
+                              {"expert.0", &tensors[0], 1, SLUICE_TRAINED | SLUICE_ANNOUNCED},
+                              {"expert.1", &tensors[1], 1, SLUICE_TRAINED | SLUICE_ANNOUNCED}};
+  sluice_model made = model();
+  made.units = all;
+  made.unit_count = 4;
+  const std::string own = config(R"("type": "sgd", "momentum": 0, "weight_decay": 0)");
+  ASSERT_EQ(sluice_engine_create(own.c_str(), &made, &engine_), SLUICE_OK) << sluice_last_error();
+  ASSERT_EQ(sluice_restore(engine_, (directory_.path() + "/saved/latest").c_str()), SLUICE_OK)
+      << sluice_last_error();
+  EXPECT_NE(master(3, 5000), master(4, 5000));
 }
 
 TEST_F(CApiRanks, EachHandleHasOneConnectionAndOneEngine) {

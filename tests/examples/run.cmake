@@ -47,7 +47,7 @@ if(MODE STREQUAL "install")
   set(common ${shared_files} ${package}/sluiceConfig.cmake ${package}/sluiceConfigVersion.cmake ${package}/sluiceTargets.cmake
              lib/pkgconfig/sluice.pc)
   if(HAS_C)
-    list(APPEND headers ${SOURCE}/capi/sluice.h)
+    list(APPEND headers ${SOURCE}/capi/sluice.h ${SOURCE}/capi/sluice_gpu.h)
     list(APPEND common lib/libsluice.so lib/libsluice.so.${major} lib/libsluice.so.${VERSION} lib/pkgconfig/sluice_c.pc
                 ${package}/sluiceTargets-${type}.cmake)
   endif()

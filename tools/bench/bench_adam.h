@@ -1,6 +1,7 @@
-// Compares the speed of Adam with the speed of the memory. The update and four yardsticks take
-// turns in one process, so that a disturbance affects all of them equally. Thread rule: the
-// functions are not thread-safe, so make one measurement at a time.
+// The benchmark compares the speed of Adam with the speed of the memory. The update and the
+// comparison workloads, such as memcpy, run in turns in one process. So a disturbance affects all
+// of them equally.
+// Thread rule: not thread-safe. Only one measurement may run at a time.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace sluice {
 
-// A layout of the state, with its name in `sluice bench adam`.
+// A layout of the optimizer state, and the layout's name in `sluice bench adam`.
 struct BenchCase {
   std::string_view name;
   MasterLayout layout;
@@ -24,7 +25,7 @@ inline constexpr BenchCase kBenchCases[] = {
     {"fp16", MasterLayout::kFp16, DType::kFp16},
 };
 
-// The kind of arrays.
+// The kind of arrays that the benchmark updates.
 enum class BenchInput : std::uint8_t {
   kPlain,      // the arrays begin at a page
   kUnaligned,  // they begin one element later, so vectors cross cache lines
@@ -33,7 +34,7 @@ enum class BenchInput : std::uint8_t {
 
 std::string_view name_of(BenchInput input);
 
-// The median and quartiles over the rounds.
+// The median and the quartiles of the values that the rounds measured.
 struct Spread {
   double median = 0;
   double low = 0;
@@ -53,7 +54,7 @@ struct BenchResult {
   Spread triad_gb_per_s;    // the triad of STREAM: a = b + s * c in fp64, 24 bytes per element
 };
 
-// The bytes of memory that one measurement takes.
+// The memory that one measurement needs, in bytes.
 std::uint64_t bench_bytes(const BenchCase& state, std::uint64_t parameters);
 
 struct BenchOptions {
@@ -64,7 +65,8 @@ struct BenchOptions {
   unsigned rounds = 0;
 };
 
-// `progress` is called before each round with the round's number, counted from 0.
+// Calls `progress` before each round, with the number of the round. The first round has the number
+// 0.
 BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
                        const std::function<void(unsigned)>& progress);
 

@@ -1,7 +1,8 @@
-// Measurements of a GPU and of training on it. The measurements cover copies between host and
-// device, the speed of the optimizer's kernel as a share of the memory's bandwidth, and steps of
-// GPT-2 with its state in several places. The functions take any device, so that tests run them on
-// the host. Thread rule: one measurement at a time.
+// Measurements of a GPU, and of training on a GPU. The first measurements are copies between host
+// and device, and the speed of the optimizer's kernel as a share of the memory's bandwidth. The
+// other measurements are training steps of GPT-2, with the model's state in host memory or on
+// storage. The functions accept any device, so tests can run them on the host. Thread rule: one
+// measurement at a time.
 #pragma once
 
 #include <array>
@@ -18,7 +19,7 @@
 
 namespace sluice {
 
-// The median and extremes of the rounds.
+// The median, the least and the largest of the values that the rounds measured.
 struct GpuSpread {
   double median = 0;
   double least = 0;
@@ -38,7 +39,8 @@ struct CopyBenchOptions {
   std::uint64_t unit_bytes = 0;
   unsigned rounds = 0;
 };
-// The function copies this many bytes up and down in a plain loop, and returns the seconds.
+// The addresses between which a function of type PlainCopies copies. The function copies in a plain
+// loop, to the device and back to the host, and returns the seconds that the loop took.
 struct PlainCopy {
   std::byte* host_up = nullptr;  // null = no copy in this direction
   std::byte* device_up = nullptr;
@@ -49,9 +51,9 @@ using PlainCopies = std::function<double(const PlainCopy& ends)>;
 std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& options,
                                     const PlainCopies& plain);
 
-// The bytes for AdamW over bf16 parameters with a split master and bf16 gradients. The parameter,
-// the low half, both moments and the gradient are read. Everything except the gradient is also
-// written.
+// The bytes that AdamW reads and writes per parameter, with bf16 parameters, a split master and
+// bf16 gradients. AdamW reads the parameter, the low half of the master, both moments and the
+// gradient. It also writes all of these except the gradient.
 inline constexpr std::uint64_t kAdamBytesPerParameter = 14 + 12;
 struct AdamKernelBench {
   std::uint64_t parameters = 0;
@@ -64,19 +66,19 @@ struct AdamKernelBench {
 AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_t parameters,
                                   unsigned rounds);
 
-// The result of training steps with an engine, after one step that is not counted.
+// The measurements of training steps with an engine. One step runs before the measured steps.
 struct TrainingBench {
   double tokens_per_s = 0;  // in the median step
   GpuSpread step_s;
   double stall_s = 0;         // in the median step
   double compute_step_s = 0;  // the same passes without transfers and updates
   double percent_of_compute = 0;
-  // The busy time of the scarcest resource (engine/bound/bound.h), and its ratio to the median
-  // step.
+  // `t_min_s` is the busy time of the scarcest resource in a step (engine/bound/bound.h). The
+  // percentage compares `t_min_s` with the time of the median step.
   double t_min_s = 0;
   double percent_of_t_min = 0;
-  // The ideal schedule under the policies that `config` permits (engine/bound/bound.h). Every use
-  // of a unit counts as equally long.
+  // The time of a step in the ideal schedule under the policies that `config` permits
+  // (engine/bound/bound.h). This figure assumes that all uses of units take equally long.
   double t_bound_s = 0;
   double percent_of_t_bound = 0;
   // The peak memory use of the engine.
@@ -86,18 +88,20 @@ struct TrainingBench {
   std::uint64_t nvme_bytes = 0;
   std::uint64_t activation_bytes = 0;
 };
-// Fails with kOutOfMemory, kNoSpace and others, if the machine is too small for `config`. `rates`
-// has the rates of storage, copies and the optimizer. The rate of computation is measured.
+// `rates` gives the rates of storage, copies and the optimizer. The function measures the rate of
+// computation itself.
+// Fails with kOutOfMemory, kNoSpace and others, if the machine is too small for `config`.
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
 // The function measures how fast the drive under `path` reads, how fast the drive writes, and how
-// fast the drive reads and writes at the same time. The results become the drive's rates in
-// `rates`. The test file has no name.
+// fast the drive reads and writes at the same time. The function stores the results as the drive's
+// rates in `rates`. The test file has no name.
 // Fails with kNoSpace, kInput or kIo.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 
-// The function writes random tokens below `vocabulary` (uint16) to `path`.
+// The function writes `count` random tokens to the file `path`. Each token is a uint16 below
+// `vocabulary`.
 void write_random_tokens(const std::string& path, std::uint32_t vocabulary, std::uint64_t count);
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
-// This class measures the drives behind storage paths under the engine's conditions: scratch files
-// without a name, O_DIRECT, an arena on huge pages, and one queue. Every page carries its place and
-// version, and every read checks them. A rate with wrong bytes is worth nothing.
+// IoBench measures the drives behind storage paths under the engine's conditions: scratch files
+// without a name, O_DIRECT, an arena on huge pages, and one queue. Every page contains its own
+// position and version. Every read checks this stamp, because a rate is worth nothing if the bytes
+// are wrong.
 //
 // Thread rule: one thread uses an IoBench. Completions come from the queue's threads.
 #pragma once
@@ -33,7 +34,7 @@ struct IoCase {
   IoPattern pattern = IoPattern::kRead;
   std::uint64_t request_bytes = 0;  // a multiple of 4096
   std::uint32_t depth = 0;          // requests in flight
-  // If there is a value, this path is measured alone. Otherwise all paths are measured at the same
+  // The number of the path that is measured alone. If empty, all paths are measured at the same
   // time.
   std::optional<std::uint32_t> drive = std::nullopt;
 };
@@ -57,15 +58,15 @@ class IoBench {
                                                            std::span<const int> files)>;
 
   // Creates the files and writes every byte once, because the first write into fresh space costs
-  // more. `open_queue` gets the buffers and files of all requests, and must return a queue with a
-  // depth of at least depth_max.
+  // more than later writes. `open_queue` receives the buffers and files of all requests. The queue
+  // that it returns must have a depth of at least depth_max.
   // Fails with kNoSpace, kInput, kIo (storage paths) or kOutOfMemory.
   IoBench(const IoBenchOptions& options, const OpenQueue& open_queue);
   ~IoBench();
   IoBench(const IoBench&) = delete;
   IoBench& operator=(const IoBench&) = delete;
 
-  // Makes one pass over the case's files.
+  // Reads or writes the files once, as `io_case` says.
   // Fails with kIo, and with kDamaged if a page does not begin with the stamp that was written.
   IoMeasurement measure(const IoCase& io_case);
 
@@ -73,7 +74,8 @@ class IoBench {
   bool is_direct() const;
 
  private:
-  // One request in flight and its buffer. Between completions, the bench's thread owns the slot.
+  // One request in flight and the request's buffer. The bench's thread owns the slot while the
+  // request is not in flight.
   struct Slot {
     IoRequest request;
     IoBench* bench = nullptr;

@@ -1,6 +1,6 @@
-// The functions measure drives by pattern, request size and depth. The functions describe the
-// result as a calibration file. `sluice bench io` prints the calibration. Plans and
-// `storage.calibration` read the calibration, and `sluice tune` uses it in the search.
+// The functions measure drives by pattern, request size and depth, and write the results as the
+// text of a calibration file. `sluice bench io` prints the calibration. `sluice plan` and the
+// config key `storage.calibration` read the file, and `sluice tune` searches with these rates.
 //
 // Thread rule: one measurement at a time.
 #pragma once
@@ -18,7 +18,8 @@
 
 namespace sluice {
 
-// One case, measured once in every round.
+// One case, and the rates that the rounds measured for the case. Every round measures each case
+// once.
 struct IoSeries {
   IoCase io_case;
   std::vector<double> rates = {};  // bytes a second
@@ -42,35 +43,36 @@ struct IoCalibration {
   bool is_direct = false;
 };
 
-// All combinations of patterns, sizes and depths, with all paths at the same time. If there are
-// several paths, each of them is also measured alone.
+// The cases for all combinations of patterns, request sizes and depths, with all paths at the same
+// time. If there are several paths, the list also has cases that measure each path alone.
 std::vector<IoSeries> io_cases(const std::vector<IoPattern>& patterns,
                                const std::vector<std::uint64_t>& requests,
                                const std::vector<std::uint32_t>& depths, std::size_t paths);
 
-// The functions that measure_io() calls. Both functions may be empty.
+// The functions that measure_io() calls to report its progress. Both functions may be empty.
 struct IoListener {
-  // Called when the files are written and the first round begins. If the machine refuses a backend,
-  // `note` says so. Otherwise `note` is "".
+  // Called after the files were written, before the first round. If the machine refuses an I/O
+  // backend, `note` says so. Otherwise `note` is "".
   std::function<void(const IoBench& bench, const std::string& note)> began = {};
-  // Called before each measurement. Rounds count from 0.
+  // Called before each measurement. The first round has the number 0.
   std::function<void(std::uint32_t round, const IoCase& io_case)> goes_on = {};
 };
 
-// Measures `series` in rounds, because the rate of a shared drive drifts.
+// Measures all cases of `series` once per round, because the rate of a shared drive drifts.
 // Requires: each request size divides the largest size, and the file holds at least one request of
 // the largest size.
 // Fails with the errors of IoBench.
 IoCalibration measure_io(const IoCalibrationOptions& options, std::vector<IoSeries> series,
                          const IoListener& listener = {});
 
-// The case of `pattern` with the highest rate, for one drive or for all drives together. The result
-// is null if there is no such case.
+// Returns the case of `pattern` with the highest rate, for one drive or for all drives together.
+// Returns null if there is no such case.
 const IoSeries* best_of(const std::vector<IoSeries>& all, IoPattern pattern,
                         std::optional<std::uint32_t> drive = std::nullopt);
-// The time for reading and writing together, divided by the sum of the times for reading alone and
-// for writing alone. The result is 1 for a half-duplex drive, and 0.5 for a drive that does both at
-// full rate. The result is empty if a pattern was not measured.
+// Returns a ratio of times. The time for reading and writing at once is divided by the sum of the
+// times for reading alone and for writing alone. The ratio is 1 for a half-duplex drive. It is 0.5
+// for a drive that reads and writes at full rate at the same time. The result is empty if a pattern
+// was not measured.
 std::optional<double> interference_of(const std::vector<IoSeries>& all);
 
 // The text of the calibration file.

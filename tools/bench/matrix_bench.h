@@ -1,9 +1,9 @@
-// The bench runs the engine in every cell of the table of `sluice plan --matrix`: every ZeRO stage,
-// and every way to offload the state. The ranks, the memory and the collectives are real.
-// Computation, Adam, the bus and the drive are held to given rates, so that the plan's times can be
-// compared with the measured ones.
+// The bench runs the engine for every cell of the table that `sluice plan --matrix` prints. The
+// cells combine every ZeRO stage with every way to offload the state. The ranks, the memory and the
+// collectives are real. The bench limits computation, Adam, the bus and the drive to fixed rates,
+// so that the planned times can be compared with the measured times.
 //
-// Thread rule: one thread of each rank. All ranks make the same calls.
+// Thread rule: one thread of each rank. All ranks must make the same calls.
 #pragma once
 
 #include <cstdint>
@@ -41,9 +41,9 @@ class MatrixBench {
   MatrixBench& operator=(const MatrixBench&) = delete;
 
   const PlanRequest& request() const { return request_; }
-  // The table as planned, at the rates of the runs.
+  // The planned table, computed with the rates at which the bench runs.
   std::vector<MatrixRow> planned() const { return plan_matrix(request_); }
-  // Runs `warm` steps, and then `steps` steps that count. A separate engine runs them.
+  // Makes an engine for `row`, and runs `warm` steps and then `steps` measured steps.
   // Requires: `row` has no obstacle. Fails with the errors of Engine.
   MeasuredRow measure(const MatrixRow& row, unsigned warm, unsigned steps);
 

@@ -1,7 +1,7 @@
 // The bench runs the engine under emulated computation. The model has equal units, the host
 // device's compute stream is busy for given times, and storage lies behind a throttled queue.
-// Everything else is real. So the limits of a step are known exactly, and do not depend on the
-// machine's drive and processor. The step's time can be compared with these limits.
+// Everything else is real. So the limits of a step's time are known exactly, and do not depend on
+// the machine's drive and processor. The measured time can be compared with these limits.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -37,26 +37,27 @@ struct StepBenchModel {
   unsigned threads = 0;            // threads of the optimizer; 0 = as many as granted cores
   std::uint32_t window_units = 3;  // the units that fit the device window
   bool window_holds_all = false;   // true: all units fit the window
-  // The number of steps per commit of a durable store. 0 means that the state lies in scratch
-  // files. Each flush of a commit occupies the throttled drive for flush_s. The names of a store
-  // and of a folder of checkpoints contain `number`. So several engines can use the same `path`.
+  // The number of steps per commit of a durable store is `commit_every`. 0 means that the state
+  // lies in scratch files. Each flush of a commit occupies the throttled drive for flush_s. The
+  // names of the store and of the folder of checkpoints contain `number`, so several engines can
+  // use the same `path`.
   std::uint32_t number = 0;
   std::uint32_t commit_every = 0;
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;  // of the throttled drive; 0 = none
-  // The number of steps from one checkpoint beside training to the next; 0 = none. Checkpoints go
-  // past the throttled drive.
+  // The number of steps between two checkpoints that are written beside training; 0 = no
+  // checkpoints. The throttle does not slow down checkpoints.
   std::uint32_t save_every = 0;
-  // The number of experts that follow each unit, and the number of experts that a step uses.
-  // Experts are announced units of the same size. Every step chooses its experts anew, and leaves
-  // the other experts alone.
+  // The number of experts that follow each unit, and the number of experts per unit that a step
+  // uses. Experts are announced units of the same size. Every step chooses its experts anew, and
+  // does not use the other experts.
   std::uint32_t experts = 0;
   std::uint32_t active_experts = 0;
-  // The first unit alone has experts. These are the rows of a table, in units of rows. The rows of
-  // a step are known before the step begins.
+  // If true, no unit but the first one has experts. These experts stand for groups of rows of a
+  // table. The rows that a step uses are known before the step begins.
   bool has_table = false;
-  // Every unit is frozen, and is followed by an adapter, a trained unit of 1/kAdapterShare of its
-  // size. The adapters' state is in memory.
+  // If true, every unit is frozen, and an adapter follows it. The adapter is a trained unit of
+  // 1/kAdapterShare of the frozen unit's size. The state of the adapters is in host memory.
   bool has_adapters = false;
 
   std::uint32_t routers() const { return has_table ? 1 : units; }
@@ -76,16 +77,16 @@ struct CpuRates {
   double norm = 0;
 };
 
-// A step's time and the engine's report.
+// The time of a step, and the engine's report on this step.
 struct MeasuredStep {
   double step_s = 0;  // from begin_step() to the next begin_step()
   StepReport report;
-  // The bytes of state that a step without overlap reads and writes for the units that it uses.
+  // The bytes of state that the step would read and write for its units without overlap.
   std::uint64_t wanted_read_bytes = 0;
   std::uint64_t wanted_write_bytes = 0;
 };
 
-// The costs of the checkpoints that were written beside the steps.
+// The number and the costs of the checkpoints that were written beside the steps.
 struct SaveCosts {
   std::uint32_t count = 0;
   double duration_s = 0;  // the sums of these times (sluice/checkpoint.h)
@@ -95,28 +96,28 @@ struct SaveCosts {
 
 class StepBench {
  public:
-  // `rates` has the throttled rates of storage and copies, and the emulated times of the units.
-  // Fails with the errors of Engine.
+  // `rates` gives the throttled rates of storage and copies, and the emulated computation times of
+  // the units. Fails with the errors of Engine.
   StepBench(const StepBenchModel& model, OverlapPolicy policy, const Rates& rates);
   ~StepBench();
 
   // Runs `warm` steps, then `measured` steps, and then one more step, which ends the last measured
-  // step. The call then waits until the engine has drained. Returns the measured steps. With
-  // checkpoints, the first measured step begins a checkpoint, and the last measured step ends when
-  // a checkpoint ends.
+  // step. The call then waits until the engine has drained. It returns the measured steps. If
+  // checkpoints are written, a checkpoint begins with the first measured step, and another one ends
+  // with the last measured step.
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
   // The parameters of the frozen units.
   std::uint64_t frozen_parameters() const;
-  // The rates of Adam and of the norms in the last run(), measured while all other work of the
-  // steps went on.
+  // The rates of Adam and of the gradient norms in the last run(). They were measured during the
+  // steps, beside all other work.
   const CpuRates& cpu_rates() const { return cpu_rates_; }
   const SaveCosts& saves() const { return saves_; }
-  // The seconds by which the drive was later than its throttle so far, summed over all requests.
+  // The delay of all requests so far beyond the times that the throttle sets, in seconds.
   double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }
 
-  // The bounds for this engine's plan with `rates`.
+  // The bounds of the step time for this engine's plan, at the rates `rates`.
   StepCost bound(const Rates& rates) const;
   StepCost minimum(const Rates& rates) const;
 
@@ -143,12 +144,12 @@ class StepBench {
   Stream stream_;
 };
 
-// The least time in seconds for the storage traffic of one step with bf16 and all of the state on
-// storage. This traffic is 14 bytes read and 12 bytes written per parameter.
+// The least time in seconds that the storage traffic of one step needs, with bf16 and all state on
+// storage. The step reads 14 bytes and writes 12 bytes per parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
-// The function measures Adam and norms over split bf16 state on `threads` threads, while nothing
-// else runs.
+// The function measures the rates of Adam and of gradient norms over split bf16 state. The
+// measurement uses `threads` threads, while nothing else runs.
 CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads);
 
 }  // namespace sluice

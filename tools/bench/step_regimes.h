@@ -1,9 +1,9 @@
-// The bench measures steps of every overlap policy under the regimes in which the policies differ.
-// The limit of a regime is computation, the drive, or Adam at a fixed rate or at full speed. In one
-// regime, computation and the drive are equal limits. In the regimes of experts and of rows, a step
-// uses some of the units, and announces them. In the regime of adapters, most units are frozen. The
-// policies take turns, with a few steps each, so that a shared machine's disturbances affect all of
-// them.
+// The bench measures steps under every overlap policy, in several regimes in which the policies
+// differ. In each regime, another resource limits the step: computation, the drive, or Adam at a
+// fixed rate or at full speed. In one regime, computation and the drive limit the step equally. In
+// the regimes of experts and of rows, a step announces and uses a part of the units. In the regime
+// of adapters, most units are frozen. The policies run in turns of a few steps, so that the
+// disturbances of a shared machine affect all policies.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -32,8 +32,8 @@ struct StepRegimeOptions {
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;
   std::uint32_t save_every = 0;
-  // If true, each policy is also measured without commits and checkpoints. Measurements with
-  // commits and checkpoints take turns with measurements without them.
+  // If true, each policy is also measured without commits and checkpoints. The two kinds of
+  // measurements are made in turns.
   bool has_bare = false;
 };
 
@@ -76,13 +76,13 @@ struct RegimeResult {
   StepCost least{};
   Summary adam{};  // parameters a second, measured between the runs
   Summary bare{};  // bytes a second of the bare drive, reading and writing
-  // There is no value after an interrupt, because the policies have then made different numbers of
-  // steps.
+  // Whether all policies have produced the same state. The value is missing after an interrupt,
+  // because the policies have made different numbers of steps by then.
   std::optional<bool> states_equal = std::nullopt;
 };
 
-// The cost of commits and checkpoints. Steps with commits and checkpoints are compared, pair by
-// pair, with the same steps without commits and checkpoints.
+// The cost of commits and checkpoints. Each step with commits and checkpoints is compared with the
+// same step without commits and checkpoints.
 struct CostResult {
   OverlapPolicy policy{};
   std::size_t pairs = 0;
@@ -97,8 +97,9 @@ std::vector<CostResult> costs_of(const RegimeResult& regime);
 const std::vector<std::string>& step_regimes();
 
 // Requires: `regime` is one of step_regimes().
-// Fails with the errors of Engine. If interrupted() (tools/cli/interrupt.h) returns true, the call
-// ends early, with the steps so far.
+// If interrupted() (tools/cli/interrupt.h) returns true, the call ends early, and returns the steps
+// measured so far.
+// Fails with the errors of Engine.
 RegimeResult measure_regime(const StepRegimeOptions& options, const std::string& regime);
 
 }  // namespace sluice

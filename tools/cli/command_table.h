@@ -1,5 +1,6 @@
-// Makes the manual page, and the completion for shells. Both outputs come from the same table of
-// commands and options as --help. Pure.
+// The functions write the manual page, and the scripts with which a shell completes words. Like
+// --help, all of these texts come from the parser's table of commands and options. The functions
+// are pure.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -10,11 +11,11 @@
 
 namespace sluice {
 
-// All commands with their options, in roff with the macros of man(7).
+// The manual page of all commands and their options, in roff with the macros of man(7).
 std::string man_page(const CLI::App& app);
 
-// Scripts with which a shell completes commands, their options, and otherwise file names. The
-// completions for zsh and fish also show a description of each word.
+// The script for one shell. With the script, the shell completes commands, their options, and file
+// names. The scripts for zsh and fish also show a description of each word.
 std::string bash_completion(const CLI::App& app);
 std::string zsh_completion(const CLI::App& app);
 std::string fish_completion(const CLI::App& app);

@@ -1,5 +1,6 @@
-// The file to which a path leads. Links are followed, even to a file that does not exist yet. So
-// two paths to the same file are noticed before either path is opened. Thread rule: any thread.
+// Finds the file to which a path leads. Links are followed, even to a file that does not exist yet.
+// So the command notices that two paths lead to the same file before it opens either path.
+// Thread rule: any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -15,7 +16,7 @@ struct FilePlace {
   std::string path;    // the path as given by the user
   std::string folder;  // of the target; absolute, without links; empty = no such folder
   std::string target;  // the path at the end of all links; the file need not exist
-  // The value is set if the path names a descriptor of this process, such as 1 for /dev/stdout.
+  // The descriptor, if the path names a descriptor of this process, such as 1 for /dev/stdout.
   std::optional<int> descriptor;
   int error = 0;  // errno if the path cannot be followed
   FileKind kind = FileKind::kMissing;
@@ -30,12 +31,12 @@ struct FilePlace {
 
 FilePlace place_of(const std::string& path);
 
-// Whether both are the same regular file, or the same name of a file that does not exist. Devices
-// and pipes are never the same.
+// Whether both places are the same regular file, or the same name of a file that does not exist.
+// The result is false for devices and pipes.
 bool is_same_file(const FilePlace& a, const FilePlace& b);
 
-// The regular file that is open as `descriptor`, such as standard output. Returns kOther if no
-// regular file is open there.
+// Returns the place of the regular file that is open as `descriptor`, such as standard output. The
+// kind is kOther if `descriptor` is no regular file.
 FilePlace place_of_descriptor(int descriptor);
 
 }  // namespace sluice

@@ -1,16 +1,17 @@
-// How the command handles Ctrl-C, SIGTERM and SIGHUP. The handler answers each signal immediately
-// with a line. If there is nothing to save yet, the first signal ends the process. Later, the first
-// signal sets a flag that a loop checks between steps, and the second signal ends the process.
-// Storage files have no names, and temporary files are removed, so nothing is left behind in either
-// case. A signal that was ignored when the process started (nohup) stays ignored.
+// How the command handles Ctrl-C, SIGTERM and SIGHUP. The handler prints a line immediately after
+// each signal. If there is nothing to save yet, the first signal ends the process. Later in a run,
+// the first signal sets a flag that a loop checks between steps, and the second signal ends the
+// process. In both cases, no file is left behind, because storage files have no names and the
+// handler removes temporary files. If a signal was ignored when the process started (nohup), it
+// stays ignored.
 //
 // Thread rule: one thread. Any thread may call interrupted().
 #pragma once
 
 namespace sluice {
 
-// From this call on, a signal ends the process with exit code 130. A line then says that nothing
-// was written.
+// From this call on, a signal ends the process with exit code 130. The handler prints a line that
+// says that nothing was written.
 void catch_interrupts();
 
 // From this call on, the first signal prints `answer` and sets the flag that interrupted() returns.
@@ -18,8 +19,8 @@ void catch_interrupts();
 // long as the process.
 void defer_interrupts(const char* answer);
 
-// From this call on, signals work as before but print nothing. The call is for ranks that would
-// only repeat another rank's answer.
+// From this call on, the handler prints nothing; otherwise, signals work as before. The call is for
+// ranks that would print the same line as another rank.
 void silence_interrupts();
 
 bool interrupted();

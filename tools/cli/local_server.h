@@ -1,11 +1,11 @@
 // A web server for one user of this machine. The server listens on 127.0.0.1 and answers GET
-// requests. The address of a request must end with `?token=` and the server's token, which no other
-// user knows.
+// requests. The address of a request must end with `?token=` and the server's token. Other users do
+// not know this token.
 //
 // Thread rule: one thread.
-// Invariants: a slow or silent client does not delay other clients. Such a client is dropped after
-// a few seconds, even if it sends a byte now and then. If there are too many clients, a new client
-// replaces the oldest one that is not receiving an answer.
+// Invariants: a slow or silent client does not delay other clients. The server drops such a client
+// after a few seconds, even if the client sends a byte now and then. If there are too many clients,
+// a new client replaces the oldest client that is not receiving an answer.
 #pragma once
 
 #include <chrono>
@@ -27,20 +27,21 @@ struct WebAnswer {
 
 class LocalServer {
  public:
-  // The function returns nothing for a path that does not exist.
+  // A function that returns the answer to a request for `path`. It returns nothing if the path does
+  // not exist.
   using Respond = std::function<std::optional<WebAnswer>(std::string_view path)>;
 
   static constexpr std::size_t kClientsMax = 32;
 
-  // Port 0 stands for any free port. The constructor draws the token. A client has `client_time` to
-  // send its request, and the same time to receive the answer.
-  // Fails with kConfig, naming the port, if the port is in use or may not be taken.
+  // If `port` is 0, the constructor chooses a free port. It also makes a random token. A client
+  // must send its request within `client_time`, and must receive the answer within the same time.
+  // Fails with kConfig if the port is in use or not allowed. The message names the port.
   explicit LocalServer(std::uint16_t port, std::chrono::milliseconds client_time = kClientTime);
 
   // The address of the first page, with the token.
   std::string address() const;
-  // Waits for clients, for at most `timeout_ms` or until a signal comes. Then answers the clients
-  // that have asked.
+  // Waits until clients send something, but at most `timeout_ms`. A signal also ends the wait. Then
+  // the call answers all clients whose requests are complete.
   void serve(int timeout_ms, const Respond& respond);
 
  private:
@@ -54,11 +55,11 @@ class LocalServer {
     bool is_answered = false;  // what it still sends is read and thrown away
   };
 
-  // The oldest client that is not receiving an answer. If there is no such client, the result is
-  // the end of the list.
+  // Returns the oldest client that is not receiving an answer, or the end of the list if there is
+  // no such client.
   std::vector<Client>::iterator oldest_without_answer();
   void admit();
-  // Whether the client is done.
+  // Serves `client`, and returns whether this client is done.
   bool attend(Client& client, const Respond& respond) const;
   std::string answer_to(std::string_view request, const Respond& respond) const;
 

@@ -1,6 +1,6 @@
-// The checks that every number on the command line has to pass. The parser alone would wrap -1
-// around to 2^64 - 1, read 010 as 8, and let NaN through every range. Options also take numbers
-// such as 8B, 24G and 7000MB/s. Only this file reads such numbers.
+// The checks that every number on the command line has to pass. Without these checks, the parser
+// would turn -1 into 2^64 - 1, read 010 as 8, and accept NaN in every range. Options also accept
+// numbers such as 8B, 24G and 7000MB/s. No other file reads such numbers.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -17,14 +17,14 @@ CLI::Validator between(double least, double most);
 // A size in bytes, such as 10MiB or 24G, above 0.
 CLI::Validator is_size();
 
-// Also accepts rates as data sheets print them: "7000MB/s" for 7000MB, and "7G" for 7GB. The suffix
-// is for options with is_size().
+// Used together with is_size(). With this validator, an option also accepts rates as data sheets
+// print them: "7000MB/s" for 7000MB, and "7G" for 7GB.
 CLI::Validator rate_suffix();
 
-// The call comes once, when all options are defined. Makes each numeric option of `app` and its
-// subcommands require a finite decimal number. For an integer type, the number must be whole. For
-// an unsigned type, the number must not be negative. The number may end in K, M, B, G or T, in
-// upper or lower case, for thousands, millions, billions (both B and G) and trillions.
+// Must be called once, when all options are defined. Makes each numeric option of `app` and its
+// subcommands require a finite decimal number. If the option's type is an integer, the number must
+// be whole. If the type is unsigned, the number must not be negative. The number may end in K
+// (thousands), M (millions), B or G (billions) or T (trillions), in upper or lower case.
 void check_numbers(CLI::App& app);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// Options that name files. In --help, "FILE" is a file that is read, and "OUTPUT" is a file that is
-// written. A test checks every OUTPUT option.
+// Options that name files. In the text of --help, "FILE" stands for a file that the command reads,
+// and "OUTPUT" stands for a file that the command writes. A test checks every OUTPUT option.
 //
 // Thread rule: at start-up.
 #pragma once

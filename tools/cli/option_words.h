@@ -1,5 +1,5 @@
-// Errors of the library name keys of the config. If a command sets such a key by a command-line
-// option, the message should name the option instead.
+// The library's error messages name keys of the config. If a command-line option has set a key, the
+// message should name the option instead of the key.
 //
 // Thread rule: any thread.
 #pragma once
@@ -18,11 +18,12 @@ struct OptionWord {
   bool is_given = true;     // false: the value comes from the config, and its key stays
 };
 
-// Returns `error`, with the key's option in place of each key, in quotes or not.
+// Returns `error`, but its message names the option of `words` in place of each key. Keys in quotes
+// and keys without quotes are replaced.
 Error in_words_of(std::initializer_list<OptionWord> words, const Error& error);
 
 // Runs `work` and returns its result.
-// Fails with the errors of `work`, but the messages name options.
+// Fails with the errors of `work`, but their messages name options instead of keys.
 template <class Work>
 auto with_words(std::initializer_list<OptionWord> words, const Work& work) {
   try {

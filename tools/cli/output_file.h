@@ -1,17 +1,18 @@
-// This class writes all files that the command writes. Before anything is opened, an output is
-// compared with every input and every other output. The output's folder is tried, too. The output
-// is then created under a temporary name, and a rename gives it the final name:
+// These classes write all output files of the command. Before an output is opened, its path is
+// compared with those of all inputs and all other outputs. The check also tries whether the
+// output's folder is writable. After the check, the output is created under a temporary name, and a
+// rename gives the output its final name:
 //
 //   begin() .. write() .. commit()              once, whole: models, JSON, pages
 //   begin() .. accept() .. write() .. commit()  growing files: the final name comes as soon as the
 //                                               run is accepted, so that a killed run leaves the
 //                                               part that was written
 //
-// Until accept() or commit(), an older file of that name stays as it was. An output that is
-// destroyed before either call leaves nothing. A symbolic link is followed, and its target is
-// replaced. A path that is not a regular file (/dev/null, a pipe, /dev/stdout) is opened directly,
-// and several outputs may write to it. The path "-" is standard output. Text for people then goes
-// to standard error.
+// Until accept() or commit(), an older file with the final name stays unchanged. If an OutputFile
+// is destroyed before either call, no file is left. If the path is a symbolic link, the link's
+// target is replaced. A path that is not a regular file (/dev/null, a pipe, /dev/stdout) is opened
+// directly, and several outputs may write to this path. The path "-" stands for standard output. If
+// an output goes to standard output, text for people goes to standard error.
 //
 // Thread rule: one thread uses an OutputFiles and its files.
 #pragma once
@@ -40,8 +41,8 @@ enum class OutputMode {
 
 class OutputFile {
  public:
-  // `option` is the name that messages give to the output, such as "--json". An empty `path` means
-  // that no output is wanted. The functions below then do nothing.
+  // `option` is the name that messages give to the output, such as "--json". If `path` is empty, no
+  // output is wanted, and the functions below do nothing.
   OutputFile(std::string option, const std::string& path, OutputMode mode = OutputMode::kOrdinary);
 
   bool is_wanted() const { return !place_.path.empty(); }
@@ -51,39 +52,45 @@ class OutputFile {
   const std::string& path() const { return place_.path; }
   const FilePlace& place() const { return place_; }
 
-  // The call refuses an output that cannot be written, if this is known before the first write.
-  // Leaves nothing behind.
-  // Fails with kInput, with path, reason and remedy, and with kNoSpace or kUnsupported.
+  // Throws an error if it is already clear that the output cannot be written. The check leaves no
+  // file behind.
+  // Fails with kInput, kNoSpace or kUnsupported. The message names the path, the reason and a
+  // remedy.
   void check();
 
-  // Opens the output. The call write() does this, too. Fails with the errors of check().
+  // Opens the output. A call of write() also opens the output if it is not open yet.
+  // Fails with the errors of check().
   void begin();
-  // The open descriptor. This object still owns the descriptor. Requires: the output is begun.
+  // Returns the open descriptor, which this object still owns.
+  // Requires: begin() or write() has opened the output.
   int descriptor() const;
 
-  // Fails with kNoSpace or kIo. After a failure the file is truncated to its length before the
-  // call.
+  // Appends `bytes` to the output. After a failure, the file is truncated to the length that it had
+  // before the call.
+  // Fails with kNoSpace or kIo.
   void write(std::string_view bytes);
-  // Does the same as write(std::string_view), through a buffer that commit() empties.
+  // Formats the arguments and appends the text. The text goes through a buffer, and commit() writes
+  // the rest of this buffer.
   template <class... Arguments>
   void print(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
     fmt::format_to(std::back_inserter(buffer_), format, std::forward<Arguments>(arguments)...);
     if (buffer_.size() >= kBufferBytes) empty_buffer();
   }
 
-  // Gives the output its final name. If the rename fails, a line on standard error reports the
-  // failure, and commit() tries again. At this time it is too late to refuse the output, because
-  // other outputs have already been accepted.
-  // Requires: the output is begun.
+  // Gives the output its final name. If the rename fails, the call prints a line on standard error,
+  // and commit() tries again. The call does not throw, because other outputs may have been accepted
+  // already.
+  // Requires: begin() or write() has opened the output.
   void accept() noexcept;
-  // Makes the output durable under its final name, and closes it. If all data is written but the
-  // rename fails, the temporary file stays, and the message names this file.
+  // Makes the output durable under its final name, and closes the file. If the rename fails after
+  // all data was written, the temporary file stays, and the error message names this file.
   // Fails with kNoSpace or kIo.
   void commit();
-  // Closes the output. If the output does not have its final name yet, the call removes the output.
+  // Closes the file, and removes the file if it does not have its final name yet.
   void discard() noexcept;
 
-  // The error for an errno of this output. `what` names the operation that failed.
+  // Returns the error for `error`, the errno of an operation on this output. `what` names the
+  // operation that failed.
   Error failure(std::string_view what, int error) const;
 
  private:
@@ -113,25 +120,27 @@ class OutputFile {
   std::string buffer_;
 };
 
-// All outputs of a command, and the inputs that they must not touch.
+// All outputs of a command, and the inputs that the outputs must not replace.
 class OutputFiles {
  public:
-  // `what` is the name that messages give to the input, such as "the text" or "--init". Empty paths
-  // are ignored. A folder stands for the files in it. The output of option `successor` may replace
-  // this input, because the input has been read by then.
+  // `what` is the name that messages give to the input, such as "the text" or "--init". An empty
+  // path is ignored. If the path is a folder, all files in the folder are inputs. The output of the
+  // option `successor` may replace this input, because the command reads the input before it writes
+  // this output.
   void add_input(std::string what, const std::string& path, std::string_view successor = {});
   OutputFile& add(std::string option, const std::string& path,
                   OutputMode mode = OutputMode::kOrdinary);
-  // The call adds the output of another process. That output is compared, but not written.
+  // Adds an output that another process writes. Its path is compared with the other paths, but this
+  // process does not write the output.
   void reserve(std::string option, const std::string& path);
 
-  // Compares all files, then checks each output. Prints a line for each temporary file that a
-  // killed process left.
+  // Compares the paths of all files, and then checks each output. Prints a line for each temporary
+  // file that a killed process left.
   // Fails with kInput if two of the paths lead to the same file, and with the errors of
   // OutputFile::check().
   void check();
-  // Compares all files again, for inputs that were added since.
-  // Fails with kInput in the cases of check().
+  // Compares the paths of all files again, because inputs may have been added after check().
+  // Fails with kInput if two of the paths lead to the same file.
   void compare() const;
 
  private:
@@ -146,12 +155,11 @@ class OutputFiles {
   std::vector<std::unique_ptr<OutputFile>> outputs_;
 };
 
-// Writes `text` as the whole output and commits it. The function is for commands that write a file
-// in one piece.
+// Writes `text` as the whole content of `output`, and commits the output.
 void write_whole(OutputFile& output, std::string_view text);
 
-// Attempts each output independently. A disk that is too full for one output may still hold the
-// next output.
+// Writes several outputs, even if some of them fail. A disk that is too full for one output may
+// still have space for the next output.
 class FirstFailure {
  public:
   template <class Write>
@@ -162,7 +170,8 @@ class FirstFailure {
       note(error);
     }
   }
-  // Throws the first failure. The other failures have been printed by then.
+  // Throws the first failure, if there was one. The class has printed all other failures when they
+  // occurred.
   void rethrow() const;
 
  private:

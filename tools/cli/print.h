@@ -1,7 +1,8 @@
-// Text for people, on standard output (`say`) and standard error (`warn`). Nothing here throws, so
-// that a full disk behind a log never ends a run. Text that cannot be printed is lost. For standard
-// output, one line on standard error reports the loss. On a terminal, `say` breaks lines that are
-// too long for the terminal. `say_text` prints text unchanged, such as JSON.
+// Text for people, on standard output (`say`) and standard error (`warn`). The functions of this
+// file do not throw, so a full disk behind a log never ends a run. Text that cannot be printed is
+// lost. If text for standard output is lost, one line on standard error reports the loss. On a
+// terminal, `say` breaks lines that are too long for the terminal. `say_text` prints its text
+// unchanged, which is needed for JSON.
 //
 // Thread rule: any thread.
 #pragma once
@@ -12,23 +13,23 @@
 
 namespace sluice {
 
-// The function opens /dev/null for each of the descriptors 0, 1 and 2 that is closed. Otherwise the
-// next opened file would get such a descriptor, and printed text would go into that file. The
-// function is called at the start of main().
+// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed. Otherwise the next opened
+// file would get such a descriptor, and printed text would go into that file. Must be called at the
+// start of main().
 void keep_standard_descriptors() noexcept;
 
-// From this call on, all text that say() prints goes to standard error, because standard output
-// gets an output's data.
+// From this call on, say() prints to standard error, because standard output receives the data of
+// an output file.
 void leave_standard_output_to_data() noexcept;
 
-// The descriptor to which say() writes. The descriptor is standard output, or standard error after
-// leave_standard_output_to_data(). For coloured().
+// Returns the descriptor to which say() writes: standard output, or standard error after
+// leave_standard_output_to_data(). Callers pass this descriptor to coloured().
 int said_descriptor() noexcept;
 
 void say_text(std::string_view text) noexcept;
 void warn_text(std::string_view text) noexcept;
-// The function prints as say_text() does. If the text goes to a terminal, long lines of the text
-// are broken to fit.
+// Prints the same text as say_text(). If the text goes to a terminal, the function breaks lines
+// that are too long for the terminal.
 void say_fitted(std::string_view text);
 
 template <class... Arguments>
@@ -36,7 +37,7 @@ void say(fmt::format_string<Arguments...> format, Arguments&&... arguments) noex
   try {
     say_fitted(fmt::format(format, std::forward<Arguments>(arguments)...));
   } catch (...) {
-    // No memory is left. The text is lost, and the run goes on.
+    // No memory is left for the text. The text is lost, and the run continues.
   }
 }
 
@@ -45,14 +46,14 @@ void warn(fmt::format_string<Arguments...> format, Arguments&&... arguments) noe
   try {
     warn_text(fmt::format(format, std::forward<Arguments>(arguments)...));
   } catch (...) {
-    // As above.
+    // The text is lost, as in say().
   }
 }
 
-// Flushes the text said so far.
+// Flushes the text that say() has printed so far.
 void flush_said() noexcept;
 
-// The errno of the first text that could not be printed; 0 = no failure.
+// Returns the errno of the first failure to print a text; 0 = no failure.
 int said_failure() noexcept;
 
 }  // namespace sluice

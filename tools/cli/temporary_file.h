@@ -1,8 +1,9 @@
-// A new file under a unique name, beside the file to be replaced. The name is removed with the
-// object, and also when a signal that the process handles ends the process. A process that is
-// killed leaves the file. A file stays locked (flock) while its process keeps the file open. So a
-// later process can tell a leftover from a file that is being written. Process numbers could not
-// tell, because in containers the numbers repeat.
+// A new file under a unique name, in the folder of the file that it will replace. The destructor
+// removes the temporary name. The handler of a signal that ends the process removes the name, too.
+// If a process is killed, the file stays. The file is locked (flock) while its process keeps the
+// file open. So a later process can distinguish a leftover file from a file that is being written.
+// Process numbers are no alternative to locks, because the same numbers occur in several
+// containers.
 //
 // Thread rule: one thread per object. Any thread and any signal handler may call
 // remove_temporary_files().
@@ -20,8 +21,8 @@ namespace sluice {
 class TemporaryFile {
  public:
   TemporaryFile() = default;
-  // `target` is an absolute path without links. The file need not exist. `mode` is as for open(2).
-  // Fails with std::system_error, with the errno of open(2).
+  // `target` is an absolute path without links. The target need not exist. `mode` has the meaning
+  // that it has in open(2). Fails with std::system_error, with the errno of open(2).
   TemporaryFile(const std::string& target, mode_t mode);
   TemporaryFile(TemporaryFile&& other) noexcept;
   TemporaryFile& operator=(TemporaryFile&& other) noexcept;
@@ -29,10 +30,11 @@ class TemporaryFile {
 
   int descriptor() const { return descriptor_.get(); }
   const std::string& name() const { return name_; }  // empty once the file has the target's name
-  // Renames the file to the target's name. This replaces the target. Returns 0 or an errno. After
-  // an error, the temporary name stays.
+  // Renames the file to the target's name, and so replaces the target. Returns 0 or an errno. After
+  // an error, the file keeps its temporary name.
   int replace_target();
-  // Leaves the file under its temporary name permanently.
+  // Lets the file keep its temporary name permanently, so that the destructor does not remove the
+  // name.
   void keep();
 
  private:
@@ -44,11 +46,12 @@ class TemporaryFile {
   UniqueFd descriptor_;
 };
 
-// The temporary files for `target` that dead processes have left. The list leaves out files that
-// are being written, and files on a file system without locks.
+// Returns the temporary files for `target` that ended processes have left. The list does not
+// contain files that are being written. It is empty on a file system without locks.
 std::vector<std::string> leftovers_of(const std::string& target);
 
-// Removes the names of all temporary files of this process. The call is safe in a signal handler.
+// Removes the names of all temporary files of this process. A signal handler may call this
+// function.
 void remove_temporary_files() noexcept;
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
-// Output for terminals: the width, colours if they are wanted, lines that fit, and the progress of
-// long work. Files and pipes get unchanged lines without colours or progress.
+// Output for terminals: the width of a terminal, colours, lines that fit the width, and the
+// progress of long work. Files and pipes receive unchanged lines, without colours and without
+// progress.
 //
 // Thread rule: any thread may call the functions. One thread uses a Progress.
 #pragma once
@@ -15,22 +16,22 @@
 namespace sluice {
 
 bool is_terminal(int descriptor);
-// The width of the terminal behind `descriptor`. If the width is unknown, the result is 80.
+// Returns the width of the terminal behind `descriptor`, or 80 if the width is unknown.
 std::size_t terminal_columns(int descriptor);
 
 enum class Colour { kGood, kWarning, kBad };
-// The function returns `text` in colour if three things hold: `descriptor` is a terminal, NO_COLOR
-// is not set (https://no-color.org), and TERM is not "dumb".
+// Returns `text` in colour if `descriptor` is a terminal, NO_COLOR is not set
+// (https://no-color.org), and TERM is not "dumb". Otherwise, the result is `text` without colour.
 std::string coloured(int descriptor, Colour colour, std::string_view text);
 
-// Returns `text` with each line that is longer than `columns` broken between words. In a table, the
-// last column begins after two spaces. The rest of a broken line is placed under this column. So
-// tables stay tables.
+// Returns `text`, with line breaks between words in each line that is longer than `columns`. In the
+// line of a table, two spaces precede the last column. The rest of a broken line is placed under
+// the last column, so that tables stay readable.
 std::string fitted(std::string_view text, std::size_t columns);
 
-// While some work takes longer than a second, a line on standard error says which work is going on,
-// and for how long. There is no such line if standard error is no terminal. The destructor removes
-// the line.
+// Shows the progress of one piece of work. When the work has taken longer than a second, a line on
+// standard error names the work and its duration so far. There is no such line if standard error is
+// no terminal. The destructor removes the line.
 class Progress {
  public:
   explicit Progress(std::string what, bool is_quiet = false);
@@ -38,7 +39,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Replaces the text.
+  // Replaces the text that names the work.
   void set(std::string what);
 
  private:

@@ -1,4 +1,4 @@
-// Messages about a wrong command line, with the words that were probably meant.
+// Messages about a wrong command line. A message suggests the word that the user probably meant.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -10,13 +10,13 @@
 
 namespace sluice {
 
-// Returns a message that describes one mistake and says where to find help. The mistake is an
-// unknown command or option, or an argument that no option takes. An unknown name comes with the
-// nearest known name. For any other mistake, the message is the parser's own. `error` is the
-// exception from parsing `app`.
+// `error` is the exception that the parser threw for `app`. Returns a message that describes the
+// user's mistake and says where to find help. If a command or an option is unknown, the message
+// suggests the nearest known name. The function also describes an argument that no option accepts.
+// For all other mistakes, the message is the parser's own.
 std::string usage_mistake(const CLI::App& app, const CLI::ParseError& error);
 
-// The text of `sluice help WORDS`.
+// Returns the text that `sluice help WORDS` prints.
 // Fails with kInvalidArgument if there is no such command.
 std::string help_text(const CLI::App& app, const std::vector<std::string>& words);
 

@@ -1,5 +1,5 @@
 // `sluice bench adam` measures the speed of the CPU update. The command compares this speed with
-// the limit of the machine's memory, which is measured in the same run.
+// the limit that the machine's memory sets. The same run measures this limit.
 #pragma once
 
 #include <cstdint>

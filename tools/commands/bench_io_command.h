@@ -1,5 +1,5 @@
 // `sluice bench io` measures the rates of the drives behind storage paths, by request size and
-// depth, and writes them to a calibration file.
+// depth. The command writes the rates to a calibration file.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct BenchIoOptions {
   std::string plot_file;
 };
 
-// The function prints a table and writes the calibration. With several paths, the rates are those
-// of all drives at the same time, and also of each drive alone. Returns the exit code.
+// The function prints a table, writes the calibration, and returns the exit code. If there are
+// several paths, it measures all drives at the same time, and then each drive alone.
 // Fails with kConfig (an option), kNoSpace, kInput, kIo, kDamaged or kUnsupported.
 int run_bench_io(const BenchIoOptions& options);
 

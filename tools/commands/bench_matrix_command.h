@@ -1,5 +1,6 @@
-// `sluice bench matrix` measures the table of `sluice plan --matrix` on a small model, with the
-// ranks that mpirun starts. The command prints the planned values beside the measured ones.
+// `sluice bench matrix` measures the values that `sluice plan --matrix` predicts. The command uses
+// a small model and the ranks that mpirun starts. It prints the planned values beside the measured
+// values.
 #pragma once
 
 #include <cstdint>

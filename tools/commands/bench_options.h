@@ -29,7 +29,8 @@ struct BenchCommands {
   }
 };
 
-// Parsing fills in `commands`, which must live until `app` has parsed.
+// Adds the subcommands to `app`. Parsing writes the options to `commands`, which must live until
+// `app` has parsed.
 void add_bench(CLI::App& app, BenchCommands& commands);
 
 }  // namespace sluice

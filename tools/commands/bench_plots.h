@@ -1,4 +1,4 @@
-// The pictures of `sluice bench ... --plot`, drawn from the figures that the command prints.
+// The pictures that `sluice bench ... --plot` draws. They show the figures that the command prints.
 //
 // Thread rule: pure.
 #pragma once
@@ -16,17 +16,18 @@
 
 namespace sluice {
 
-// The picture shows the rates of all paths together and of each path alone, by pattern, request and
-// depth. The picture includes the smallest and the largest rate of the rounds. Requires: at least
-// one series.
+// The picture shows the rates of all paths together and of each path alone, by pattern, request
+// size and depth. It also shows the smallest and the largest rate that the rounds measured.
+// Requires: at least one series.
 std::string io_plot(std::span<const IoSeries> series, const std::vector<std::string>& paths);
-// The picture shows the update beside its limit, memcpy and triad, with quartiles. Requires: at
-// least one result.
+// The picture shows the speed of the update beside the limit, memcpy and triad, with quartiles.
+// Requires: at least one result.
 std::string adam_plot(std::span<const BenchResult> results);
-// Steps beside T_bound and T_min. Requires: at least one regime.
+// The picture shows the times of steps beside T_bound and T_min.
+// Requires: at least one regime.
 std::string step_plot(std::span<const RegimeResult> regimes);
-// The picture shows training steps beside T_min and beside computation alone. The picture is drawn
-// from the document of `bench gpu --json`.
+// The picture shows the times of training steps beside T_min and beside the time of computation
+// alone. `document` is the output of `bench gpu --json`.
 std::string gpu_plot(const nlohmann::ordered_json& document);
 
 }  // namespace sluice

@@ -17,7 +17,7 @@ struct ConfigImportOptions {
   DeepspeedValues values;
 };
 
-// The options of `check`, `show` and `rates`.
+// The options of `sluice config check`, `show` and `rates`.
 struct ConfigShowOptions {
   std::string file;
   std::vector<std::string> assignments;

@@ -1,5 +1,5 @@
-// The command line of `sluice config` and its subcommands, and the options that give a value to
-// "auto" in a DeepSpeed file.
+// The command line of `sluice config` and its subcommands. The file also defines the options that
+// replace the value "auto" in a DeepSpeed file.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -31,11 +31,12 @@ struct ConfigCommands {
   }
 };
 
-// Parsing fills in `commands`, which must live until `app` has parsed.
+// Adds the subcommands to `app`. Parsing writes the options to `commands`, which must live until
+// `app` has parsed.
 void add_config(CLI::App& app, ConfigCommands& commands);
 
-// Adds --batch, --lr and similar options. The function leaves out --steps, which some commands
-// define themselves.
+// Adds --batch, --lr and similar options. The function does not add --steps, because some commands
+// define this option themselves.
 void add_deepspeed_values(CLI::App* command, DeepspeedValues& values);
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
-// `sluice doctor` checks the features of this machine. A finding is fine, slower than possible, or
-// an obstacle. Each finding has a line that says how to repair it.
+// `sluice doctor` checks the features of this machine. Each finding says whether a feature is fine,
+// slower than possible, or an obstacle. If a feature is not fine, a line says how to repair the
+// problem.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +26,11 @@ struct Finding {
   std::string remedy;   // a command to run or a line to change; empty when fine
 };
 
-// Runs all checks, and leaves nothing behind.
+// Runs all checks. The checks leave no files behind.
 std::vector<Finding> examine(const DoctorOptions& options);
 
-// Prints a line for each finding and its remedy. Returns kExitResource if one of the checks failed.
-// Fails with the errors of OutputFile::check().
+// Prints each finding and its remedy. Returns kExitResource if one of the checks failed. Fails with
+// the errors of OutputFile::check().
 int run_doctor(const DoctorOptions& options);
 
 }  // namespace sluice

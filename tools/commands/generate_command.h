@@ -1,5 +1,5 @@
-// `sluice generate` continues a prompt with a saved model. The command reads parameters from the
-// file unit by unit, so memory holds only one unit.
+// `sluice generate` continues a prompt with a saved model. The command reads the parameters of one
+// unit at a time from the file, so memory holds no more than one unit.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct GenerateOptions {
   unsigned threads = 0;  // 0 = the granted cores
 };
 
-// Prints the prompt and its continuation token by token. Returns the exit code.
+// Prints the prompt, and then its continuation, token by token. Returns the exit code.
 // Fails with kInput in these cases:
 // - The model file cannot be used, or has weights that are not finite.
 // - The prompt is empty, or the temperature is below 0.

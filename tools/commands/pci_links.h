@@ -1,6 +1,6 @@
-// The PCIe links of GPUs and drives, and the NUMA nodes to which they are attached, as the kernel
-// reports them. A device may use fewer lanes than it could, or may be attached to another socket
-// than the GPU. This slows down a run without any error.
+// The PCIe links of GPUs and drives, and the NUMA nodes to which these devices are attached. The
+// data comes from the kernel. A device may use fewer lanes than it could, or a drive may be
+// attached to another socket than the GPU. Both slow down a run without any error.
 //
 // Thread rule: any thread.
 #pragma once
@@ -20,14 +20,14 @@ struct PciLink {
   double gigatransfers_max = 0;  // of the device
   unsigned lanes = 0;            // now; 0 = not reported
   unsigned lanes_max = 0;        // of the device
-  // The address of the PCIe switch that the device hangs on, which is that of the port that leads
-  // up from the switch. Empty: none, or not reported. Bytes between two devices of one switch need
-  // not pass the processor.
+  // The address of the PCIe switch to which the device is attached. This address is that of the
+  // switch's upstream port. It is empty if there is no switch, or if the kernel reports none.
+  // Transfers between two devices at one switch need not pass through the processor.
   std::string pci_switch = {};
 };
 
-// Returns NVIDIA's GPUs, and the PCI devices of the drives behind `folders`. Each device is listed
-// once. `sysfs` is the root of the kernel's tree, "/sys".
+// Returns the links of NVIDIA's GPUs, and of the PCI devices of the drives behind `folders`. Each
+// device is listed once. `sysfs` is the folder in which the kernel describes devices, "/sys".
 std::vector<PciLink> pci_links(const std::vector<std::string>& folders, const std::string& sysfs);
 
 // Returns the NUMA nodes whose processors this process may use, in ascending order. The result is

@@ -1,4 +1,5 @@
-// `sluice plan` says what a run will need and cost, before the run starts.
+// `sluice plan` predicts the memory, the storage and the time that a run will need. The command
+// does not start the run.
 #pragma once
 
 #include <optional>
@@ -17,13 +18,14 @@ struct PlanOptions {
   std::uint32_t ranks = 1;
   bool stages = false;  // also print the memory of a rank under each ZeRO stage
   bool matrix = false;  // and memory and time by stage and offload
-  // A config.json, or a folder that has one, which replaces the config's model; empty = none.
+  // A config.json, or a folder that contains one. Its model replaces the model of the config. If
+  // empty, the config's model is used.
   std::string model;
   std::optional<std::uint64_t> sequence;  // with `model`: tokens of a sequence
   // The name of the GPU to plan for; empty = as in the config.
   std::string gpu;
-  // A value that replaces memory.host; empty = as in the config. With `nodes`, the value is the
-  // memory of a host.
+  // A value that replaces memory.host. If empty, the config's value is used. If `nodes` is given,
+  // the value is the memory of one host.
   std::string host_memory;
   std::string drive;                 // a name, or "name:count"; empty = none
   std::string drive_space;           // of all drives together; empty = of `drive`, or unlimited
@@ -33,17 +35,17 @@ struct PlanOptions {
   std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
   PlanRateOptions rates;
   bool as_deepspeed = false;  // also print what DeepSpeed's estimators say
-  // The number of hosts that the ranks are on. If `nodes` is given, memory, drives and rates are
-  // those of a host, and the host's ranks share them. If `nodes` is not given, memory, drives and
-  // rates are those of a rank.
+  // The number of hosts on which the ranks run. If `nodes` is given, the options for memory, drives
+  // and rates describe one host, and the host's ranks share these resources. If `nodes` is not
+  // given, the options describe the resources of one rank.
   std::optional<std::uint32_t> nodes;
   std::string json_file;
   std::string plot_file;
   std::string tensors_file;
 };
 
-// The function prints the plan. Returns kExitResource if the config's own placement does not fit
-// its budgets.
+// Prints the plan. Returns kExitResource if the placement that the config names does not fit the
+// config's budgets.
 // Fails with kConfig or kInput.
 int run_plan(const PlanOptions& options);
 

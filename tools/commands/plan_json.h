@@ -1,4 +1,5 @@
-// Parts of the file of `sluice plan --json` (docs/cli.md). Pure; any thread.
+// Parts of the file that `sluice plan --json` writes (docs/cli.md).
+// Thread rule: pure.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -148,7 +148,7 @@ PlanModel config_plan(const TrainConfig& config, double micro_tokens, bool is_on
     return bytes_of(std::ceil(factor * static_cast<double>(bytes)));
   };
   PlanModel model;
-  model.spec = training_model(config);
+  model.spec = training_model(config, is_on_host);
   model.activation_bytes = scaled(kept_activation_bytes(config, is_on_host));
   for (std::uint64_t& bytes : model.spec.boundary_bytes) bytes = scaled(bytes);
   return model;

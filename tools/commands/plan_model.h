@@ -1,5 +1,5 @@
-// The model and the GPU for `sluice plan`. The model has one of three sources: the config's GPT, a
-// number of --parameters in --layers equal units, or a config.json (--model).
+// The model for which `sluice plan` plans. It has one of three sources: the config's GPT, a number
+// of parameters (--parameters) in equal units (--layers), or a config.json (--model).
 //
 // Thread rule: any thread.
 #pragma once
@@ -17,9 +17,9 @@
 
 namespace sluice {
 
-// The share of a data sheet's rate that plans assume for matrix products.
+// Plans assume that matrix products run at this share of the rate in the GPU's data sheet.
 inline constexpr double kReachedShare = 0.4;
-// The part of a GPU's memory that the driver and the libraries keep.
+// The part of a GPU's memory that the driver and the libraries occupy.
 inline constexpr std::uint64_t kGpuContextBytes = std::uint64_t{1} << 30;
 
 struct PlanModel {
@@ -32,7 +32,7 @@ struct PlanModel {
   std::vector<std::string> tied;       // of --model: the names by which one tensor goes
 };
 
-// The units and tensors of `model` as JSON, for --tensors.
+// Returns the units and tensors of `model` as JSON, for the option --tensors.
 std::string tensors_json(const PlanModel& model);
 
 // Fails with kInput or kConfig.

@@ -9,7 +9,8 @@
 
 namespace sluice {
 
-// Parsing fills in `options`, which must live until `app` has parsed.
+// Adds the subcommand to `app`. Parsing writes to `options`, which must live until `app` has
+// parsed.
 void add_plan(CLI::App& app, PlanOptions& options);
 
 }  // namespace sluice

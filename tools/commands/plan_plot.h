@@ -1,5 +1,5 @@
-// `sluice plan --plot` draws the time of a step over budgets of host memory. The command also draws
-// the time that each resource works in the step.
+// `sluice plan --plot` draws how the time of a step depends on the budget of host memory. The
+// picture also shows how long each resource works during the step.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-// The picture as SVG. The result is empty if the config, or its drives, fit under no budget of host
-// memory.
+// Returns the picture as SVG. The result is empty if no budget of host memory is enough for the
+// config and its drives.
 std::optional<std::string> plan_plot(const PlanSubject& subject);
 
 }  // namespace sluice

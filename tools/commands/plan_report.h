@@ -20,11 +20,11 @@ struct PlanFindings {
   std::vector<MatrixRow> matrix;      // with --matrix
 };
 
-// The verdict says whether the config fits, how long a step takes, what limits the step, and which
-// smallest change would help.
+// Returns the verdict. It says whether the config fits, how long a step takes, and which resource
+// limits the step. It also names the smallest change that would help.
 std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSubject& subject);
 
-// `all` begins with the config's own placement.
+// The first element of `all` is the placement that the config names.
 void print_plan(const PlanOptions& options, const PlanSubject& subject,
                 const std::vector<PlannedPlacement>& all, const PlanFindings& findings);
 void write_plan(const PlanOptions& options, const PlanSubject& subject,

@@ -1,5 +1,5 @@
-// The subject of `sluice plan`: the model, the machine and the rates that its options and its
-// config describe. Plain data.
+// The subject of `sluice plan`: the model, the machine and the rates that the options and the
+// config describe. The struct is plain data.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@ struct PlanSubject {
   HostMemory host;
   std::uint64_t activation_bytes = 0;  // that the application keeps
   PlanRates rates;
-  // With --nodes, the number of ranks of one host, which share the host's memory and drives.
-  // Otherwise 1.
+  // If --nodes is given, the number of ranks on one host. These ranks share the host's memory and
+  // drives. If --nodes is not given, the value is 1.
   std::uint32_t sharing_ranks = 1;
   std::optional<std::uint64_t> drive_bytes;  // space on storage for this rank
   std::optional<double> rated_bytes;         // that the drives take in their life, for this rank
@@ -31,7 +31,8 @@ struct PlanSubject {
   std::string remedy;         // another one, where the config does not fit; may be empty
   double parameters = 0;      // of the whole model
   double active_parameters = 0;
-  // The operations of a step's products on this rank, forward and backward, without recomputation.
+  // The operations of the matrix products that a step computes on this rank, forward and backward.
+  // Recomputation is not included.
   double model_flops = 0;
   std::optional<double> peak_flops;  // of the GPU that --gpu names
   std::string tensors;               // JSON, if --tensors asks for it

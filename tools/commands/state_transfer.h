@@ -1,5 +1,5 @@
 // `sluice state export` and `import` copy between durable stores and portable checkpoints. This
-// file also has the functions that all of `sluice state` shares.
+// file also declares the functions that all subcommands of `sluice state` use.
 #pragma once
 
 #include <string>
@@ -17,8 +17,8 @@ ConfigDocument read_state_config(const StateOptions& options);
 // Fails with kInput if the config names no store.
 void require_store_name(const Config::Storage& storage, const StateOptions& options);
 
-// The --json file. Before the command does anything, the output is compared with everything that
-// the command reads, and is tried.
+// The output file of --json. The constructor compares its path with all files that the command
+// reads, and checks that the file can be written. So the command fails before it has done any work.
 class StateJson {
  public:
   // `checkpoint` is a folder that the command reads, or "".
@@ -33,8 +33,8 @@ class StateJson {
   OutputFile& output_;
 };
 
-// Both functions return an exit code. Both fail with kInput, kDamaged, kNoSpace, kUnsupported and
-// others. After a failure, no incomplete result is left.
+// Both functions return an exit code. After a failure, no incomplete result is left. Both functions
+// fail with kInput, kDamaged, kNoSpace, kUnsupported and others.
 int export_state(const StateOptions& options);
 int import_state(const StateOptions& options);
 

@@ -1,6 +1,6 @@
-// The drives behind a folder, as the kernel reports them, and their write caches. The caches decide
-// whether written data survives a power cut before a flush, and whether the kernel sends flushes to
-// the drives.
+// The drives behind a folder and the write caches of these drives, as the kernel reports them. The
+// kind of cache decides whether written data survives a power cut before a flush. It also decides
+// whether the kernel sends flushes to the drive.
 //
 // Thread rule: any thread.
 #pragma once
@@ -16,8 +16,9 @@ struct StorageDrive {
   std::string write_cache;  // "write back", "write through"; empty = not reported
 };
 
-// Returns the drives of the file system of `folder`. RAID and similar arrays have several drives.
-// Tmpfs and network mounts have no drives. `sysfs` is the root of the kernel's tree, "/sys".
+// Returns the drives on which the file system of `folder` lies. There are several drives for RAID
+// and similar arrays, and none for tmpfs and network mounts. `sysfs` is the folder in which the
+// kernel describes devices, "/sys".
 std::vector<StorageDrive> storage_drives(const std::string& folder, const std::string& sysfs);
 
 }  // namespace sluice

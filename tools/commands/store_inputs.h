@@ -1,4 +1,4 @@
-// The files of durable stores. No output of a command may replace these files.
+// Protects the files of durable stores, so that no output of a command replaces them.
 //
 // Thread rule: one thread.
 #pragma once
@@ -10,7 +10,8 @@
 
 namespace sluice {
 
-// Adds all files of store `name` that lie in `paths` to the inputs. Does nothing for an empty name.
+// Adds the files of store `name` in the folders `paths` to the inputs of `files`. Does nothing if
+// `name` is empty.
 void add_store_inputs(OutputFiles& files, std::span<const std::string> paths,
                       const std::string& name);
 

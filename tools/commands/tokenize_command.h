@@ -1,4 +1,5 @@
-// `sluice tokenize` turns a text into a token file, as `sluice train` does on its own.
+// `sluice tokenize` turns a text into a token file. `sluice train` also does this by itself if its
+// data is a text.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// `sluice top` shows what running jobs are doing, from their status pages.
+// `sluice top` shows what running jobs are doing. The command reads the status pages of these jobs.
 #pragma once
 
 #include <cstdint>

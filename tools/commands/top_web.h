@@ -1,4 +1,4 @@
-// `sluice top --web` shows what running jobs are doing as a page in a browser.
+// `sluice top --web` shows a page in a browser. The page says what running jobs are doing.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,8 @@
 
 namespace sluice {
 
-// The function serves the page on this machine until Ctrl-C. `folder` has the status pages.
+// Serves the page to browsers on this machine, until Ctrl-C. `folder` contains the status pages of
+// the jobs.
 // Fails with the errors of LocalServer.
 void show_on_web(const std::string& folder, std::uint16_t port);
 

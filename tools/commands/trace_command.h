@@ -22,7 +22,7 @@ struct TraceHtmlOptions {
   std::string calibration;
 };
 
-// The command writes each output that has a name.
+// The command writes each of the four outputs whose file name is not empty.
 struct TraceExportOptions {
   std::string steps;  // FIRST-LAST; empty = all
   std::vector<std::string> files;
@@ -49,8 +49,8 @@ struct TraceWhatIfOptions {
 };
 
 // Each function returns the exit code (tools/cli/exit_codes.h).
-// Fails with kInput if a file cannot be read or written, or is no trace, and with kConfig if an
-// option is wrong.
+// Fails with kInput if a file cannot be read or written, or if an input is no trace. Fails with
+// kConfig if an option is wrong.
 int run_trace_summary(const TraceSummaryOptions& options);
 int run_trace_html(const TraceHtmlOptions& options);
 int run_trace_export(const TraceExportOptions& options);

@@ -25,7 +25,8 @@ struct TraceCommands {
   }
 };
 
-// Parsing fills in `commands`, which must live until `app` has parsed.
+// Adds the subcommands to `app`. Parsing writes the options to `commands`, which must live until
+// `app` has parsed.
 void add_trace(CLI::App& app, TraceCommands& commands);
 
 }  // namespace sluice

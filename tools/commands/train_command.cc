@@ -73,9 +73,9 @@ class TrainRun {
         init_(ModelFile::open(options.init_file, config.model)),
         device_(config_, ranks.gpu()),
         collectives_(ranks.join(device_)),
-        engine_(config_.engine, training_model(config_), device_.device(), collectives_.get()),
+        engine_(config_.engine, model(), device_.device(), collectives_.get()),
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
-        limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
+        limits_(engine_, model(), config.micro_batches, *config.order,
                 config.engine.storage.calibration, config.engine.storage.state.commit_every),
         log_(outputs.csv, outputs.json_lines, options.log_every),
         publisher_(config_, engine_),
@@ -105,6 +105,7 @@ class TrainRun {
   }
 
  private:
+  ModelSpec model() const { return validated(training_model(config_, device_.is_host())); }
   void introduce() {
     record_.parameters = engine_.layout().parameter_count();
     record_.optimizer_state = engine_.layout().format().moments;
@@ -139,8 +140,7 @@ class TrainRun {
       Config engine = config_.engine;
       engine.memory.device_bytes = engine_.placement().device_budget_bytes;
       engine.memory.host_bytes = engine_.placement().host_budget_bytes;
-      say("{}\n", describe(plan_orders(engine, validated(training_model(config_)),
-                                       machine_of(memory_, engine_.rank_count())),
+      say("{}\n", describe(plan_orders(engine, model(), machine_of(memory_, engine_.rank_count())),
                            record_.order));
     }
     const bool varies =

@@ -1,4 +1,4 @@
-// `sluice train` trains a GPT on a text. The config says where the state lies.
+// `sluice train` trains a GPT on a text. The config says where the model's state is stored.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +31,13 @@ struct TrainOptions {
   std::optional<double> peak_flops;  // per second, of one rank
   bool measures_peak = false;
   std::uint64_t compare_memory = 0;  // steps of the same training in memory; 0 = none
-  DeepspeedValues deepspeed;  // used for a DeepSpeed file
+  DeepspeedValues deepspeed;         // used for a DeepSpeed file
   bool quiet = false;
 };
 
 // Returns the exit code (tools/cli/exit_codes.h).
-// Fails with the error of a bad config, text, model file, path or budget. Such an error comes
-// before the first step and leaves nothing behind.
+// Fails if the config, the text, the model file, a path or a budget is wrong. Such a failure occurs
+// before the first step, and leaves no files behind.
 int run_train(const TrainOptions& options);
 
 }  // namespace sluice

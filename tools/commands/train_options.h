@@ -1,4 +1,5 @@
-// The options of `sluice train`. Thread rule: at start-up.
+// The options of `sluice train`.
+// Thread rule: at start-up.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,7 +8,7 @@
 
 namespace sluice {
 
-// The function adds the subcommand. `options` must outlive `app`.
+// Adds the subcommand to `app`. `options` must outlive `app`.
 void add_train(CLI::App& app, TrainOptions& options);
 
 }  // namespace sluice

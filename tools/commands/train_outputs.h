@@ -1,5 +1,5 @@
-// The files that a training run writes, and the files that it must not touch. Rank 0 writes for all
-// ranks, except that each rank writes its own trace.
+// The files that a training run writes, and the files that the run must not replace. Each rank
+// writes its own trace. Rank 0 writes all other files for all ranks.
 //
 // Thread rule: one thread.
 #pragma once
@@ -15,14 +15,14 @@
 namespace sluice {
 
 struct TrainOutputs {
-  // The constructor compares all files and checks each output.
+  // The constructor compares the paths of all files, and checks each output. Must be called while
+  // `config.data_file` is still the text, because turning the text into tokens can take minutes and
+  // leaves a file.
   // Fails with the errors of OutputFiles::check().
-  // At this time, `config.data_file` is still the text. Turning the text into tokens can take
-  // minutes and leaves a file.
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
 
-  // If the text was turned into tokens, the call compares all files with the file of the tokens.
-  // Fails with kInput in the cases of OutputFiles::check().
+  // If the text was turned into tokens, the call compares the paths of all outputs with the path of
+  // the token file. Fails with kInput if two of the paths lead to the same file.
   void compare_with_tokens(const TrainConfig& config);
 
   OutputFiles files;

@@ -1,7 +1,7 @@
-// The parts of `sluice train` that look at the model between steps: validation, samples, and the
-// event file for TensorBoard. Validation, samples and events change no bit of the training.
+// The parts of `sluice train` that use the model between steps: validation, samples, and the event
+// file for TensorBoard. Training gives the same bits with and without these parts.
 //
-// Thread rule: one thread. With several ranks, all ranks take part.
+// Thread rule: one thread. If there are several ranks, all ranks must make the same calls.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,8 @@ struct WatchOptions {
   std::string tensorboard_folder;  // empty = no event file
 };
 
-// The run that is watched. All of these objects must outlive the watch.
+// The training run that TrainWatch watches. All objects that the struct refers to must outlive the
+// watch.
 struct WatchedRun {
   const TrainConfig& config;
   const Dataset& dataset;
@@ -39,8 +40,8 @@ struct WatchedRun {
 
 class TrainWatch {
  public:
-  // `events` is the event file of rank 0. The call begin() begins this file. `events` and `options`
-  // must outlive the watch.
+  // `events` is the event file of rank 0. The function begin() writes the first record to this
+  // file. `events` and `options` must outlive the watch.
   // Fails with:
   // - kInput: a prompt has no tokens.
   // - kUnsupported: samples are wanted from a run that computes on a GPU.
@@ -52,20 +53,20 @@ class TrainWatch {
   void begin();
   void accept() noexcept { events_.accept(); }
 
-  // The caller calls this function before the record of a step is written. The call validates if a
-  // validation is due.
+  // Must be called after each step, before the record of the step is written. Computes the
+  // validation loss if a validation is due.
   void step_ended(StepRecord& record);
-  // The caller calls this function when the step has been printed. The call prints the validation
-  // loss, draws and prints a sample if one is due, and writes the step's events.
+  // Must be called when the step has been printed. Prints the validation loss, draws and prints a
+  // sample if a sample is due, and writes the step's events.
   void tell(const StepRecord& record);
 
-  // The mean cross-entropy on the validation part after `steps` steps; nothing if the run has been
-  // asked to stop.
+  // Returns the mean cross-entropy on the validation part of the data after `steps` steps. Returns
+  // nothing if the run has been asked to stop.
   std::optional<double> validation_loss(std::uint64_t steps);
   const std::vector<TokenBatch>& validation_batches();
 
-  // Adds the validation loss at the end of the run to the events.
-  // Fails with the first failure of the event file.
+  // Adds the validation loss at the end of the run to the event file.
+  // Fails with the first error that occurred with the event file.
   void finish(std::uint64_t steps, std::optional<double> validation_loss);
 
  private:

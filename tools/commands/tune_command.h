@@ -1,5 +1,6 @@
-// `sluice tune` searches for settings under which a config runs quicker on this machine. The
-// command first predicts with the model of the step, and then makes runs of a few steps.
+// `sluice tune` searches for settings under which a config runs faster on this machine. The command
+// first predicts step times with a model of the step. Then it runs a few steps with the best
+// settings.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ struct TuneOptions {
   std::string json_file;
 };
 
-// Fails with kConfig or kInput, with kOutOfMemory if no settings fit, and with kUnsupported for
-// several ranks. Nothing is written in these cases.
+// Fails with kConfig or kInput. Also fails with kOutOfMemory if no settings fit the memory, and
+// with kUnsupported if there are several ranks. After a failure, no file is written.
 int run_tune(const TuneOptions& options);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The output of `sluice tune`: the verdict, a table of the given config and the finalists, and
-// JSON.
+// The output of `sluice tune`: the verdict, JSON, and a table of the user's config and the
+// finalists.
 //
 // Thread rule: one thread.
 #pragma once
@@ -24,18 +24,19 @@ struct TuneOutcome {
   bool was_cached = false;  // the calibration
   double seconds = 0;       // of the whole command, without the calibration
 
-  // The candidate behind contender `index`.
+  // Returns the candidate whose settings contender number `index` uses.
   const TuneCandidate& candidate(std::size_t index) const {
     return index == 0 ? search.given : search.best[index - 1];
   }
 };
 
-// A text such as "memory.host=auto optimizer.lanes=(chosen by Sluice)".
+// Returns a text such as "memory.host=auto optimizer.lanes=(chosen by Sluice)".
 std::string settings_text(const TuneSettings& settings);
 
-// The first line, which the other lines explain.
+// Returns the first line of the output. The other lines explain this line.
 std::string tune_verdict(const TuneOutcome& outcome);
-// The calibration, the table and the settings of each finalist.
+// Returns the lines after the verdict: the calibration, the table, and the settings of each
+// finalist.
 std::string tune_table(const TuneOutcome& outcome);
 std::string tune_json(const TuneOutcome& outcome);
 

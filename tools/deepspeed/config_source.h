@@ -1,5 +1,5 @@
-// Reads a config file for every command. A config is a file of Sluice or of DeepSpeed. A DeepSpeed
-// file is recognised by its keys and imported.
+// Reads the config file of a command. The file is either a config of Sluice or a config of
+// DeepSpeed. The reader recognises a DeepSpeed file by its keys, and imports the file.
 //
 // Thread rule: one thread.
 #pragma once
@@ -17,18 +17,20 @@ struct ConfigSource {
   ConfigDocument document;
   std::optional<ImportReport> report;  // for a DeepSpeed file
 
-  // The place of the key's value in the user's file.
+  // Returns the place in the user's file at which the value of `key` stands.
   std::string origin_of(const std::string& key) const;
 };
 
-// `argument` is a path, or DeepSpeed's base64. `assignments` are KEY=VALUE. The assignments are
-// applied last. The assignments' values also replace an "auto". `values.ranks` is the launcher's
-// number of ranks if there are several.
-// Fails with kInput or kConfig. For a DeepSpeed file, one message lists everything that is refused.
+// `argument` is a path, or the config itself in base64, as DeepSpeed accepts it. Each of
+// `assignments` has the form KEY=VALUE. The assignments are applied after the file, and also
+// replace values that are "auto". If the launcher started several ranks, `values.ranks` is their
+// number.
+// Fails with kInput or kConfig. For a DeepSpeed file, one message lists all keys that are refused.
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);
 
-// The name of an argument in messages, because base64 text would be too long.
+// Returns the name of a config argument in messages. The name of a base64 text is short, because
+// the text itself would be too long.
 std::string name_of_source(const std::string& argument);
 
 }  // namespace sluice

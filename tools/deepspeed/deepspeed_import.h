@@ -1,7 +1,8 @@
-// Turns a DeepSpeed file into a config of Sluice, and reports what happened to every key. A key is
-// refused if it would change the trained numbers, or needs a feature that Sluice lacks. The message
-// has the key's name and place, and says what to write instead. A key that DeepSpeed refuses is
-// refused, too. Common mistakes with only one possible meaning are understood and reported.
+// Turns a DeepSpeed file into a config of Sluice, and reports what happened to every key. The
+// importer refuses a key if the key would change the trained numbers, or needs a feature that
+// Sluice lacks. The message contains the key's name and place, and says what to write instead. The
+// importer also refuses all keys that DeepSpeed refuses. If a common mistake has only one possible
+// meaning, the importer uses this meaning, and reports the mistake.
 //
 // Thread rule: any thread.
 #pragma once
@@ -15,7 +16,8 @@
 
 namespace sluice {
 
-// The values for "auto", and for settings that a file leaves to the program which calls DeepSpeed.
+// The values that replace "auto" in the file. Some of them replace settings that a program usually
+// passes to DeepSpeed itself.
 struct DeepspeedValues {
   std::optional<std::uint64_t> batch;          // sequences of a micro-batch
   std::optional<std::uint64_t> micro_batches;  // of a step
@@ -27,12 +29,13 @@ struct DeepspeedValues {
   std::optional<std::uint64_t> warmup_steps;
   std::optional<std::uint64_t> steps;
   std::string precision;  // empty = bf16, unless the file has a precision
-  // Ten times it is the "auto" of stage3_param_persistence_threshold.
+  // If stage3_param_persistence_threshold is "auto", ten times the hidden size replaces it.
   std::optional<std::uint64_t> hidden_size;
   std::string device = "auto";
   std::uint32_t ranks = 1;
-  // Messages call an option by its name here, under the key "micro_batches" for --micro-batches. A
-  // program that has the values from elsewhere, and its own optimizer, says where.
+  // The names by which messages call options. For example, the key of --micro-batches is
+  // "micro_batches". A program that takes values from other sources than options writes the names
+  // of those sources here.
   std::map<std::string, std::string> names;
 };
 
@@ -58,29 +61,29 @@ struct ImportedConfig {
   ImportReport report;
 };
 
-// Whether `text` is a DeepSpeed file: it has keys of DeepSpeed and no key that only Sluice has.
-// Text that is not Hjson is no DeepSpeed file.
+// Whether `text` is a DeepSpeed file. A DeepSpeed file is valid Hjson, has keys of DeepSpeed, and
+// has no key that exists in Sluice alone.
 bool is_deepspeed_file(std::string_view text);
 
-// `name` is the name of the text in messages.
-// Fails with kConfig if the text is not Hjson. All other errors are listed in the report.
+// `name` is the name of the text in messages. Fails with kConfig if the text is not Hjson. All
+// other errors are listed in the report.
 ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
                                 const DeepspeedValues& values);
 
-// One message about all keys that are refused.
+// Returns one message about all keys that are refused.
 std::string refusals(const ImportReport& report, const std::string& name);
-// The result is a line such as "ds.json is a DeepSpeed file: 12 keys mapped, 5 not needed, 1
-// understood, none refused".
+// Returns a line such as "ds.json is a DeepSpeed file: 12 keys mapped, 5 not needed, 1 understood,
+// none refused".
 std::string summary_of(const ImportReport& report, const std::string& name);
 
-// The whole report, with a line for each key.
+// Returns the report as text, with one line for each key.
 std::string describe(const ImportReport& report, const std::string& name);
-// The whole report as JSON, with the config.
+// Returns the report and the imported config as JSON.
 std::string report_json(const ImportedConfig& imported, const std::string& name);
 
 // Returns the text of the config file `argument`. If `argument` is base64, as DeepSpeed accepts it,
 // returns the decoded text.
-// Fails with kInput if `argument` is neither.
+// Fails with kInput if `argument` is neither a file nor base64.
 std::string config_text(const std::string& argument);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // The table of DeepSpeed's configuration keys (deepspeed_keys.json). Each key has a row that says
-// how the importer treats it. The importer and `sluice config explain` read this table, and
-// docs/deepspeed_keys.md is made from it.
+// how the importer treats the key. The importer and `sluice config explain` read this table.
+// docs/deepspeed_keys.md is generated from the table.
 //
 // Thread rule: any thread.
 #pragma once
@@ -18,7 +18,8 @@ enum class DeepspeedClass : std::uint8_t {
   kMap,     // the key's value goes into keys of Sluice
   kDerive,  // Sluice derives the value itself
   kNote,    // the key has no effect on training
-  // An error for the values in `refuse`. Such values change the numbers, or need what Sluice lacks.
+  // The values in `refuse` are errors. They would change the trained numbers, or need a feature
+  // that Sluice lacks.
   kRefuse,
   kError,    // no key of DeepSpeed; DeepSpeed refuses or misreads it
   kForeign,  // no key of DeepSpeed; DeepSpeed ignores it
@@ -31,7 +32,8 @@ struct DeepspeedKey {
   std::string type;     // section, bool, int, number, string, enum, path, pair, object, any
   bool strict = false;  // for a section: DeepSpeed refuses unknown keys in it
   nlohmann::ordered_json fallback;  // DeepSpeed's default; null = none
-  // The option that replaces "auto". If there is no such option, the default replaces "auto".
+  // The option whose value replaces "auto". If there is no such option, the default replaces
+  // "auto".
   std::string option;
   std::string refuse;  // the values that are refused
   std::optional<double> least, most;
@@ -48,8 +50,8 @@ const DeepspeedKey* find_deepspeed_key(std::string_view key);
 
 std::string_view name_of(DeepspeedClass key_class);
 
-// Returns a hint such as "; did you mean "gradient_clipping"?" with the key that is most similar to
-// `key`. The hint is empty if no key is similar.
+// Returns a hint such as "; did you mean "gradient_clipping"?" with the known key that is most
+// similar to `key`. Returns an empty text if no known key is similar.
 std::string deepspeed_key_hint(const std::string& key);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// The function reads Hjson, an extension of JSON. Hjson allows comments (#, //, /* */), keys and
-// strings without quotes, missing and trailing commas, and a document without outer braces.
-// DeepSpeed reads its files as Hjson. The reader keeps the place of each key for messages.
-// (https://hjson.github.io/)
+// Reads Hjson, an extension of JSON (https://hjson.github.io/). Hjson allows comments as in C++ and
+// in Python. It also allows keys and strings without quotes, missing and trailing commas, and a
+// document without outer braces. DeepSpeed reads its files as Hjson. The reader stores the place of
+// each key, so that messages can name the place.
 //
 // Thread rule: any thread.
 #pragma once
@@ -23,11 +23,12 @@ struct HjsonDocument {
   OrderedJson root;                           // always an object
   std::map<std::string, std::size_t> places;  // dotted key -> the key's offset in `text`
 
-  // Returns "NAME:LINE:COLUMN" of a key. For a key that is not in the text, the result is "NAME".
+  // Returns the place of a key as "NAME:LINE:COLUMN". If the key is not in the text, the result is
+  // "NAME".
   std::string place_of(const std::string& key) const;
 };
 
-// Fails with kConfig and "NAME:LINE:COLUMN: ..." in these cases:
+// Fails with kConfig and a message that begins with "NAME:LINE:COLUMN: ", in these cases:
 // - The text is not Hjson, or has a duplicate key.
 // - The outermost value is no object.
 // - There are more than 32 levels of nesting.

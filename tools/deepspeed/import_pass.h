@@ -1,6 +1,6 @@
-// The state of an import: the entries of the file, found through the table of keys, the growing
-// config, and the report. The file deepspeed_import.cc drives the import, and each import_*.cc
-// handles a part of the file.
+// The state of one import: the entries of the DeepSpeed file, the config built so far, and the
+// report. deepspeed_import.cc controls the import. Each import_*.cc imports one part of the
+// DeepSpeed file.
 //
 // Thread rule: one thread. The document and the values must outlive the pass.
 #pragma once
@@ -28,12 +28,13 @@ class ImportPass {
   };
 
   const DeepspeedValues& values() const { return values_; }
-  // Returns null if the file has no such key, or if "auto" there means the default.
+  // Returns the entry of `key`. Returns null if the file has no such key, or if the key's value
+  // "auto" stands for the default.
   const Entry* find(const std::string& key) const;
   bool is_auto(const std::string& key) const;
   bool has_section(const std::string& key) const { return sections_.contains(key); }
-  // Returns the number at `key`. Returns nothing if there is no number or the number has been
-  // refused.
+  // Returns the value of `key` if it is a number. Returns nothing if there is no number, or if the
+  // number has been refused.
   std::optional<double> number(const std::string& key) const;
   // Does the same as number(), but also returns a refused number.
   std::optional<double> written_number(const std::string& key) const;
@@ -50,12 +51,12 @@ class ImportPass {
   void understood(const std::string& key, const std::string& text);
   void refuse(const std::string& key, const std::string& text);
   void ask_for(const std::string& option);
-  // Refuses `key` because the file and an option have different values.
+  // Refuses `key` because the file and an option give different values.
   void refuse_conflict(const std::string& key, const std::string& in_file,
                        const std::string& option, const std::string& of_option);
 
-  // The call adds the file's entries, outer sections before inner ones. The table's row decides
-  // about each entry.
+  // Adds the members of `object`, a section of the file, and of all sections inside it. The key's
+  // row in the table decides how an entry is treated.
   void add_members(const OrderedJson& object, const std::string& path, const std::string& written,
                    bool is_strict);
   void set_entry(const std::string& key, const OrderedJson& value);
@@ -87,11 +88,11 @@ void import_precision(ImportPass& pass);
 void import_optimizer(ImportPass& pass);
 void import_scheduler(ImportPass& pass);
 
-// Returns `value` in the row's type. If the conversion fails, returns nothing and puts the reason
-// into `why`. `note` describes a value that was understood as something else.
+// Converts `value` to the type that `row` names. If the conversion fails, returns nothing and
+// writes the reason to `why`. If the value was understood as something else, `note` says so.
 std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJson& value,
                                          std::string& why, std::string& note);
-// Whether the row refuses `value`.
+// Whether `row` says that `value` is refused.
 bool is_refused_value(const DeepspeedKey& row, const OrderedJson& value);
 
 }  // namespace sluice

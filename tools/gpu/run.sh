@@ -327,8 +327,11 @@ run_python() {
     return
   fi
   add_package || return
-  step "python/tests/test_cuda.py" 150 bash -c 'cd "$1" && exec "$2" -B -m pytest -q -p no:cacheprovider test_cuda.py' - "$here/python_tests" "$python"
-  step "python/tests" 400 bash -c 'cd "$1" && exec "$2" -B -m pytest -q -p no:cacheprovider --ignore frameworks --ignore test_cuda.py .' - "$here/python_tests" "$python"
+  for part in test_cuda_offload.py test_cuda.py; do
+    step "python/tests/$part" 150 bash -c 'cd "$1" && exec "$2" -B -m pytest -q -p no:cacheprovider "$3"' - "$here/python_tests" "$python" "$part"
+  done
+  # The others compute on the CPU.
+  step "python/tests" 400 bash -c 'cd "$1" && CUDA_VISIBLE_DEVICES= exec "$2" -B -m pytest -q -p no:cacheprovider --ignore frameworks .' - "$here/python_tests" "$python"
 }
 
 # Whether Sluice computes on a GPU here: its own word, since nvidia-smi may be absent, or see what cannot be used.

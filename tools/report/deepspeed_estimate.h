@@ -1,8 +1,8 @@
-// The memory that DeepSpeed's own estimators state for a model. A plan can show the estimators'
-// numbers beside its own. The estimators are estimate_zero2_model_states_mem_needs() in
+// The memory that DeepSpeed's own estimators predict for a model. A plan can show these numbers
+// beside the plan's own numbers. The estimators are estimate_zero2_model_states_mem_needs() in
 // deepspeed/runtime/zero/stage_1_and_2.py, and estimate_zero3_model_states_mem_needs() in
-// deepspeed/runtime/zero/stage3.py. The numbers equal the estimators' numbers to the byte. The
-// estimators count parameters, gradients and optimizer state, and no activations.
+// deepspeed/runtime/zero/stage3.py. The functions below compute exactly the same numbers. The
+// estimators count parameters, gradients and optimizer state, but no activations.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -24,25 +24,26 @@ struct DeepspeedEstimate {
   std::uint64_t cpu_bytes = 0;  // of a node
   std::uint64_t gpu_bytes = 0;  // of a GPU
 
-  // A text such as "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1".
+  // Returns a text such as "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1".
   std::string options() const;
 };
 
 struct DeepspeedSubject {
   std::uint64_t parameters = 0;
-  // The number of parameters of the module that itself has the most parameters.
+  // The number of parameters in the module that directly contains the most parameters.
   std::uint64_t largest_module = 0;
   std::uint32_t gpus_per_node = 1;
   std::uint32_t nodes = 1;
 };
 
-// A module's name is the name of its tensors without the last word.
+// The function finds the modules by the names of tensors. The module of a tensor has the tensor's
+// name without the last word.
 DeepspeedSubject deepspeed_subject(const ModelSpec& model, std::uint32_t gpus, std::uint32_t nodes);
 
-// All rows of both estimators, in their order.
+// Returns all rows of both estimators' tables, in the same order as the estimators.
 std::vector<DeepspeedEstimate> deepspeed_estimates(const DeepspeedSubject& subject);
 
-// The tables of the estimators as text.
+// Returns the tables of both estimators as text.
 std::string deepspeed_table(const DeepspeedSubject& subject);
 
 }  // namespace sluice

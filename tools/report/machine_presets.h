@@ -1,6 +1,7 @@
-// GPUs and drives by name, for plans of a machine that is not at hand. The figures are those of the
-// makers' data sheets. Prefer a measured rate (`sluice bench io`), because drives for desktop
-// computers keep the write rate of the data sheet only until their cache is full. Pure.
+// The figures of GPUs and drives by name, for plans of a machine that is not available for
+// measurements. The figures come from the makers' data sheets. Measured rates (`sluice bench io`)
+// are better. Drives for desktop computers write at the rate of the data sheet only until their
+// cache is full. The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +9,16 @@
 
 namespace sluice {
 
-// `flops` is the rate per second of dense matrix products in bf16 with fp32 sums. The figure of
-// v100 is for fp16.
+// `flops` is the number of operations per second in dense matrix products of bf16 with fp32 sums.
+// The figure of v100 is for fp16.
 struct GpuPreset {
   const char* name;
   std::uint64_t memory_bytes;
   double flops;
 };
 
-// The figures of one drive. `written_bytes` is the number of bytes that may be written to the drive
-// during its life.
+// The figures of one drive. `written_bytes` is the number of bytes that the drive can write during
+// its lifetime.
 struct DrivePreset {
   const char* name;
   double read_bytes_per_second;
@@ -38,7 +39,7 @@ const GpuPreset& gpu_preset(const std::string& name);
 // Fails with kConfig if the name is unknown, or the number is not between 1 and 1024.
 DriveSet drive_set(const std::string& text);
 
-// The names, as text for a help message.
+// Each function returns the known names, as text for a help message.
 std::string gpu_names();
 std::string drive_names();
 

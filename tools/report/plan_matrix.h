@@ -1,5 +1,7 @@
-// The memory and time of a rank for every ZeRO stage and every way to offload the state. `sluice
-// plan --matrix` prints this table, and `sluice bench matrix` measures it. Pure; any thread.
+// A table of the memory and the time that a rank needs, for every ZeRO stage and every way to
+// offload the state. `sluice plan --matrix` prints this table, and `sluice bench matrix` measures
+// the same values.
+// Thread rule: pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +31,11 @@ struct MatrixRow {
   RankTraffic rank_traffic;
 };
 
-// The table has one row for each stage and each way to offload. One rank has no stages, so its rows
-// are those of stage 0.
+// Returns one row for each combination of a stage and a way to offload. If there is one rank, the
+// stages do not differ, so the table has only the rows of stage 0.
 std::vector<MatrixRow> plan_matrix(const PlanRequest& request);
 
-// The config of `row`, for an engine.
+// Returns `config` with the stage and the placement of `row`.
 Config config_of_row(const Config& config, const MatrixRow& row);
 
 std::string matrix_table(const std::vector<MatrixRow>& rows);

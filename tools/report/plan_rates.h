@@ -1,11 +1,10 @@
-// The rates that a plan uses.
+// The rates that a plan uses, and the source of each rate.
 // Each source takes precedence over the sources before it:
 // - Assumed rates, and a GPU's data sheet.
-// - Figures of `sluice bench gpu`. For the drive, a drive's data sheet takes the place of these
-//   figures.
+// - Figures of `sluice bench gpu`. If a drive's data sheet is given, it replaces the figures for
+//   the drive.
 // - Calibration files of `sluice bench io` and `sluice bench adam`.
 // - Rates stated by options.
-// Each rate is listed with its source.
 #pragma once
 
 #include <optional>
@@ -21,7 +20,8 @@ struct PlanRateOptions {
   std::string io_file;    // empty = none
   std::string adam_file;  // empty = none
   std::string gpu_file;   // of `sluice bench gpu`; empty = none
-  // The texts of the options. Each text is a size per second, or a number such as "2e9".
+  // The texts of the options. Each text is a size, such as 2GB, or a number, such as "2e9". The
+  // unit is bytes per second.
   std::string read, write, copy;  // empty = not stated
   std::string link;               // a rank's link to the others; empty = it takes no time
   std::string drives;             // for drive_set(); empty = none
@@ -43,13 +43,13 @@ struct PlanRates {
 };
 
 // The function sets the storage rates in `rates`. `read` and `write` are in bytes per second.
-// `interference` is the time of reading and writing at the same time, divided by the time of doing
-// both in turn. The value is 1 on a half-duplex drive, and 0.5 on a drive that does both at full
-// rate.
+// `interference` is a ratio of two times. The time for reading and writing at once is divided by
+// the time for reading first and writing afterwards. The ratio is 1 for a half-duplex drive. It is
+// 0.5 for a drive that reads and writes at full rate at the same time.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
-// Fails with kConfig for a wrong option, or for a GPU's figures if the host computes. Fails with
-// kInput if a file cannot be read, or does not have the figures of its benchmark.
+// Fails with kConfig if an option is wrong, or if GPU figures are given although the host computes.
+// Fails with kInput if a file cannot be read, or lacks the figures of its benchmark.
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format);
 
 }  // namespace sluice

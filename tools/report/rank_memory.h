@@ -1,5 +1,5 @@
-// The memory that the ranks of a run take, for the report of `sluice train`. The memory consists of
-// pools, homes, and the peak use in each phase of the steps.
+// The memory that the ranks of a run use, for the report of `sluice train`. The report lists the
+// pools, the memory in which the state lives, and the peak use in each phase of the steps.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +25,18 @@ struct RankMemory {
   PhaseMarks most_in_use;       // peak use without the pools
 };
 
-// Returns the memory of every rank. Each rank makes this call with its own `most_in_use`.
+// Returns the memory of every rank. All ranks must make this call, each with its own `most_in_use`.
 std::vector<RankMemory> memory_of_ranks(Engine& engine, const PhaseMarks& most_in_use);
 
-// A text about the peak memory use, by phase and tier.
+// Returns a text about the peak memory use, by phase and tier.
 std::string memory_report(const RankMemory& own);
 
 nlohmann::ordered_json json_of(const RankMemory& rank);
-// For each phase, the bytes by tier and by kind. The predictions of `sluice plan` have the same
-// keys.
+// Returns the bytes by phase, tier and kind. The keys are the same as in the predictions of `sluice
+// plan`.
 nlohmann::ordered_json json_of(const PhaseMarks& marks);
 
-// The largest resident set of this process so far.
+// Returns the size of this process's largest resident set so far.
 std::uint64_t peak_rss_bytes();
 
 }  // namespace sluice

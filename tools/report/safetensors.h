@@ -1,5 +1,5 @@
-// Writes a file of named fp32 tensors in the safetensors format, as an output of a command. The
-// header engine/checkpoint/safetensors_file.h reads such files.
+// Writes a file of named fp32 tensors in the safetensors format. The file is an output of a
+// command. engine/checkpoint/safetensors_file.h reads such files.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,19 @@ struct SavedTensor {
   std::uint64_t element_count() const;
 };
 
-// The function fills `values` with elements [first_element, first_element + values.size()) of
-// tensor `index`.
+// A function that fills `values` with the elements [first_element, first_element + values.size())
+// of tensor `index`.
 using TensorSource =
     std::function<void(std::size_t index, std::uint64_t first_element, std::span<float> values)>;
 
-// Writes `tensors` in order, and commits the file. The values come from `source` piece by piece.
-// `metadata` goes into the header.
+// Writes `tensors` in their order, and commits the file. `source` provides the values piece by
+// piece. The header of the file contains `metadata`.
 // Fails with the errors of OutputFile. After a failure, the target is unchanged.
 void write_safetensors(OutputFile& file, std::span<const SavedTensor> tensors,
                        const std::map<std::string, std::string>& metadata,
                        const TensorSource& source);
 
-// Calls `source` for the same pieces in the same order as write_safetensors(), and writes nothing.
+// Makes the same calls of `source` as write_safetensors(), in the same order, but writes nothing.
 void read_as_if_written(std::span<const SavedTensor> tensors, const TensorSource& source);
 
 }  // namespace sluice

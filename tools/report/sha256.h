@@ -20,7 +20,7 @@ class Sha256 {
   Sha256();
 
   void update(std::span<const std::byte> bytes);
-  // 64 hexadecimal digits. Ends the digest.
+  // Returns the hash as 64 hexadecimal digits. No call of update() may follow.
   std::string hex();
 
  private:
@@ -30,9 +30,9 @@ class Sha256 {
   std::unique_ptr<evp_md_ctx_st, FreeContext> context_;
 };
 
-// The function is for SaveOptions::sha256. The function reads the file once, whatever the ranges
-// are.
-// Fails with kIo, kDamaged or others, naming the file and the place that cannot be read.
+// Returns the hash of each range of `file`, for SaveOptions::sha256. The function reads the file
+// only once, even if ranges overlap.
+// Fails with kIo, kDamaged or others. The message names the file and the place that cannot be read.
 std::vector<std::string> file_sha256(const FileRanges& file);
 
 }  // namespace sluice

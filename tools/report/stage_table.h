@@ -1,6 +1,7 @@
-// The state that each ZeRO stage leaves on one of several ranks, for `sluice plan --stages`. The
-// function computes the bytes at rest by kind, and the peak use in each phase of a step. The homes
-// are as in the config, if the stage offers these homes. Pure.
+// The memory that one of several ranks needs under each ZeRO stage, for `sluice plan --stages`. The
+// functions compute the bytes of each kind of state between steps, and the peak use in each phase
+// of a step. The state lives where the config says, if the stage permits this. The functions are
+// pure.
 #pragma once
 
 #include <array>
@@ -12,22 +13,23 @@
 
 namespace sluice {
 
-// The bytes of one rank. `window_bytes` are the parameters that stage 3 gathers on the device.
-// These parameters are for the leases and for two units ahead. `parameter_bytes` include the
-// parameters that stage 3 keeps gathered.
+// The bytes of one rank. `window_bytes` is the memory for the parameters that stage 3 gathers on
+// the device, for the leases and for two units ahead. `parameter_bytes` includes the parameters
+// that stage 3 keeps gathered.
 struct StageMemory {
-  // The bytes at rest, on any tier.
+  // The bytes that each kind of state occupies between steps, on all tiers together.
   std::uint64_t parameter_bytes = 0;
   std::uint64_t window_bytes = 0;
   std::uint64_t gradient_bytes = 0;
   std::uint64_t optimizer_bytes = 0;
-  // The homes that the config names, but that the stage does not offer. "auto" replaces them.
+  // The kinds of state for which the config names a place that the stage does not permit. For these
+  // kinds, "auto" replaces the config's choice.
   std::string left_to_auto;  // such as "parameters"; empty = none
   std::string obstacle;      // why the budgets are too small; then the fields below mean nothing
   PhaseMarks most_in_use{};
 };
 
-// Returns one entry for each stage. The index is the stage's number.
+// Returns one entry for each stage. The entry's index is the number of the stage.
 std::array<StageMemory, 4> memory_by_stage(const PlanRequest& request);
 std::string stage_table(const PlanRequest& request);
 

@@ -1,5 +1,6 @@
-// The output of `sluice top` about status pages (status_page.h). There is a view for people, JSON,
-// and text for Prometheus. Thread rule: pure; any thread.
+// The three outputs of `sluice top` about status pages (status_page.h): a view for people, JSON,
+// and text for Prometheus.
+// Thread rule: pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,12 @@
 
 namespace sluice {
 
-// `now_unix_ns` is the current time, from which ages are computed.
+// `now_unix_ns` is the current time. The view shows the ages of pages at this time.
 std::string status_view(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
-// The text is {"runs": [...], "ended": [...], "problems": [...]} (docs/cli.md).
+// Returns a text of the form {"runs": [...], "ended": [...], "problems": [...]} (docs/cli.md).
 std::string status_json(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
-// The text format 0.0.4. Processes that are gone are left out.
+// Returns a text in version 0.0.4 of Prometheus's text format. The text does not contain processes
+// that have ended.
 std::string status_prometheus(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
 
 }  // namespace sluice

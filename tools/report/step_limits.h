@@ -1,6 +1,5 @@
-// Compares a run's steps with their limits T_min and T_bound (engine/bound/bound.h). The limits
-// follow from the rates that the run has measured. The storage rates come from a calibration file
-// if the run has one.
+// Computes the limits T_min and T_bound of a run's steps (engine/bound/bound.h), from the rates
+// that the run has measured. If there is a calibration file, the storage rates come from this file.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -25,13 +24,14 @@ struct StepLimits {
 class LimitMeter {
  public:
   // `engine` must outlive the meter. `calibration` is a file that `sluice bench io` wrote; empty =
-  // none. A file that lacks reads, writes or the mix of both is ignored. `commit_every` is that of
-  // the engine's durable store, if the engine has a durable store.
+  // none. The file is ignored if it lacks the rates of reading, of writing, or of both at the same
+  // time. If the engine has a durable store, `commit_every` is the number of steps per commit of
+  // the store.
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
              MicroBatchOrder order, std::string calibration, std::uint32_t commit_every = 1);
 
-  // Must be called at the end of each step. The first step is ignored, because it touches memory
-  // for the first time.
+  // Must be called at the end of each step. The meter ignores the first step, because that step is
+  // slower: it touches memory for the first time.
   void note(const StepReport& report);
 
   // Returns nothing before the third step.

@@ -1,5 +1,6 @@
-// The figures of a training run's steps. Each step has one row of CSV and one line of JSON. The
-// figures are written when the step ends, so a killed run leaves the figures of all earlier steps.
+// The figures of a training run's steps, as rows of a CSV file and as lines of JSON. The figures
+// are written when the step ends. So if the run is killed, the files contain the figures of all
+// earlier steps.
 //
 // Thread rule: one thread.
 #pragma once
@@ -40,44 +41,43 @@ struct StepRecord {
 
   double tokens_per_s() const { return static_cast<double>(tokens) / time_s; }
   double flops_per_s() const { return flops / time_s; }
-  // The model FLOP utilization, which is the part of the peak rate that the step reached.
+  // The model FLOP utilization: the rate that the step reached, divided by the peak rate.
   std::optional<double> mfu() const {
     return peak_flops > 0 ? std::optional(flops_per_s() / peak_flops) : std::nullopt;
   }
 };
 
-// Returns null for NaN, which JSON does not have. The gradient norm of a skipped step is such a
-// number.
+// Returns null for NaN, because JSON has no NaN. The gradient norm of a skipped step can be NaN.
 nlohmann::ordered_json json_number(double value);
-// The result is also null if there is no value.
+// Also returns null if there is no value.
 nlohmann::ordered_json json_number(const std::optional<double>& value);
-// The figures of a step in `--json`. The limits are not included, because they are known only at
-// the end of the run.
+// Returns the figures of a step, for the output of --json. The limits T_min and T_bound are
+// missing, because they are not known until the end of the run.
 nlohmann::ordered_json json_of(const StepRecord& step);
 
 class StepLog {
  public:
-  // The log has the last step, and every step whose number is a multiple of `every`. The files must
-  // outlive the log.
+  // The log contains the last step, and every step whose number is a multiple of `every`. The files
+  // must outlive the log.
   StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every);
 
   bool is_due(const StepRecord& step) const { return step.step % every_ == 0; }
-  // Opens the files and writes the header of the CSV file. A run that resumes after `steps_before`
-  // steps keeps the files' rows of these steps.
+  // Opens the files and writes the header of the CSV file. If a run resumes after `steps_before`
+  // steps, the files keep their rows of these steps.
   // Fails with the errors of OutputFile.
   void begin(std::uint64_t steps_before);
   // Gives both files their final names.
   void accept() noexcept;
-  // If a write fails, one line on standard error says so, and the file gets no more rows. Training
-  // goes on.
+  // Adds a step to the log. If a write fails, one line on standard error says so. The file then
+  // receives no more rows, but training continues.
   void add(const StepRecord& step);
-  // Adds the last step.
-  // Fails with the first failure of each file.
+  // Both functions add the last step, if the file does not contain it yet.
+  // Both fail with the first error that occurred with their file.
   void finish_csv();
   void finish_json_lines();
 
  private:
-  // One of the two files.
+  // One of the two files, and the first error that occurred with this file.
   struct Rows {
     OutputFile& file;
     std::exception_ptr failure;

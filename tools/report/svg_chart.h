@@ -1,6 +1,6 @@
-// Figures as SVG files. The figures have bars and lines, a legend, values as text, and a
-// description for screen readers. The same figures give the same file, byte for byte. Pure; any
-// thread.
+// Charts as SVG files. A chart has bars or lines, a legend, values as text, and a description for
+// screen readers. Equal charts give equal files, byte for byte.
+// Thread rule: pure; any thread.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@ struct ChartBar {
   double high = 0;
 };
 
-// Rows of bars. Each row has one bar for each series, side by side.
+// Rows of bars. Each row has one bar for each series, and these bars stand side by side.
 struct BarChart {
   struct Row {
     std::string label = {};
@@ -27,15 +27,15 @@ struct BarChart {
   std::vector<Row> rows = {};
 };
 
-// Lines over one axis. The values on the axis grow by factors. Each point's text is shown where the
-// pointer is.
+// Lines over one horizontal axis, which is logarithmic. The text of a point is shown while the
+// pointer is on the point.
 struct LineChart {
   struct Line {
     std::string name = {};
     std::vector<double> values = {};  // one per place
     bool is_main = false;             // drawn thick and black
   };
-  // A vertical line at a place.
+  // A vertical line at one value of the axis.
   struct Mark {
     double at = 0;
     std::string text = {};

@@ -1,7 +1,8 @@
-// A set of intervals of time. For any stretch of time, the set tells how long at least one interval
-// lasted, and how many intervals overlapped on average.
+// A set of time intervals. For any range of time, the set can tell for how long at least one
+// interval was active. It can also tell how many intervals were active on average.
 //
-// Thread rule: one thread calls add(), and then seal(). After that, any thread may ask.
+// Thread rule: one thread calls add() and then seal(). After seal(), any thread may call the const
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +13,23 @@ namespace sluice {
 
 class IntervalSet {
  public:
-  // A set for kDepth allows calls of depth(), and takes 32 bytes for each interval. A set for kBusy
-  // takes next to no memory if intervals are added in order of time.
+  // A set for kDepth allows calls of depth(), and needs 32 bytes per interval. A set for kBusy does
+  // not allow them, but needs very little memory if intervals are added in order of time.
   enum class For : std::uint8_t { kBusy, kDepth };
   explicit IntervalSet(For use = For::kBusy) : use_(use) {}
 
-  // Adds [begin, end). An empty interval is ignored.
+  // Adds the interval [begin, end). An empty interval is ignored.
   void add(std::uint64_t begin_ns, std::uint64_t end_ns);
   // Must be called after the last add().
   void seal();
 
-  // The part of [begin, end) that lies in at least one interval.
+  // Returns how much of the range [begin, end) lies in at least one interval.
   std::uint64_t busy_ns(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   std::uint64_t busy_ns() const { return busy_ns(0, UINT64_MAX); }
-  // The busy time as a share of [begin, end). The share is 0 if [begin, end) is empty.
+  // Returns busy_ns() as a share of the range [begin, end). Returns 0 if the range is empty.
   double share(std::uint64_t begin_ns, std::uint64_t end_ns) const;
-  // The average number of simultaneous intervals over [begin, end).
-  // Requires: kDepth.
+  // Returns the average number of active intervals in the range [begin, end).
+  // Requires: the set is for kDepth.
   double depth(std::uint64_t begin_ns, std::uint64_t end_ns) const;
 
   using Interval = std::pair<std::uint64_t, std::uint64_t>;
@@ -36,12 +37,12 @@ class IntervalSet {
   const std::vector<Interval>& joined() const { return joined_; }
 
  private:
-  // Sorted times. For each time, also the sum of all earlier times.
+  // Sorted times, and for each of them the sum of all earlier times.
   struct Times {
     std::vector<std::uint64_t> at;
     std::vector<double> sum_before;
     void seal();
-    // The sum of (time - at) over all `at` before `time`.
+    // Returns the sum of (time_ns - x) over all times x of `at` that are before `time_ns`.
     double passed(std::uint64_t time_ns) const;
   };
 

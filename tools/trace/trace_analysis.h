@@ -1,8 +1,8 @@
-// The meaning of a trace's records. The analysis has each step's time by part and by cause, the
-// cause of every wait, and the use of each drive, link and processor.
+// Explains the records of a trace. The analysis divides each step's time by part and by cause. It
+// also finds the cause of every wait, and the use of each drive, link and processor.
 //
 // Thread rule: pure; the trace must outlive the analysis.
-// Invariants: the parts of a step sum to its time, and every wait has one cause.
+// Invariants: the parts of a step's time add up to the step's time. Every wait has one cause.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// The reason for a wait. The page docs/tracing.md has the rules.
+// The reason for a wait. docs/tracing.md describes how a cause is found.
 enum class StallCause : std::uint8_t {
   kEngine,  // no other cause; hand-overs between threads
   kLatePrefetch,
@@ -58,8 +58,9 @@ struct StepShare {
   std::int64_t exposed_io_ns = 0;
   std::int64_t exposed_optimizer_ns = 0;
   std::int64_t other_ns = 0;
-  // The time in which storage, copies to the device or the optimizer were at work. The engine
-  // measures this time. In a trace without this measurement, the time follows from the records.
+  // The time during which storage, copies to the device or the optimizer were working. The engine
+  // measures this time. If a trace does not contain the measurement, the time is computed from the
+  // records.
   std::uint64_t background_ns = 0;
   std::int64_t rank_wait_ns = 0;  // the part of exposed I/O that waits for other ranks
   bool is_open = false;           // the run was killed in this step
@@ -67,12 +68,13 @@ struct StepShare {
 
   std::int64_t total_ns() const { return static_cast<std::int64_t>(end_ns - begin_ns); }
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // The part of `background_ns` that no wait for storage, copies or the optimizer covers. The
-  // result is 0 if these waits are longer.
+  // Returns `background_ns` minus the waits for storage, copies and the optimizer. Returns 0 if
+  // these waits are longer than `background_ns`.
   std::int64_t hidden_ns() const;
 };
 
-// Percentiles of durations. The rank nearest to the percentage counts.
+// Percentiles of durations. Each percentile is one of the durations, found by the nearest-rank
+// method.
 struct Percentiles {
   std::uint64_t p50_ns = 0;
   std::uint64_t p99_ns = 0;
@@ -80,8 +82,8 @@ struct Percentiles {
 };
 Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns);
 
-// A flow of bytes. A flow is one direction of one drive, the copies in one direction, or the
-// collectives of one sort.
+// Identifies a flow of bytes: one direction of one drive, the copies in one direction, or the
+// collectives of one kind.
 struct FlowKey {
   TraceKind kind = TraceKind::kRead;
   std::uint32_t drive = 0;  // for collectives, their TraceRecord::detail
@@ -103,13 +105,13 @@ struct FlowStats {
   double bytes_per_second() const;
 };
 
-// A name for people, such as "read drive 0", "copy to device" or "gather".
+// Returns a name for people, such as "read drive 0", "copy to device" or "gather".
 std::string name_of(const FlowKey& flow);
 
-// Returns nothing for records that move no bytes.
+// Returns the flow of `record`. Returns nothing if the record does not describe a transfer.
 std::optional<FlowKey> flow_of(const TraceRecord& record);
-// The time at which the drive or link started the transfer of `record`, and the time of the last
-// byte.
+// started_ns() returns the time at which the drive or link started the transfer of `record`.
+// moved_ns() returns the time at which the last byte arrived.
 std::uint64_t started_ns(const TraceRecord& record);
 std::uint64_t moved_ns(const TraceRecord& record);
 
@@ -119,10 +121,10 @@ class TraceAnalysis {
 
   const TraceFile& trace() const { return trace_; }
   const std::vector<StepShare>& steps() const { return steps_; }
-  // In order of time.
+  // The waits are in order of time.
   const std::vector<Stall>& stalls() const { return stalls_; }
   const std::vector<FlowStats>& flows() const { return flows_; }
-  // The transfers of a drive in both directions.
+  // Returns the transfers of a drive in both directions.
   const IntervalSet& drive(std::size_t index) const { return drives_[index]; }
   std::size_t drive_count() const { return drives_.size(); }
   const IntervalSet& processor() const { return processor_; }
@@ -131,7 +133,8 @@ class TraceAnalysis {
  private:
   using Index = std::unordered_map<std::uint64_t, std::vector<const TraceRecord*>>;
 
-  // Activations have no blocks, so they are found by their unit.
+  // The key for looking up the reads of a block. Activations have no blocks, so their key contains
+  // the unit instead.
   static std::uint64_t read_key(std::uint32_t block_or_unit, std::uint8_t plane) {
     return std::uint64_t{block_or_unit} << 8 | plane;
   }
@@ -158,7 +161,7 @@ class TraceAnalysis {
 
   const TraceFile& trace_;
   std::vector<IntervalSet> drives_;  // each interval begins at the drive's start
-  // The requests to all drives. Each interval begins at the request.
+  // The transfers of all drives. Each interval begins at the time of the request.
   IntervalSet requests_{IntervalSet::For::kDepth};
   IntervalSet processor_;
   IntervalSet link_up_;

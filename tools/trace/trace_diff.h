@@ -1,5 +1,5 @@
 // Compares two traces. The result says how much longer the steps of the second trace are, by part
-// and by unit. The result has 95 % confidence intervals of the differences (Welch's t).
+// and by unit. Each difference has a 95 % confidence interval (Welch's t-test).
 //
 // Thread rule: pure.
 #pragma once
@@ -29,12 +29,12 @@ struct TraceDiff {
   std::vector<TraceChange> causes;
   std::vector<TraceChange> units;  // computation and waits, largest change first
 
-  // Whether the step has become longer by more than `percent`, and the difference is certain.
+  // Whether the step has become longer by more than `percent`, and this difference is certain.
   bool is_regression(double percent) const;
 };
 
-// If a trace has several steps, its first step is left out, because that step touches memory for
-// the first time.
+// If a trace has several steps, the first step is ignored, because that step touches memory for the
+// first time.
 // Fails with kInput if one of the traces has no step.
 TraceDiff diff_of(const TraceAnalysis& before, const TraceAnalysis& after);
 

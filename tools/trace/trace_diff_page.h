@@ -1,5 +1,5 @@
-// The page of `sluice trace diff --html`: a verdict, bars of both traces, and a table of every
-// change with its confidence interval. The page needs no script and no other file.
+// The page that `sluice trace diff --html` writes. It shows a verdict, bars for both traces, and a
+// table of all changes with their confidence intervals. The page needs no script and no other file.
 //
 // Thread rule: pure.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// `before` and `after` name the traces.
+// `before` and `after` are the names of the two traces.
 std::string diff_page(const TraceDiff& diff, const std::string& before, const std::string& after);
 
 }  // namespace sluice

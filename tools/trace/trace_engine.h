@@ -1,5 +1,6 @@
-// A trace's description of the engine that wrote it: units, budgets, placement. The data is plain,
-// and comes from the section "engine". The description is empty for a trace without this section.
+// The description of the engine that wrote a trace: units, budgets, placement. The description
+// comes from the trace's section "engine", and is empty if the trace has no such section. The
+// structs are plain data.
 #pragma once
 
 #include <cstdint>
@@ -47,12 +48,13 @@ struct TracedEngine {
   std::string verify;
   std::string policy;
 
-  // The unit's name, or its number.
+  // Returns the unit's name, or its number if the name is unknown.
   std::string unit_name(std::uint32_t unit) const;
   std::uint64_t largest_unit_bytes() const;
 };
 
-// A damaged section is treated as a missing section.
+// Returns the description of the engine that wrote `trace`. A damaged section counts as a missing
+// section.
 TracedEngine engine_of(const TraceFile& trace);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// These functions write traces for other programs. The formats are Chrome's JSON (which Perfetto
-// opens), CSV and JSON.
+// These functions write traces for other programs, in three formats: Chrome's JSON, which Perfetto
+// opens, CSV, and JSON.
 #pragma once
 
 #include <vector>
@@ -9,16 +9,17 @@
 
 namespace sluice {
 
-// Each rank becomes a process of the trace. Steps, computation, waits and updates become slices of
-// threads. Transfers overlap, so they become async events. Flow arrows lead from the read of a
-// block to the computation that uses the block. Counters show each drive's depth and rate.
+// Writes Chrome's JSON. Each rank becomes a process of the trace. Steps, computation, waits and
+// updates become slices of threads. Transfers become async events, because they overlap. Flow
+// arrows lead from the read of a block to the computation that uses the block. Counters show the
+// number of requests at each drive and the drive's rate.
 void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
-// The file has one row per record, with names instead of numbers.
+// Writes a file with one row per record. The file contains names in place of numbers.
 void write_csv(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
-// The file is {"ranks": [{"rank", "steps", "stalls", "records", "engine"}]}, with times in
-// nanoseconds.
+// Writes a file of the form {"ranks": [{"rank", "steps", "stalls", "records", "engine"}]}. Times
+// are in nanoseconds.
 void write_json(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice

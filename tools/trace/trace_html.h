@@ -1,5 +1,5 @@
-// The page of a trace is one self-contained HTML file, to be opened from disk. In a long trace,
-// spans that lie close together are joined, so that the file stays below 5 MB.
+// Returns the page of a trace, one self-contained HTML file that a browser opens from disk. In a
+// long trace, spans that lie close together are joined, so that the file stays below 5 MB.
 #pragma once
 
 #include <string>

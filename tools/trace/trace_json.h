@@ -1,5 +1,5 @@
-// The answers of `sluice trace` as JSON. The answers have the same figures as the text for people,
-// but unrounded. Times are in seconds. Figures that are not known are null.
+// The output of `sluice trace` as JSON. It contains the same figures as the text for people, but
+// the figures are not rounded. Times are in seconds. Unknown figures are null.
 //
 // Thread rule: pure.
 #pragma once

@@ -1,5 +1,5 @@
-// The spans of a trace for the page. The spans are sorted by lane, joined if they are too close to
-// be told apart, and packed.
+// The spans of a trace, prepared for the HTML page. The functions sort spans by lane, join spans
+// that are too close to be distinguished, and pack the spans.
 //
 // Thread rule: pure.
 #pragma once
@@ -25,22 +25,23 @@ struct TraceLane {
   std::vector<LaneSpan> spans;  // in order of time
 };
 
-// The texts that spans refer to.
+// The texts to which LaneSpan::subject refers.
 const std::vector<std::string>& lane_subjects();
 
-// The lanes for computation, waits, each drive and direction, copies and the optimizer. All times
-// count from `origin_ns`.
+// Returns the lanes for computation, waits, each direction of each drive, copies and the optimizer.
+// All times count from `origin_ns`.
 std::vector<TraceLane> lanes_of(const TraceAnalysis& analysis, std::uint64_t origin_ns);
-// The records of one kind as spans.
+// Returns the records of kind `kind` as spans.
 std::vector<LaneSpan> spans_of(const TraceAnalysis& analysis, TraceKind kind,
                                std::uint64_t origin_ns);
 
-// The function joins two spans of the same unit and subject, if the second span begins less than
-// `apart_us` after the end of the first span.
+// The function joins two spans of the same unit and subject if the gap between them is shorter than
+// `apart_us`.
 void join_spans(std::vector<LaneSpan>& spans, std::uint64_t apart_us);
 
-// The function packs each span into four varints, and the whole into Base64. The varints are the
-// begin (counted from the previous span), the length, the subject, and unit + 1 (0 = none).
+// The function packs each span into four varints, and encodes all varints in Base64. The varints
+// are the begin (counted from the previous span), the length, the subject, and unit + 1 (0 = no
+// unit).
 std::string pack_spans(const std::vector<LaneSpan>& spans);
 
 }  // namespace sluice

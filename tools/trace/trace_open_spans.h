@@ -1,8 +1,10 @@
-// The spans that had begun but not ended when a run was killed. The trace announces such spans
-// (trace_begin()). Here such spans end with the trace.
+// The spans that had begun but not ended when a run was killed. The trace contains the begin of
+// such spans (trace_begin()). This function adds them to the trace's records, and lets them end
+// when the trace ends.
 //
 // Thread rule: pure.
-// Invariant: a trace that was closed properly has no open spans. No span is in the trace twice.
+// Invariants: a trace that was closed properly has no open spans. The records contain no span
+// twice.
 #pragma once
 
 #include <vector>
@@ -11,7 +13,8 @@
 
 namespace sluice {
 
-// Adds each span of `begun` to the records of `file`, unless the span's own record is in the file.
+// Adds each span of `begun` to the records of `file`, unless `file` already contains the complete
+// span.
 void add_open_spans(TraceFile& file, const std::vector<TraceRecord>& begun);
 
 }  // namespace sluice

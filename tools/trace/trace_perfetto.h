@@ -10,8 +10,9 @@ namespace sluice {
 
 // Each rank becomes a process. A process has a track for its steps, and one track per unit. Below a
 // unit's track, there are tracks for the unit's computation, waits, storage, copies and other kinds
-// of spans. Spans of one kind may overlap. Such spans get several tracks with the same name.
-// Perfetto draws these as one track. Counters show each drive's depth.
+// of spans. If spans of one kind overlap, they are placed on several tracks with the same name.
+// Perfetto draws tracks with the same name as one track. Counters show the number of requests at
+// each drive.
 void write_perfetto(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice

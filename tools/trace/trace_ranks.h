@@ -1,4 +1,4 @@
-// Finds the rank that the other ranks wait for. This rank is the last to enter a collective.
+// Finds the rank for which the other ranks wait. It is the rank that enters collectives last.
 //
 // Thread rule: pure.
 #pragma once
@@ -21,8 +21,8 @@ struct RankLags {
   std::vector<RankLag> ranks;     // in the order of the analyses
 };
 
-// Only the collectives of traced steps count, and not those of evaluations. Ranks without a trace
-// are ignored.
+// The function counts the collectives of traced steps, but not those of evaluations. Ranks without
+// a trace are ignored.
 RankLags rank_lags(const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice

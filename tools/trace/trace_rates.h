@@ -1,5 +1,4 @@
-// The rates of the machine on which a trace was taken. The rates are computed from the trace's
-// records.
+// Computes the rates of the machine on which a trace was recorded, from the trace's records.
 //
 // Thread rule: pure.
 #pragma once
@@ -10,7 +9,7 @@
 
 namespace sluice {
 
-// The result includes the time of each unit's computation. The first step is left out.
+// The result includes the computation time of each unit. The first step is ignored.
 Rates rates_of(const TraceAnalysis& analysis, const Layout& layout);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
 // The trace of one run of the command. The trace starts before the engine is built and ends after
-// the engine is destroyed. Then the trace is summarised.
+// the engine is destroyed. After its end, the session summarises the trace.
 //
-// Thread rule: one thread at a time; one session in a process at a time.
+// Thread rule: one thread at a time. A process has at most one session at a time.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// The rank of the trace, and the number of ranks.
+// The rank whose trace is written, and the number of ranks.
 struct TraceRank {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
@@ -26,16 +26,16 @@ struct TraceEnd {
 
 class TraceSession {
  public:
-  // If `output` is not wanted, there is no trace. `output` must outlive the session. The output
-  // gets its final name by accept() or at the end of the trace. `ring_bytes` is the size of each
-  // thread's ring.
+  // Starts the trace, unless `output` is not wanted. `output` must outlive the session. The file
+  // gets its final name by OutputFile::accept() or at the end of the trace. `ring_bytes` is the
+  // size of the ring buffer of each thread.
   // Fails with the errors of OutputFile::begin().
   TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();
   TraceSession(const TraceSession&) = delete;
   TraceSession& operator=(const TraceSession&) = delete;
 
-  // Ends the trace. The part that has been written then has its final name.
+  // Ends the trace. After the call, the file has its final name, even if the trace is incomplete.
   TraceEnd finish();
 
  private:

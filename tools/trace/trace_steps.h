@@ -1,10 +1,11 @@
-// The steps from which the figures of a trace are computed, and their means. Every report about
-// "the step" uses these means, including the run's own report, so that all reports agree.
+// The steps from which the figures of a trace are computed, and the means of these steps. Every
+// report about "the step" uses these means. The report of the run itself uses them, too, so that
+// all reports agree.
 //
-// "The step" is a mean, not a median. The parts of a step add up to the mean, and the mean times
-// the number of steps is the time of the run. The rates behind T_min, T_bound and every prediction
-// are means as well. Limits from mean rates have to be compared with means, because a median may
-// seem to beat such a limit.
+// "The step" is a mean, not a median. The mean parts of a step add up to the mean step, and the
+// mean step times the number of steps is the time of the run. T_min, T_bound and all predictions
+// are computed from mean rates. So they have to be compared with a mean step, because a median step
+// can be shorter than such a limit.
 //
 // Thread rule: pure.
 #pragma once
@@ -16,8 +17,8 @@
 
 namespace sluice {
 
-// All steps that ended. If there are other steps, the first step is left out. The first step
-// touches memory for the first time, and finds none of its data in memory.
+// Returns the steps that have ended. The first step is left out if there are other steps. The first
+// step touches memory for the first time, and finds none of its data in memory.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 struct StepMeans {
@@ -33,15 +34,15 @@ struct StepMeans {
   double most_s = 0;
 
   double share_of_step(double part_s) const { return total_s <= 0 ? 0 : part_s / total_s; }
-  // Returns 1 if nothing was at work.
+  // Returns 1 if `background_s` is 0.
   double hidden_share() const { return background_s <= 0 ? 1 : hidden_s / background_s; }
 };
 
-// Returns zeros if `steps` is empty.
+// Returns the means over `steps`. All values are 0 if `steps` is empty.
 StepMeans means_of(const std::vector<StepShare>& steps);
 
-// The means in one line. The line names the limit, and the most that improvements elsewhere can
-// save.
+// Returns one line about the means. The line names the resource that limits the step, and the most
+// that improvements of other parts can save.
 std::string verdict_of(const TraceAnalysis& rank);
 
 }  // namespace sluice

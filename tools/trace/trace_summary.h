@@ -1,5 +1,5 @@
-// The summary of traces on a terminal. The summary has a verdict, the parts of a step's time, the
-// drives' rates, and the longest waits with their remedies. The summary has at most 40 lines.
+// The summary of traces for a terminal, in at most 40 lines. It contains a verdict, the parts of a
+// step's time, the rates of the drives, and the longest waits with their remedies.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-// The rates of all drives together, for comparison; 0 = unknown.
+// The rates that all drives together can reach, for comparison; 0 = unknown.
 struct PeakRates {
   double read_bytes_per_second = 0;
   double write_bytes_per_second = 0;
@@ -22,20 +22,21 @@ struct SummaryOptions {
   std::uint64_t bytes_written_rating = 0;  // of all drives together; 0 = unknown
 };
 
-// The bytes that a step moves to and from storage.
+// The bytes that a step reads from storage and writes to storage.
 struct StorageBytes {
   double read_per_step = 0;
   double written_per_step = 0;
-  // The bytes that the placement needs. Every parameter on storage is read in forward and in
-  // backward. Every record is read once, and everything is written once. 0 = unknown.
+  // The bytes that a step has to move, because of the placement of the state; 0 = unknown. Forward
+  // and backward each read every parameter on storage. The update reads every optimizer record
+  // once. Parameters and records are written once.
   double ideal_read = 0;
   double ideal_written = 0;
   double written_per_day = 0;
 };
 
-// The function takes the steps whose update ended while the trace ran. The last step is not one of
-// these. The function also leaves out the first step, which finds nothing in memory. Returns
-// nothing for a trace of less than three steps.
+// The function counts the steps whose update ended before the trace ended, so the last step does
+// not count. The first step does not count either, because it finds none of its data in memory.
+// Returns nothing if the trace has less than three steps.
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine);
 
 // Requires: `ranks` is not empty.
@@ -43,8 +44,8 @@ const TraceAnalysis& slowest_of(const std::vector<TraceAnalysis>& ranks);
 
 std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options);
 
-// The waits with the same cause. If the cause is a missing buffer, the waits are also for the same
-// kind of buffer.
+// A group of waits with the same cause. If the cause is a missing buffer, all waits of the group
+// are for the same kind of buffer.
 struct StallGroup {
   StallCause cause = StallCause::kEngine;
   TraceReason reason = TraceReason::kNone;  // the reason with the longest time
@@ -54,11 +55,12 @@ struct StallGroup {
   std::uint32_t block = kTraceNone;  // the block of this unit's longest wait
 };
 
-// The exposed waits of the steady steps (tools/trace/trace_steps.h), longest first. Two kinds are
-// left out: waits without a cause, and waits that did not delay computation or the end of a step.
+// Returns groups of the waits in the steady steps (tools/trace/trace_steps.h), the group with the
+// longest time first. Waits without a cause are left out. Waits that delayed neither computation
+// nor the end of a step are left out, too.
 std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis);
 
-// A remedy for the waits of `group`, with numbers.
+// Returns a text that suggests how to avoid the waits of `group`, with numbers.
 std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
                        const TracedEngine& engine);
 

@@ -1,9 +1,10 @@
-// Predicts a step on another machine or under other settings. Rates and times are taken from a
-// trace, and the engine is planned again from the trace's description. Then the bound's simulation
-// (engine/bound/bound_simulation.h) runs the step. If the recorded step took longer than its own
-// simulation, the difference is added to every prediction. If the recorded step took less time, the
-// prediction is scaled. Both cases are shown as the model's error. A model with too large an error
-// predicts nothing.
+// Predicts the time of a step on another machine or under other settings. Rates and times come from
+// a trace. The trace's description of the engine is the input of a new plan. Then a simulation
+// (engine/bound/bound_simulation.h) runs the planned step. The simulation also runs the recorded
+// step. If the recorded step took longer than its simulation, the difference is added to every
+// prediction. If the recorded step took less time, every prediction is scaled down. In both cases,
+// the output shows the difference as the model's error. If the error is too large, there is no
+// prediction.
 //
 // Thread rule: pure.
 #pragma once
@@ -16,8 +17,8 @@
 
 namespace sluice {
 
-// The largest allowed error of the model for the recorded step. If the error is larger, the model
-// is no evidence about other settings.
+// The largest allowed error of the model for the recorded step. If the error is larger, the model's
+// predictions for other settings are worthless.
 inline constexpr double kWhatIfErrorMax = 0.25;
 
 struct WhatIf {
@@ -29,11 +30,12 @@ struct WhatIf {
   Rates rates;                        // recorded
   std::vector<std::string> left_out;  // the parts that the model leaves out, in words
 
-  // The error of the model alone for the recorded step.
+  // Returns the relative error of the model for the recorded step.
   double error() const { return replayed.step_s / measured_s - 1; }
 };
 
-// `settings` are KEY=VALUE. Depending on the key, VALUE is a factor ("2x"), a number or a size.
+// Each of `settings` has the form KEY=VALUE. The key decides whether VALUE is a factor ("2x"), a
+// number or a size.
 //   nvme, nvme.read, nvme.write, copy, adam, compute   speed: a factor
 //   nvme.latency                                       a factor
 //   drives                                             the number of drives in place of one
@@ -43,8 +45,8 @@ struct WhatIf {
 //   policy                                             as optimizer.overlap, but not "auto"
 // Fails with:
 // - kConfig: a setting is wrong.
-// - kInput: the trace has less than three steps, or does not describe its engine.
-// - kInput: the model misses the recorded step by more than kWhatIfErrorMax.
+// - - kInput: the trace has less than three steps, or does not describe the engine.
+// - - kInput: the model's error for the recorded step is larger than kWhatIfErrorMax.
 // - kOutOfMemory: a budget is too small.
 WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& settings);
 

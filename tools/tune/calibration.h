@@ -1,7 +1,7 @@
 // A calibration of this machine: the rates of its drives by request size and depth, and the rate of
 // Adam. A calibration takes about 10 seconds to measure, and is kept in a file for later runs of
-// `sluice tune`. The file names the hardware and the day, so a calibration of another machine or of
-// long ago is noticed.
+// `sluice tune`. The file names the hardware and the day of the measurement. So `sluice tune`
+// notices a calibration that is old, or that comes from another machine.
 //
 // Thread rule: one thread measures. Any thread may read a finished calibration.
 #pragma once
@@ -27,17 +27,17 @@ struct DriveRate {
 struct MachineCalibration {
   std::string hardware;                // what must be the same for the rates to hold
   std::int64_t made_s = 0;             // the time of the measurement, in seconds since 1970
-  double took_s = 0;                   // how long it took
+  double took_s = 0;                   // how long the measurement took
   std::vector<DriveRate> drives = {};  // of all paths together
-  // The rate of the optimizer's pattern on each path by itself. The list is empty for a single
-  // path.
+  // The rate of each path alone, measured with the I/O pattern of the optimizer. The list is empty
+  // if there is only one path.
   std::vector<double> path_rates = {};
   double adam_parameters_per_second = 0;
 
-  // Sets the storage rates for requests of `request_bytes`. `depth` requests are in flight. A rate
-  // between the measured sizes and depths is interpolated over the logarithms. Beyond the measured
-  // sizes and depths, the nearest rate counts. The latency is that of a small read alone, minus the
-  // part that other requests in flight hide.
+  // Sets the storage rates in `rates`, for requests of `request_bytes` with `depth` requests in
+  // flight. Between the measured sizes and depths, a rate is interpolated over their logarithms.
+  // Beyond the measured sizes and depths, the nearest measured rate is used. The latency is the
+  // time of a small read alone, minus the part that other requests in flight hide.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 
@@ -48,10 +48,11 @@ struct CalibrationRequest {
   IoBackend backend = IoBackend::kAuto;
 };
 
-// The days since the measurement.
+// The number of days since the calibration was measured.
 double age_days(const MachineCalibration& calibration);
 
-// Describes the processor, cores, memory and drives of this machine for `request`.
+// Returns a text that describes the processor, cores, memory and drives of this machine for
+// `request`.
 // Fails with kInput if a path cannot be reached.
 std::string hardware_of(const CalibrationRequest& request);
 
@@ -60,17 +61,17 @@ std::string hardware_of(const CalibrationRequest& request);
 MachineCalibration calibrate(const CalibrationRequest& request,
                              const std::function<void(const std::string&)>& progress);
 
-// The file in which calibrations of this hardware are kept, in XDG_CACHE_HOME or ~/.cache. The path
-// is empty if neither folder is known.
+// The path of the file that keeps a calibration of `hardware`, below XDG_CACHE_HOME or ~/.cache.
+// The path is empty if neither folder is known.
 std::string calibration_file(const std::string& hardware);
 
-// Returns the calibration in `path`. The result is empty if the file does not exist, cannot be
-// read, is not a calibration, or is from other hardware. If the file exists, `why` then gives the
-// reason.
+// Returns the calibration in the file `path`. The result is empty if the file does not exist,
+// cannot be read, is not a calibration, or is from other hardware. If the file exists but the
+// result is empty, `why` gives the reason.
 std::optional<MachineCalibration> load_calibration(const std::string& path,
                                                    const std::string& hardware, std::string& why);
-// The function writes the file by a rename, and makes its folder. Returns the reason of a failure.
-// The text is empty if nothing has failed.
+// Writes `calibration` under a temporary name, and then renames the file to `path`. Also makes the
+// file's folder. Returns the reason of a failure. The result is empty if nothing has failed.
 std::string save_calibration(const std::string& path, const MachineCalibration& calibration);
 
 }  // namespace sluice

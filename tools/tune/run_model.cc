@@ -142,7 +142,7 @@ TunePrediction RunModel::predicted(TrainConfig config) const {
   if (device_bytes_ != 0) request.machine.device_bytes = device_bytes_;
   resolve_order(config, request.machine);
   request.config = config.engine;
-  request.model = training_model(config);
+  request.model = training_model(config, is_on_host_);
   request.micro_batches = config.micro_batches;
   request.order = *config.order;
   const double tokens = static_cast<double>(config.sequences) * config.model.context;

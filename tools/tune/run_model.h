@@ -1,8 +1,8 @@
-// The model of a training run under changed settings. The model makes the same plan as the engine,
-// and simulates the plan's step at measured rates. The model tells tune_search() how long a step
-// would take.
+// The model of a training run under changed settings. The model makes the same plan as the engine
+// would make, and simulates a step of this plan at measured rates. The model tells tune_search()
+// how long a step would take.
 //
-// Thread rule: the call of learn() precedes all other calls. Any thread may call the const
+// Thread rule: learn() must be called before all other functions. Any thread may call the const
 // functions.
 #pragma once
 
@@ -23,24 +23,29 @@ namespace sluice {
 
 class RunModel {
  public:
-  // The constructor takes the values that `given` sets. The free memory of the host is looked up
-  // once, so that all predictions see the same machine. `gpu_file` has the figures of a GPU, as for
-  // plan_rates(), or is empty.
-  // Fails with kConfig if `sluice train` would refuse the config, and as plan_rates() does.
+  // `given` is the config that the settings change. The constructor reads the amount of free host
+  // memory once, so that all predictions assume the same machine. `gpu_file` is a file with a GPU's
+  // figures, as for plan_rates(). The name is empty if there is no such file.
+  // Fails with kConfig if `sluice train` would refuse the config, and with the errors of
+  // plan_rates().
   RunModel(const ConfigDocument& given, MachineCalibration machine, const std::string& gpu_file);
 
-  // Takes over the times of computation and the rates that a run of `config` has measured.
+  // Later predictions use the computation times and the rates that `trial`, a run of `config`, has
+  // measured.
   void learn(const Trial& trial, const TrainConfig& config);
-  // From now on, computation is assumed to reach `flops` per second, for predictions without a run.
+  // Later predictions assume that computation reaches `flops` operations per second. The call is
+  // for predictions before the first trial run.
   void assume(double flops) { flops_ = flops; }
-  // The rate of a GPU's computation: from its figures, or assumed.
+  // The rate of a GPU's computation. The rate comes from the GPU's figures, or is an assumption.
   double gpu_flops() const { return stated_.flops; }
 
   const TrainConfig& given() const { return given_; }
   bool is_on_host() const { return is_on_host_; }
-  // Fails with kConfig if the settings do not fit together.
+  // Returns the given config with `settings`.
+  // Fails with kConfig if the settings contradict each other.
   TrainConfig config_with(const TuneSettings& settings) const;
-  // The text of a config file. The text has the given values, with `settings` in their place.
+  // The text of a config file with the given config's values, but with the values of `settings` for
+  // the keys in `settings`.
   std::string text_with(const TuneSettings& settings) const;
 
   TunePrediction predict(const TuneSettings& settings) const;

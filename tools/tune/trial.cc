@@ -49,10 +49,11 @@ Trial run_trial(TrainConfig config, unsigned steps,
   settle(config);
   const Dataset dataset(config);
   ComputeDevice device(config);
-  Engine engine(config.engine, training_model(config), device.device());
+  const ModelSpec model = training_model(config, device.is_host());
+  Engine engine(config.engine, model, device.device());
   const std::unique_ptr<Trainer> trainer = device.make_trainer(config, dataset, engine);
   engine.initialize(fresh_values(config.model, config.seed));
-  LimitMeter meter(engine, validated(training_model(config)), config.micro_batches, *config.order,
+  LimitMeter meter(engine, validated(model), config.micro_batches, *config.order,
                    /*calibration=*/"");
   Trial trial;
   trial.began_s = seconds_since(begin);

@@ -1,6 +1,7 @@
-// Runs a config for a few steps and measures them. The engine, the trainer and the data are those
-// of `sluice train`. There are no outputs, evaluations or checkpoints. A durable store is left
-// alone. The trial keeps its state in scratch files, which vanish.
+// A trial runs a config for a few steps, and measures these steps. The engine, the trainer and the
+// data are those of `sluice train`. A trial writes no outputs, makes no evaluations or checkpoints,
+// and does not touch a durable store. The training state on storage is in scratch files, which
+// disappear at the end.
 //
 // Thread rule: one trial at a time.
 #pragma once
@@ -23,8 +24,8 @@ struct Trial {
   double median_s() const;
 };
 
-// The function runs one step that is not measured, and then `steps` steps that are measured.
-// `progress` is called before each step.
+// Runs one step that is not measured, and then `steps` steps that are measured. Calls `progress`
+// before each step.
 // Fails with the errors of a training run.
 Trial run_trial(TrainConfig config, unsigned steps,
                 const std::function<void(unsigned step)>& progress);

@@ -1,6 +1,7 @@
 // The keys that `sluice tune` may change, and the values that it tries. None of these keys changes
-// what a step learns. Homes, budgets, blocks, lanes and policies change no bit of the result.
-// Another division of the batch has the same sequences in a step, but rounds differently.
+// what a step learns. Most of these keys (homes, budgets, blocks, lanes and policies) change no bit
+// of the result. Dividing the batch differently keeps the sequences of a step, but changes how sums
+// are rounded.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -15,14 +16,14 @@
 
 namespace sluice {
 
-// `given` is the config of `document`. `kept` lists keys, or sections such as "memory", that do not
-// change. No choice has a setting that the config has already.
+// `given` is the config that `document` describes. `kept` lists keys, or sections such as "memory",
+// that must not change. The choices leave out settings that the config already has.
 // Fails with kConfig if an entry of `kept` is neither a key nor a section.
 std::vector<TuneAxis> tune_axes(const ConfigDocument& document, const TrainConfig& given,
                                 const MachineCalibration& machine,
                                 const std::vector<std::string>& kept);
 
-// Whether `settings` change how a step's sequences are divided.
+// Whether `settings` change how a step's sequences are divided into micro-batches.
 bool divides_batch(const TuneSettings& settings);
 
 }  // namespace sluice

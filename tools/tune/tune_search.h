@@ -1,7 +1,8 @@
-// The search for quick settings, by a model of the step. Each axis is a group of keys that change
-// together. The search goes along one axis at a time until no axis helps. The search starts several
-// times, because some changes help only together. Room in memory and a home in memory are such
-// changes. Pure except for the calls of `predict`, which come from several threads.
+// The search for settings that make a step quick. A model predicts the time of a step. Each axis is
+// a group of keys that change together. The search changes the choice on one axis at a time, until
+// no change makes the step quicker. Some changes help only together, such as a larger memory budget
+// and moving state into memory. So the search begins at several starting points. The search is
+// pure, except that it calls `predict` from several threads.
 #pragma once
 
 #include <cstddef>
@@ -12,26 +13,27 @@
 
 namespace sluice {
 
-// For each key, the value as JSON. The value is "null" for a key that the config leaves to Sluice.
+// Maps each key to its value, as JSON. The value is "null" if the config leaves the choice to
+// Sluice.
 using TuneSettings = std::map<std::string, std::string>;
 
 struct TuneAxis {
   std::string name;
-  // The first choice is empty and stands for the given config. The second choice, if there is one,
-  // is the choice that Sluice would make by itself.
+  // The first choice is empty and stands for the given config. The second choice, if it exists, is
+  // the choice that Sluice would make by itself.
   std::vector<TuneSettings> choices;
-  // The value is true for an axis whose choices a model can hardly tell apart. Candidates that
-  // differ only in such axes do not compete against each other in a trial.
+  // True if the model can hardly predict which choice of this axis is quicker. A trial does not
+  // compare two candidates that differ only on such axes.
   bool is_fine = false;
-  // The value is true for an axis whose choices have costs that a model does not know. On such an
-  // axis, the second candidate of a trial makes another choice than the first candidate.
+  // True if the choices of this axis have costs that the model does not know. The first two
+  // candidates of a trial then have different choices on an axis of this kind.
   bool is_unsure = false;
 };
 
 struct TunePrediction {
   double step_s = 0;
-  // The sum of `step_s` and a small part of the work that a step hides. So among settings with
-  // equally long steps, those with less work rank higher.
+  // The sum of `step_s` and a small part of the work that is hidden behind computation. If two
+  // settings have equally long steps, the one with less work ranks higher.
   double rank_s = 0;
   std::string obstacle = {};  // why a run is impossible; `step_s` is unset then
   std::string binds = {};     // the scarcest resource
@@ -51,13 +53,13 @@ struct TuneResult {
   TuneCandidate given;
   // The candidates that the model predicts to be quicker than the given config, with the quickest
   // candidate first. Each candidate has as few settings as possible. Each candidate differs from
-  // the others in an axis that is not fine. If the given config is impossible, the list has the
-  // quickest of all possible configs.
+  // the others in an axis that is not fine. If the given config cannot run, the list holds the
+  // quickest of all configs that can run.
   std::vector<TuneCandidate> best;
   std::size_t predictions = 0;  // the number of candidates that the model has looked at
 };
 
-// `finalists` is the largest length of TuneResult::best.
+// `finalists` is the maximum length of TuneResult::best.
 TuneResult tune_search(const std::vector<TuneAxis>& axes, const TunePredictor& predict,
                        std::size_t finalists);
 

@@ -1,5 +1,6 @@
-// Well-known models by name, for plans without a file or a network. The file model_presets.json has
-// the keys of their config.json that a plan needs, the number of parameters, and the source.
+// Well-known models by name, for plans without a file or a network. model_presets.json contains the
+// data of each model: the keys of config.json that a plan needs, the number of parameters, and the
+// source.
 //
 // Thread rule: any thread.
 #pragma once
@@ -11,11 +12,11 @@
 
 namespace sluice {
 
-// The config of the model `name`, in upper or lower case. The result is empty if there is no such
-// model.
+// Returns the config of the model `name`, which may be in upper or lower case. Returns nothing if
+// there is no such model.
 std::optional<ConfigJson> model_preset(const std::string& name);
 
-// All names, with commas between them.
+// Returns all names of models, separated by commas.
 std::string model_preset_names();
 
 }  // namespace sluice

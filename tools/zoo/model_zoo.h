@@ -1,6 +1,6 @@
-// Descriptions of models, for plans. The descriptions are read from config files (config.json of
-// Hugging Face's transformers), or from the headers of safetensors files. A model has the tensors'
-// names and shapes, in the units that an engine would get, but no weights.
+// Descriptions of models, for plans. The descriptions come from config files (config.json of
+// Hugging Face's transformers), or from the headers of safetensors files. A description contains
+// the names and shapes of the tensors, in the units that an engine would use, but no weights.
 //
 // Thread rule: any thread.
 #pragma once
@@ -15,19 +15,20 @@ namespace sluice {
 
 // The computation of a unit.
 struct UnitWork {
-  // The elements by which a token is multiplied in one use. Lookups are left out, and so are the
-  // experts that a token does not reach.
+  // The number of matrix elements by which one token is multiplied in one use of the unit. Lookups
+  // do not count, and neither do experts that a token does not use.
   double product_elements = 0;
   // The width of all heads of masked attention together; 0 = no attention. With a mask, a token
-  // sees half of a sequence. Attention without a mask, or to an encoder of the same length, counts
-  // with twice its width. The keys of an encoder of fixed length count in `product_elements`.
+  // sees half of a sequence on average. So attention without a mask counts with twice its width,
+  // and so does attention to an encoder of the same length. If an encoder has a fixed length, its
+  // keys count in `product_elements`.
   std::uint64_t attention_width = 0;
-  // The number of the unit's tokens for each sequence, if that number is fixed; 0 = the number is
-  // that of the sequence. An encoder of sound has a fixed number of frames.
+  // The number of tokens per sequence in this unit, if this number is fixed. For example, an
+  // encoder of sound has a fixed number of frames. If 0, the number is the length of the sequence.
   double fixed_tokens = 0;
 };
 
-// The bound on the length of a sequence.
+// The reason why the length of a sequence is limited.
 enum class PositionLimit : std::uint8_t {
   kNone,      // the positions are relative
   kTraining,  // the model has seen no longer sequences
@@ -36,12 +37,12 @@ enum class PositionLimit : std::uint8_t {
 
 struct ZooModel {
   std::string architecture;  // "llama"
-  // The units are the embedding, each layer and the head. A tied head is a second use of the
-  // embedding.
+  // The units are the embedding, each layer and the head. If the head is tied, the embedding is
+  // used a second time in its place.
   ModelSpec spec;
   std::vector<UnitWork> work;  // by unit
-  // The names that one tensor may have. The first name is the tensor's name in `spec`. If the list
-  // is empty, no tensor is tied.
+  // All names of the tied tensor. The first name is the tensor's name in `spec`. If the list is
+  // empty, no tensor is tied.
   std::vector<std::string> tied;
   double active_parameters = 0;  // that a token uses; all, if there are no experts
   std::uint64_t hidden = 0;
@@ -50,10 +51,11 @@ struct ZooModel {
   std::uint64_t context = 0;     // the largest number of tokens of a sequence
   PositionLimit limit = PositionLimit::kTraining;
   // The number of values per token that a layer keeps for its backward pass. These values are the
-  // inputs of the norms, products and activations. The number assumes that attention keeps no
-  // matrix of scores.
+  // inputs of the norms, products and activation functions. Attention is assumed to keep no matrix
+  // of scores.
   std::uint64_t kept_values = 0;
-  // Layers whose number of tokens is fixed, and the values that each of them keeps per sequence.
+  // The number of layers whose number of tokens is fixed, and the number of values that each of
+  // these layers keeps per sequence.
   std::uint64_t fixed_layers = 0;
   std::uint64_t fixed_kept_values = 0;
 
@@ -63,15 +65,16 @@ struct ZooModel {
   double parameters() const;
 };
 
-// `path` is a config.json, a safetensors file or its index, or a folder with them. If there is no
-// such file or folder, `path` is the name of a well-known model (tools/zoo/model_presets.h). An
-// architecture that is not known by its config is read from the tensors' names and shapes.
+// `path` is a config.json, a safetensors file, the index of several such files, or a folder with
+// these files. If there is no such file or folder, `path` is the name of a well-known model
+// (tools/zoo/model_presets.h). If the architecture in the config is unknown, the model is read from
+// the names and shapes of the tensors.
 // Fails with:
 // - kInput: a file cannot be read or is no JSON.
-// - kConfig: the architecture is unknown, and there are no tensors. The message lists the known
-//   architectures.
-// - kConfig: a key is missing, sizes do not fit together or are beyond any model's, or tensors are
-//   quantized.
+// - - kConfig: the architecture is unknown, and there are no tensor files. The message lists the
+//   known architectures.
+// - - kConfig: a key is missing, sizes contradict each other or are too large for any model, or
+//   tensors are quantized.
 ZooModel read_zoo_model(const std::string& path);
 
 }  // namespace sluice

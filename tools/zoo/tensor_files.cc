@@ -23,7 +23,7 @@ struct Place {
   std::uint64_t index = 0;
 };
 
-bool is_number(std::string_view word) {
+bool is_layer_number(std::string_view word) {
   return !word.empty() && word.size() < 10 &&
          std::ranges::all_of(word, [](char c) { return c >= '0' && c <= '9'; });
 }
@@ -32,7 +32,7 @@ Place place_of(const std::string& name) {
   for (std::size_t begin = 0; begin < name.size();) {
     const std::size_t end = std::min(name.find('.', begin), name.size());
     const std::string_view word = std::string_view(name).substr(begin, end - begin);
-    if (begin != 0 && is_number(word))
+    if (begin != 0 && is_layer_number(word))
       return {name.substr(0, begin - 1), std::stoull(std::string(word))};
     begin = end + 1;
   }

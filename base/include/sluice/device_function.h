@@ -1,4 +1,5 @@
-// Marks a function that the CPU and CUDA kernels share. So both compute from one definition.
+// Marks a function that is compiled both for the CPU and for CUDA kernels. So the CPU and the
+// kernels compute from one definition.
 #pragma once
 
 #ifdef __CUDACC__

@@ -51,7 +51,7 @@ SLUICE_HOST_DEVICE inline float float_from_fp16(std::uint16_t value) {
   const std::uint32_t mantissa = value & 0x3ffu;
   if (exponent == 0x1fu) return float_from_bits(sign | 0x7f800000u | (mantissa << 13));
   if (exponent != 0) return float_from_bits(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-  // A subnormal is mantissa * 2^-24, which fp32 holds exactly.
+  // The value of a subnormal is mantissa * 2^-24, and fp32 holds this value exactly.
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   return float_from_bits(sign | bits_from_float(magnitude));
 }
@@ -69,8 +69,8 @@ SLUICE_HOST_DEVICE inline std::uint16_t fp16_from_float(float value) {
     const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
   }
-  // A subnormal gets the right bits from an fp32 addition of 0.5, which rounds at 2^-24 with ties
-  // to even.
+  // For a subnormal, adding 0.5 in fp32 gives the right bits, because that addition rounds at 2^-24
+  // with ties to even.
   const std::uint32_t shifted = bits_from_float(float_from_bits(magnitude) + 0.5f);
   return static_cast<std::uint16_t>(sign | (shifted - 0x3f000000u));
 }

@@ -1,6 +1,6 @@
-// A C++ type for each element type, for typed access to parameters and gradients. The type float is
-// fp32. Bf16 and Fp16 hold the bits of one element. The functions of sluice/dtype.h convert
-// elements.
+// A C++ type for each element type, so that parameters and gradients can be accessed with types.
+// The type float is fp32. Bf16 and Fp16 hold the bits of one element. The functions of
+// sluice/dtype.h convert elements.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Fp16 {
   std::uint16_t bits;
 };
 
-// The dtype of the element type T. Does not compile for any other type.
+// The dtype that belongs to the element type T. Does not compile for any other type.
 template <class T>
 inline constexpr DType dtype_of = T::has_no_dtype;
 template <>

@@ -1,6 +1,6 @@
-// The ids of units, tensors and blocks. Each kind of id is a type, so that an id of one kind cannot
-// be passed as another kind. Ids count from 0 in the order of the model. Unit ids follow the order
-// of ModelSpec::units. Tensor ids and block ids count through all units in the order of the units.
+// The ids of units, tensors and blocks. Each kind of id has its own type, so the compiler rejects
+// an id of the wrong kind. Ids count from 0 in the order of the model. Unit ids follow the order of
+// ModelSpec::units. Tensor ids and block ids run through all units, in the order of the units.
 #pragma once
 
 #include <cstdint>

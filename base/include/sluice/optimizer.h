@@ -1,4 +1,4 @@
-// The optimizers by name, and their hyperparameters. Plain data.
+// The names of the optimizers, and their hyperparameters. Plain data.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-// Hyperparameters of AdamW (Loshchilov & Hutter 2019) and Adam (Kingma & Ba 2015). AdamW has
-// decoupled decay; in Adam the decay is an L2 term of the gradient.
+// Hyperparameters of AdamW (Loshchilov & Hutter 2019) and Adam (Kingma & Ba 2015). AdamW decays the
+// weights directly (decoupled decay); in Adam, the decay is an L2 term of the gradient.
 struct AdamOptions {
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -27,7 +27,7 @@ enum class OptimizerKind : std::uint8_t {
 
 SLUICE_EXPORT std::string_view name_of(OptimizerKind kind);
 
-// The numbers in which the moments are kept between updates. All updates compute in fp32.
+// The format in which the moments are stored between updates. Every update computes in fp32.
 enum class OptimizerState : std::uint8_t {
   kFp32,
   kBf16,  // rounded stochastically, so that small changes add up
@@ -36,9 +36,9 @@ enum class OptimizerState : std::uint8_t {
 // Returns "fp32", "bf16" or "8bit".
 SLUICE_EXPORT std::string_view name_of(OptimizerState state);
 
-// Hyperparameters fixed for a run. Each optimizer ignores the hyperparameters that it does not
-// have. Adam and AdamW have both betas, epsilon and decay. Lion has both betas and decay. Adagrad
-// has epsilon and decay. SGD has momentum and decay.
+// The hyperparameters, which stay fixed for a run. Each optimizer ignores the hyperparameters that
+// it does not have. Adam and AdamW have both betas, epsilon and decay. Lion has both betas and
+// decay. Adagrad has epsilon and decay. SGD has momentum and decay.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
   AdamOptions adam;

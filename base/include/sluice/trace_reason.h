@@ -1,4 +1,4 @@
-// The reasons for which computation waits, in reports and traces.
+// Why computation waits, as reports and traces name it.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-// The reason of a wait. Trace files hold these numbers, so they must never change.
+// The reason for a wait. Trace files hold these numbers, so they must never change.
 enum class TraceReason : std::uint8_t {
   kNone = 0,
   kRead = 1,            // the block's parameters are being read

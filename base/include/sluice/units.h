@@ -1,5 +1,5 @@
-// Sizes in bytes: literals (64_KiB), functions for rounding, and the text form that configs and
-// messages use ("10MiB"). Pure functions, callable from any thread.
+// Sizes in bytes: literals (64_KiB), rounding, and the text form in configs and messages ("10MiB").
+// Pure functions, callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +34,13 @@ constexpr bool is_aligned(std::uint64_t value, std::uint64_t alignment) {
   return value % alignment == 0;
 }
 
-// Returns a text for people with about three significant digits: "9.5 MiB", "512 B".
+// Returns a readable text with about three significant digits: "9.5 MiB", "512 B".
 SLUICE_EXPORT std::string format_bytes(std::uint64_t bytes);
 
-// Parses "4096", "64KiB", "1.5GiB", "2TB", "24G" or "10 mib", in any case. K, M, G and T, alone or
-// with iB, stand for powers of 1024. KB, MB, GB and TB stand for powers of 1000. A number without a
-// unit is in bytes.
-// Fails with kConfig if the text is not a size, is negative, is not a whole number of bytes, or is
-// beyond 2^63.
+// Parses "4096", "64KiB", "1.5GiB", "2TB", "24G" or "10 mib". Letters may be upper or lower case.
+// K, M, G and T, with or without iB, stand for powers of 1024. KB, MB, GB and TB stand for powers
+// of 1000. A number without a unit is in bytes. Fails with kConfig if the text is not a size, is
+// negative, is not a whole number of bytes, or is beyond 2^63.
 SLUICE_EXPORT std::uint64_t parse_size(std::string_view text);
 
 }  // namespace sluice

@@ -1,13 +1,13 @@
-// The version of the library; CMakeLists.txt reads it from here.
+// The version of the library. CMakeLists.txt reads it from this file.
 //
-// Until 1.0, a new minor version may change public headers, config keys and file formats;
-// CHANGELOG.md lists such changes. A new patch version makes no such changes. Headers outside
+// Until version 1.0, a new minor version may change public headers, config keys and file formats;
+// CHANGELOG.md lists such changes. A new patch version changes none of these. Headers outside
 // include/sluice/ are not public and may change at any time.
 #pragma once
 
 #include <string_view>
 
-// The version for the preprocessor: 10000 * major + 100 * minor + patch.
+// The version as a number for the preprocessor: 10000 * major + 100 * minor + patch.
 #define SLUICE_VERSION 100
 
 namespace sluice {

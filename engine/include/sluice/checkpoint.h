@@ -16,9 +16,9 @@
 
 namespace sluice {
 
-// The argument of SaveOptions::sha256: a file of a checkpoint, and ranges of the file. The ranges
-// are the whole file, and each of its tensors, so they overlap. At the time of the call, the
-// checkpoint is complete, but has no name yet.
+// The argument of SaveOptions::sha256: a file of a checkpoint, and ranges of the file. One range is
+// the whole file, and each of its tensors is another range, so ranges overlap. At the time of the
+// call, the checkpoint is complete, but has no name yet.
 struct FileRanges {
   struct Range {
     std::uint64_t begin_bytes = 0;
@@ -35,7 +35,7 @@ struct SaveOptions {
   // The number of checkpoints that stay in the folder, including the new one; 0 = all. Older
   // checkpoints take space, but a run can fall back to them.
   std::uint32_t keep = 0;
-  // The largest size of a file. A file is larger only if it holds a single tensor that is larger.
+  // The largest size of a file. Only a file that holds one very large tensor is larger.
   std::uint64_t file_bytes_max = 5'000'000'000;
   // Numbers for human readers, in addition to the config's numbers; nothing depends on them. The
   // numbers of rank 0 are used.
@@ -43,10 +43,10 @@ struct SaveOptions {
   // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
   // Computes the SHA-256 of each range, as 64 hexadecimal digits, for the manifest. The engine
-  // passes each file once, so that the function can read the file once. Every rank has to set this
-  // function. The call that gives the checkpoint its name first reads the rank's share of the files
-  // again, perhaps on another thread. After begin_save(), that call is begin_step() or
-  // finish_save().
+  // passes each file only once, so the function can compute all ranges in one reading. Every rank
+  // has to set this function. The call that gives the checkpoint its name first reads the rank's
+  // share of the files again, perhaps on another thread. After begin_save(), that call is
+  // begin_step() or finish_save().
   std::function<std::vector<std::string>(const FileRanges& file)> sha256 = {};
 };
 
@@ -57,8 +57,8 @@ struct SavedCheckpoint {
   std::int64_t duration_ns = 0;  // from the call until the checkpoint had its name
   // The part of duration_ns that this rank spent in the engine's calls for this checkpoint.
   std::int64_t blocked_ns = 0;
-  // The time for which updates waited until the checkpoint had copied their blocks. Computation
-  // goes on meanwhile, until it needs an updated block.
+  // How long updates waited because the checkpoint had not yet copied their blocks. During this
+  // wait, computation goes on until it needs an updated block.
   std::int64_t update_wait_ns = 0;
 };
 

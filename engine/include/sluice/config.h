@@ -34,10 +34,10 @@ SLUICE_EXPORT std::string_view name_of(Verify verify);
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 SLUICE_EXPORT std::string_view name_of(NonFinitePolicy policy);
 
-// The treatment of units that no rank has used in backward during the step.
-// - kUpdate: their gradient is zero, and the update decays moments and weights.
-// - kSkip: such units do not change, move no bytes and count no update, as a parameter without
-//   gradient in torch's optimizers.
+// How the update treats units that no rank has used in backward during the step.
+// - - kUpdate: the gradient of such a unit is zero, and the update decays its moments and weights.
+// - - kSkip: such a unit does not change, moves no bytes and counts no update, like a parameter
+//   without a gradient in torch's optimizers.
 // - kLazy: the bits are those of kUpdate, but a unit whose state is on storage makes up for its
 //   missed updates later, all at once.
 enum class UntouchedPolicy : std::uint8_t { kUpdate, kSkip, kLazy };
@@ -58,9 +58,9 @@ enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
 
 SLUICE_EXPORT std::string_view name_of(MicroBatchOrder order);
 
-// The home of the values that forward computes and backward needs. With kKeep, the application
-// keeps all of these values. Otherwise the engine keeps the values that one use of a unit passes to
-// the next use (engine/plan/activation_plan.h). The application computes the other values again in
+// Where the values stay that forward computes and backward needs. With kKeep, the application keeps
+// all of these values. Otherwise the engine keeps only the values that one use of a unit passes to
+// the next use (engine/plan/activation_plan.h). The application computes all other values again in
 // backward.
 enum class ActivationHome : std::uint8_t {
   kKeep,       // by the application, all of it
@@ -79,8 +79,9 @@ struct LossScaleOptions {
   // The scale of every step. 0 stands for a dynamic scale, as set below. 1 stands for no scaling.
   double static_scale = 1;
   std::uint32_t initial_scale_power = 16;  // starts at two to the power of this; 0..32
-  // The number of steps without overflow after which the scale doubles. A small window loses more
-  // steps to overflows. A large window stays longer at a low scale, which loses small gradients.
+  // The number of steps without overflow after which the scale doubles. With a small window, more
+  // steps are lost to overflows. With a large window, the scale stays low for longer, and small
+  // gradients are lost.
   std::uint32_t window = 1000;
   // The number of overflows after which the scale is halved. At least 1.
   std::uint32_t hysteresis = 2;
@@ -105,9 +106,9 @@ SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
-// Whether leases and updates use the state in place, in host memory or on the device, without
-// copies. Use in place needs a single rank, and a device that has no memory of its own, such as the
-// host device.
+// Whether leases and updates use the state where it is, in host memory or on the device, instead of
+// a copy. This needs a single rank, and a device without memory of its own, such as the host
+// device.
 enum class UnifiedMemory : std::uint8_t {
   kAuto,  // where the device allows it
   kOff,   // copies, as on a GPU
@@ -131,14 +132,14 @@ struct Config {
     AdamOptions adam;                 // sluice/optimizer.h lists which kind reads which option
     double momentum = 0.9;            // for kSgd
     double clip_norm = 1.0;           // bound on the global gradient norm; 0 = no clipping
-    // This value is added to the norm before the norm is compared with clip_norm, and before the
-    // division by the norm. PyTorch and DeepSpeed use 1e-6.
+    // The norm is increased by this value before it is compared with clip_norm, and before
+    // gradients are divided by it. PyTorch and DeepSpeed use 1e-6.
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     UntouchedPolicy untouched = UntouchedPolicy::kUpdate;
-    // The largest number of updates that a unit may miss under kLazy; at least 1. After that many
-    // missed updates, the unit makes up for them even if no step uses it. A larger number saves
-    // bytes, and needs more memory and arithmetic at once.
+    // Under kLazy, the largest number of updates that a unit may miss; at least 1. After that many
+    // missed updates, the unit makes up for all of them, even if no step uses it. A larger number
+    // saves bytes, but needs more memory and arithmetic when a unit makes up for its updates.
     std::uint32_t lazy_max = 1000;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
     std::optional<std::uint32_t>
@@ -212,10 +213,10 @@ struct Config {
     // their own. 0 stands for all ranks. This number must divide the number of all ranks.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
-    // At stage 3, a unit whose parameters take at most this many bytes stays whole on every rank's
-    // device, as at stage 2. Such a unit needs room in memory.device beside the window. A larger
-    // value saves gathers, but takes more device memory. Below the default size, a gather's time is
-    // latency and does not depend on its length. 0 = none.
+    // At stage 3, a unit whose parameters take at most this many bytes is stored whole on every
+    // rank's device, as at stage 2. Such a unit needs room in memory.device beside the window. A
+    // larger value saves gathers, but takes more device memory. Gathers below the default size take
+    // the same time whatever their length, because latency dominates. 0 = no unit.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // The members below are for the code that makes the collectives.
     RankReduction reduction = RankReduction::kExact;

@@ -21,23 +21,23 @@
 //
 // examples/sine is the complete program.
 //
-// Thread rule: one thread at a time. Computation runs on the device's streams.
-// Floating-point environment: the engine rounds to nearest and keeps denormal numbers, whatever the
-// caller has set, on its own threads and within every call. Functions that a call runs for the
-// application, such as InitialValues, run in the same environment. The caller's setting is
-// unchanged after the call.
-// Failure: an exception before any update leaves the state as it was. A failed transfer stops the
-// engine permanently, and every later call names the last complete step. Storage files have no name
-// and vanish with the process, unless Config::Storage::State names a durable store. After kTimeout
-// the destructor still waits for the drive, because the drive may write to the engine's memory
-// until the transfer has ended. A program that must not wait has to end with _exit().
-// Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument. The
-// message names the object and the numbers, and nothing has changed. Examples are an id that does
-// not exist, a range beyond a tensor's end, and a stream of another device. Further examples are a
-// call during another thread's call, and a call on a lease, step or engine that is over. Failures
-// outside of Sluice throw Error too, each with its own code. Leases and steps may be destroyed in
-// any order, even after their engine. Device and collectives must outlive the engine; Sluice cannot
-// check this. SLUICE_CHECK aborts only if Sluice contradicts itself. Please report such a defect.
+// Thread rule: one thread at a time. Computation runs on the device's streams. Floating-point
+// environment: the engine rounds to nearest and keeps denormal numbers, whatever the caller has
+// set, on its own threads and within every call. Functions that a call runs for the application,
+// such as InitialValues, run in the same environment. The caller's setting is unchanged after the
+// call. Failure: an exception before any update leaves the state as it was. A failed transfer stops
+// the engine permanently, and every later call names the last complete step. Storage files have no
+// name and vanish with the process, unless Config::Storage::State names a durable store. After
+// kTimeout the destructor still waits for the drive, because the drive may write to the engine's
+// memory until the transfer has ended. A program that must not wait has to end with _exit(). Errors
+// and aborts: a call that the contract forbids throws Error with kInvalidArgument. The message
+// names the object and the numbers, and nothing has changed. Examples are an id that does not
+// exist, a range beyond a tensor's end, and a stream of another device. Further examples are a call
+// while another thread is inside a call, and a call on a lease, step or engine that has ended.
+// Failures outside of Sluice throw Error too, each with its own code. Leases and steps may be
+// destroyed in any order, even after their engine. Device and collectives must outlive the engine;
+// Sluice cannot check this. SLUICE_CHECK aborts only if Sluice contradicts itself. Please report
+// such a defect.
 #pragma once
 
 #include <functional>
@@ -149,14 +149,12 @@ class SLUICE_EXPORT Engine {
   // ranks, a failure of `values` stops the engine, because copies of a tensor may then differ.
   void replace_values(std::span<const TensorId> tensors, const InitialValues& values);
 
-  // The call continues from the last commit that every rank has in the store of
-  // Config::Storage::State. If there is no file of the store's name, the call makes the store with
-  // the state of step 0. The bits are the same as without a break, under any placement, policy and
-  // budgets.
-  // The call replaces initialize() and restore(). A call of initialize() makes a store, too, and
-  // fails with kInvalidArgument if a store exists already. A call of restore() replaces the state
-  // of an old store.
-  // Fails with:
+  // Continues from the last commit that every rank has in the store of Config::Storage::State. If
+  // no file has the store's name, the call makes the store with the state of step 0. The bits are
+  // the same as without a break, under any placement, policy and budgets. The call replaces
+  // initialize() and restore(). A call of initialize() makes a store, too, and fails with
+  // kInvalidArgument if a store exists already. A call of restore() replaces the state of an old
+  // store. Fails with:
   // - kInvalidArgument: the config names no store, there is no function, or the engine has a state.
   // - kInput: numbers of the config have changed.
   // - kIo or kDamaged: the store cannot be read.
@@ -177,23 +175,22 @@ class SLUICE_EXPORT Engine {
   // Writes the whole state as a checkpoint into a new folder below `root`, between two steps. The
   // checkpoint appears whole and synced, or not at all. Older checkpoints are removed only
   // afterwards. All ranks take part, each with its own ranges, and all have to see `root`. When
-  // save() returns, the checkpoint is on the drive. CheckpointSource reads it.
+  // save() returns, the checkpoint is on the drive. CheckpointSource reads it. Local units
+  // (UnitSpec::is_local) of all ranks are in it by their names. So ranks that divide these units in
+  // another way, or are more or fewer, can continue from it.
   // Fails with:
   // - kInvalidArgument: a step is active.
   // - kInput, kNoSpace or kIo, on all ranks: a file cannot be written. The message names the file.
-  // - kUnsupported: several ranks have local units (UnitSpec::is_local).
   // After a failure, the engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
-  // Begins to write the same checkpoint as save(). The call returns when the files have their space
-  // on the drive. Training can continue at once. Threads of the engine read the state block by
-  // block and write it to the files, beside the next steps. The update of a block waits until the
-  // checkpoint has the block, so the checkpoint holds the state of this step exactly. If another
-  // save is under way, begin_save() first waits for it. To get the checkpoint of that save, call
-  // finish_save() before begin_save().
-  // A later call gives the checkpoint its name, when all ranks have written their parts. The calls
-  // that do this are begin_step(), finish_save(), begin_save(), save(), replace_values() and
-  // close(). All ranks make the same calls.
-  // Fails with:
+  // Begins to write the same checkpoint as save(). The call returns once the files have their space
+  // on the drive. Training can continue at once. Meanwhile, threads of the engine read the state
+  // block by block and write it to the files. The update of a block waits until the checkpoint has
+  // copied the block, so the checkpoint holds exactly the state of this step. If another save is
+  // under way, begin_save() first waits for it. To get the checkpoint of that save, call
+  // finish_save() before begin_save(). A later call gives the checkpoint its name, once all ranks
+  // have written their parts. The calls that do this are begin_step(), finish_save(), begin_save(),
+  // save(), replace_values() and close(). All ranks make the same calls. Fails with:
   // - The errors of save().
   // - kInvalidArgument: memory.save_buffers is 0.
   // - The failure of the previous save, if no call has thrown it.
@@ -222,10 +219,9 @@ class SLUICE_EXPORT Engine {
   Inference begin_inference();
 
   // From the next step on, the engine uses the group's numbers: StepReport::gradient_norm,
-  // clipping, skipped steps and the loss scale are those of the whole group. With a group that has
-  // no function, the norm and the other numbers are the engine's own again. Several ranks of one
-  // engine give the same tensors.
-  // Fails with:
+  // clipping, skipped steps and the loss scale are those of the whole group. If the group has no
+  // function, these numbers are again those of this engine alone. Several ranks of one engine give
+  // the same tensors. Fails with:
   // - kInvalidArgument: a step is active, a tensor does not exist, or there are tensors but no
   //   function.
   // - kRanks: the groups of the ranks differ.
@@ -254,8 +250,8 @@ class SLUICE_EXPORT Engine {
 
   // The call copies elements [first_element, ...) of a tensor's state to `target`, as whole
   // elements. Elements of kParameter have the compute dtype; all others are fp32. A moment that the
-  // optimizer does not keep is zero. A rank reads its local units alone.
-  // Fails with:
+  // optimizer does not keep is zero. Only the rank that has a local unit can read the unit. Fails
+  // with:
   // - kInvalidArgument: a step is active, the tensor does not exist, the range goes beyond its end,
   //   or the unit is frozen and has no moments.
   // - kIo and others: a transfer has failed.
@@ -263,8 +259,8 @@ class SLUICE_EXPORT Engine {
                   std::span<std::byte> target);
 
   // Returns the `own` of every rank, in the order of the ranks. Without ranks, the result has a
-  // single entry. All ranks call exchange() at the same point, as they call all functions that
-  // begin, end or read.
+  // single entry. All ranks call exchange() at the same point, like every function that begins,
+  // ends or reads something.
   std::vector<double> exchange(double own);
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;

@@ -32,8 +32,8 @@ struct UnitSpec {
   // compute dtype are kept.
   bool is_frozen = false;
   // Neither of the two orders below contains the unit. Each step says while it runs whether it uses
-  // the unit, for example after a router has chosen experts (Step::announce). In a step without the
-  // unit, its gradient is zero, or the unit stays as it is (optimizer.untouched).
+  // the unit, for example after a router has chosen experts (Step::announce). In a step that does
+  // not use the unit, its gradient is zero, or the unit stays as it is (optimizer.untouched).
   bool is_announced = false;
   // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Their
   // elements are words of the size of a parameter (precision.parameters), and every word keeps its
@@ -42,14 +42,13 @@ struct UnitSpec {
   // The home of the unit's parameters is device memory, whatever placement.parameters says. Every
   // rank has all of them there. So a lease on the unit in forward or in an inference does not count
   // in ModelSpec::concurrent_leases: computation may hold the lease while it uses all other units,
-  // until the step ends. Small units that lie around others are examples, such as a position table
-  // of the whole model. A pinned unit is not announced.
+  // until the step ends. Examples are small units that surround others, such as a position table
+  // that the whole model uses. A pinned unit is not announced.
   bool is_pinned = false;
-  // With several ranks, every rank has a unit of its own in this place of the model, such as some
-  // of the experts (expert parallelism). In one place, the units have the same shapes on all ranks,
-  // but other names and other values. A local unit is not gathered, its gradient is not added over
-  // the ranks, and it counts once in the norm. A local unit is announced, and its rank does so
-  // alone.
+  // Every rank has a different unit at this place of the model, such as some of the experts (expert
+  // parallelism). In one place, the units have the same shapes on all ranks, but other names and
+  // other values. A local unit is not gathered, its gradient is not added over the ranks, and it
+  // counts once in the norm. A local unit is an announced unit, and only its own rank announces it.
   bool is_local = false;
 };
 
@@ -59,8 +58,8 @@ struct SLUICE_EXPORT ModelSpec {
   // The order in which one micro-batch acquires units, without announced ones. An empty
   // forward_order means 0, 1, ...; an empty backward_order means the reverse of forward_order. A
   // unit may appear more than once, and then its gradients are added. For example, a tied head
-  // acquires the embedding again. Steps in another order have to wait for transfers
-  // (sluice/step.h).
+  // acquires the embedding again. A step that uses the units in another order has to wait for
+  // transfers (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 

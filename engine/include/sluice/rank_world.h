@@ -1,7 +1,7 @@
 // The ranks that a launcher has started as processes of one training. The launcher is mpirun of
 // Open MPI or MPICH, srun of Slurm, or torchrun. A RankWorld finds the launcher in the environment,
-// connects the ranks, and makes the collectives for an engine. Without a launcher there is one
-// rank, and the same program runs alone.
+// connects the ranks, and makes the collectives for an engine. Without a launcher, the same program
+// runs alone, as a single rank.
 //
 //   RankWorld world;
 //   const auto device = make_host_device({.memory_bytes = 1 << 30});

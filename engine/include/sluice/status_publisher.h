@@ -8,9 +8,8 @@
 //   ...
 //   status.step_ended(step.finish(), {.loss = loss, .tokens = 4096});
 //
-// Thread rule: one thread at a time.
-// Invariant: a process has one page. A publisher that is made while another one has the page gets
-// no page. A forked child has no page either.
+// Thread rule: one thread at a time. Invariant: a process has one page. A publisher that is made
+// while another publisher has the page gets none. A forked child has no page either.
 #pragma once
 
 #include <cstdint>

@@ -42,8 +42,8 @@ struct SLUICE_EXPORT StepTimes {
   WorkTimes work;  // the workers' times in this step
 
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // The time for which storage, copies or the optimizer worked while nothing waited for this work.
-  // The time spent on waits for other ranks is not included.
+  // How long storage, copies or the optimizer worked while computation did not wait for them. The
+  // time spent on waits for other ranks is not included.
   std::int64_t hidden_ns() const;
   // The share of hidden_ns() in work.any_ns; 1 when no worker was busy.
   double hidden_share() const;
@@ -55,8 +55,8 @@ struct UnitTime {
   double backward_s = 0;
 };
 
-// The bytes of a rank's collectives in one step. Every operation counts the length of the whole
-// unit without padding. In a gather or a reduction over N ranks, a rank receives (N - 1) / N of
+// The bytes of a rank's collectives in one step. The length of an operation is that of the whole
+// unit, without padding. In a gather or a reduction over N ranks, a rank receives (N - 1) / N of
 // this length and sends the same number of bytes.
 struct RankTraffic {
   std::uint64_t gathered_bytes = 0;

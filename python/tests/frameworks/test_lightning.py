@@ -1,6 +1,7 @@
 """Lightning: a LightningModule as it is, with a strategy's name."""
 
 import warnings
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -34,9 +35,9 @@ DATA = [batch(step) for step in range(12)]
 
 
 def trainer(tmp_path, strategy, steps, **options):
-    return pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_steps=steps, gradient_clip_val=0.5,
-                      accumulate_grad_batches=2, default_root_dir=tmp_path, logger=False, enable_progress_bar=False,
-                      enable_model_summary=False, **options)
+    return pl.Trainer(**{"accelerator": "cpu", "devices": 1, "strategy": strategy, "max_steps": steps, "gradient_clip_val": 0.5,
+                         "accumulate_grad_batches": 2, "default_root_dir": tmp_path, "logger": False, "enable_progress_bar": False,
+                         "enable_model_summary": False, **options})
 
 
 def fit(tmp_path, net, strategy, steps, ckpt_path=None, **options):
@@ -150,3 +151,47 @@ def test_what_is_refused(tmp_path):
         warnings.simplefilter("ignore")
         trainer(tmp_path, "sluice", 1, gradient_clip_algorithm="value", enable_checkpointing=False).fit(
             Module(tiny()), torch.utils.data.DataLoader(DATA, batch_size=None))
+
+
+def test_where_it_computes(tmp_path, monkeypatch):
+    """Each process on its own GPU of those that the Trainer names. The model goes there unit by unit, not as a whole."""
+    strategy = sluice.lightning.SluiceStrategy(small(tmp_path), placement="nvme", units=[Block])
+    assert strategy.root_device == torch.device("cpu")
+    strategy.parallel_devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    strategy.cluster_environment = SimpleNamespace(local_rank=lambda: 1)
+    assert strategy.root_device == torch.device("cuda", 1)
+
+    given = []
+
+    def offload(model, config, *, device, **options):
+        given.append(device)
+        return sluice.offload(model, config, **options)
+    monkeypatch.setattr(sluice.lightning, "offload", offload)
+    monkeypatch.setattr(Module, "to", lambda module, *where: pytest.fail("moved as a whole"))
+    monkeypatch.setattr(Module, "cpu", lambda module: pytest.fail("moved as a whole"))
+    _, made = fit(tmp_path, tiny(), sluice.lightning.SluiceStrategy(small(tmp_path), placement="nvme", units=[Block]), 1,
+                  enable_checkpointing=False)
+    assert given == [torch.device("cpu")]
+    assert made.lightning_module is not None
+    made.strategy.offloaded.close()
+
+
+def test_evaluation_without_training_moves_the_model(tmp_path, monkeypatch):
+    moved = []
+    module = Module(tiny())
+    to = module.to
+    monkeypatch.setattr(module, "to", lambda where: moved.append(where) or to(where))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(tmp_path, "sluice_nvme", 1).validate(module, torch.utils.data.DataLoader(DATA[:2], batch_size=None), verbose=False)
+    assert moved == [torch.device("cpu")] and len(module.validations) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_on_a_gpu(tmp_path):
+    losses = []
+    for strategy in ("auto", sluice.lightning.SluiceStrategy(small(tmp_path), placement="nvme", units=[Block])):
+        module, made = fit(tmp_path, tiny(), strategy, 6, enable_checkpointing=False, accelerator="gpu")
+        losses.append(module.losses)
+    assert worst(losses[1], losses[0]) <= 2e-5
+    made.strategy.offloaded.close()

@@ -235,3 +235,40 @@ def test_peft(tmp_path, settings):
         assert (value - reference.state_dict()[name]).abs().max() <= 1e-4, name
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 4
     optimizer.close()
+
+
+def test_where_it_computes(tmp_path, settings, monkeypatch):
+    """The model goes there unit by unit, not as a whole; before training, evaluation moves it."""
+    given = []
+
+    def offload(model, config, *, device, **options):
+        given.append(device)
+        return sluice.offload(model, config, **options)
+    monkeypatch.setattr("sluice_offload.transformers.offload", offload)
+    made = Trainer(model=gpt2(), args=arguments(tmp_path, max_steps=1, save_strategy="no"), train_dataset=rows(), eval_dataset=rows(4),
+                   sluice=settings)
+    made._move_model_to_device(made.model, torch.device("meta"))
+    assert made.model.transformer.wte.weight.device.type == "cpu"
+    made.evaluate()
+    made.train()
+    assert given == [torch.device("cpu")]
+    made._sluice.close()
+
+
+def test_several_gpus_in_a_process_are_refused(tmp_path, settings):
+    made = arguments(tmp_path)
+    made._setup_devices  # a property, which counts them
+    made._n_gpu = 2
+    with pytest.raises(sluice.ArgumentError, match="sees 2 GPUs.*torchrun --nproc_per_node=2.*CUDA_VISIBLE_DEVICES"):
+        Trainer(model=gpt2(), args=made, train_dataset=rows(), eval_dataset=rows(4), sluice=settings)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_on_a_gpu(tmp_path, settings):
+    options = {"use_cpu": False, "save_strategy": "no"}
+    reference = transformers.Trainer(model=gpt2(), args=arguments(tmp_path, **options), train_dataset=rows(), eval_dataset=rows(4))
+    made = Trainer(model=gpt2(), args=arguments(tmp_path, **options), train_dataset=rows(), eval_dataset=rows(4), sluice=settings)
+    for one in (reference, made):
+        one.train()
+    assert worst(logs(made, "loss"), logs(reference, "loss")) <= 2e-5
+    made._sluice.close()

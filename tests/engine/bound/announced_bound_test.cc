@@ -88,6 +88,45 @@ TEST(AnnouncedBound, AnnouncedUsesAreUsesOfTheStep) {
             bound_step(plain.shape(), OverlapPolicy::kSerial).traffic.nvme_read_bytes);
 }
 
+// Under "lazy", an expert that has missed updates is read and written once more, and its arithmetic
+// is that of all of them.
+TEST(AnnouncedBound, LateUnitsMakeUpForWhatTheyMissed) {
+  BoundModel model({2, 1, 3}, 4);
+  set_rates(model);
+  model.spec.units[2].is_announced = true;
+  model.spec.forward_order = {UnitId{0}, UnitId{1}};
+  model.spec.backward_order = {UnitId{1}, UnitId{0}};
+  const Layout layout(validated(model.spec), {}, kBlockElements);
+  model.placement.announced_window = {.count = 1, .slot_bytes = 3 * kParameterBytes};
+  const auto cost_of = [&](bool is_lazy, std::uint32_t missed, OverlapPolicy policy) {
+    model.placement.is_lazy = is_lazy;
+    const PlannedAnnouncement announcements[] = {
+        {.before_use = 2, .pass = Pass::kForward, .units = {UnitId{2}}, .missed_updates = missed},
+        {.before_use = 2, .pass = Pass::kBackward, .units = {UnitId{2}}, .missed_updates = missed}};
+    const PlannedStep planned({.model = model.spec}, layout, model.placement, 1, announcements);
+    return bound_step(planned.shape(model.rates), policy);
+  };
+  for (const OverlapPolicy policy : kAllPolicies) {
+    SCOPED_TRACE(name_of(policy));
+    const StepCost known = cost_of(true, 0, policy);
+    const StepCost late = cost_of(true, 7, policy);
+    EXPECT_EQ(late.traffic.nvme_read_bytes, known.traffic.nvme_read_bytes + 3 * kRecordBytes);
+    EXPECT_EQ(late.traffic.nvme_write_bytes,
+              known.traffic.nvme_write_bytes + 3 * (kParameterBytes + kRecordBytes));
+    EXPECT_NEAR(late.busy(Resource::kCpu) - known.busy(Resource::kCpu),
+                7 * 3 * kBlockElements / 1e9, 1e-12);
+    EXPECT_NEAR(late.busy(Resource::kStorageWrite),
+                known.busy(Resource::kStorageWrite) + 3 * (kParameterBytes + kRecordBytes) / 1e9,
+                1e-12);
+    EXPECT_GE(late.step_s, late.busy(late.scarcest()));
+    expect_equal(cost_of(false, 7, policy), cost_of(false, 0, policy), policy);
+  }
+  // With so many missed updates, the arithmetic is what the step waits for.
+  const StepCost many = cost_of(true, 1'000'000, OverlapPolicy::kDeferred);
+  EXPECT_EQ(many.scarcest(), Resource::kCpu);
+  EXPECT_DOUBLE_EQ(many.step_s, many.busy(Resource::kCpu));
+}
+
 // Only copies and computation take time. The first unit's two blocks are copied before anything is
 // computed, and the expert's block as soon as it is announced.
 TEST(AnnouncedBound, AFetchBeginsWithTheAnnouncement) {

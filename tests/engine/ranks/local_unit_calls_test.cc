@@ -205,32 +205,6 @@ TEST_F(TwoRanksOfLocalUnits, UnitsThatDoNotGoTogetherAreRefused) {
   }
 }
 
-// A checkpoint is one state of all ranks, so it cannot hold what only one of them has.
-TEST_F(TwoRanksOfLocalUnits, CheckpointsAreRefused) {
-  config_.memory.save_buffers = 2;
-  on_two_ranks(
-      config_, model,
-      [this](std::uint32_t rank, Engine& engine, HostDevice& device, const Stream& stream) {
-        for (const bool beside : {false, true}) {
-          const std::string words = expect_error(ErrorCode::kUnsupported, [&] {
-            if (beside) {
-              engine.begin_save(directory_.path(), {});
-            } else {
-              (void)engine.save(directory_.path(), {});
-            }
-          });
-          EXPECT_NE(words.find(
-                        fmt::format("unit \"expert.{}\" is local to rank {} of 2", 3 * rank, rank)),
-                    std::string::npos)
-              << words;
-          EXPECT_NE(words.find("storage.state.name"), std::string::npos) << words;
-        }
-        Step step = engine.begin_step({.learning_rate = 1e-3});
-        walk_step(step, model(rank), engine, device, stream, config_, 1);
-        EXPECT_EQ(step.finish().step, 1u);
-      });
-}
-
 // Only its rank reads a local unit, at any time.
 TEST_F(TwoRanksOfLocalUnits, ARankReadsItsUnitsAlone) {
   on_two_ranks(config_, model, [](std::uint32_t rank, Engine& engine, HostDevice&, const Stream&) {

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <sluice/checkpoint.h>
 #include "engine/checkpoint/store_source.h"
 #include "tests/engine/ranks/local_unit_cases.h"
 #include "tests/engine/ranks/rank_threads.h"
@@ -167,6 +168,105 @@ TEST_P(LocalUnits, TheBitsAreThoseOfOneRankWithAllUnits) {
 
 INSTANTIATE_TEST_SUITE_P(Stages, LocalUnits, testing::Values(0u, 1u, 2u, 3u),
                          [](const auto& value) { return "stage" + std::to_string(value.param); });
+
+// Checkpoints of two ranks after their second step, under every policy for units that are not used.
+class SavedLocalUnits : public testing::TestWithParam<std::uint32_t> {
+ protected:
+  Config config_of(const std::string& path) const {
+    Config config = sharded_config(path, GetParam(), true, DType::kBf16);
+    config.optimizer.clip_norm = 1;
+    config.optimizer.untouched = UntouchedPolicy{static_cast<std::uint8_t>(GetParam() % 3)};
+    config.memory.save_buffers = 2;
+    return config;
+  }
+  // Trains to the end, and saves on the way, between two steps or beside the third.
+  std::vector<RankRun> save(const LocalTraining& training, const Config& config, bool beside) {
+    RankConditions conditions = training.conditions();
+    conditions.change_toy = [this, beside, of_training = conditions.change_toy](
+                                std::uint32_t rank, ModelSpec& model, ToyOptions& options) {
+      of_training(rank, model, options);
+      options.after_step = [this, beside, rank](Engine& engine, std::uint64_t step) {
+        const SaveOptions own{.application = std::to_string(rank)};
+        if (step == 2 && beside) engine.begin_save(directory_.path(), own);
+        if (step == 3 && beside) paths_[rank] = engine.finish_save().value().path;
+        if (step == 2 && !beside) paths_[rank] = engine.save(directory_.path(), own).path;
+      };
+    };
+    return training.run(config, conditions);
+  }
+  // The same, from the checkpoint on.
+  std::vector<RankRun> restore(const LocalTraining& training, const Config& config) {
+    RankConditions conditions = training.conditions();
+    std::vector<OpenCheckpoint> opened(training.ranks);
+    conditions.change_toy = [&, of_training = conditions.change_toy](
+                                std::uint32_t rank, ModelSpec& model, ToyOptions& options) {
+      of_training(rank, model, options);
+      opened[rank] = open_checkpoint(paths_[0]);
+      EXPECT_EQ(opened[rank].application, (std::vector<std::string>{"0", "1"}));
+      options.source = opened[rank].source.get();
+    };
+    return training.run(config, conditions);
+  }
+
+  const TempDirectory directory_;
+  std::string paths_[2];
+};
+
+TEST_P(SavedLocalUnits, GoOnWithTheSameBitsAndByNameOnOtherRanks) {
+  const Config config = config_of(directory_.path());
+  for (const bool beside : {false, true}) {
+    SCOPED_TRACE(beside);
+    LocalTraining training(2, 5, 1, GetParam());
+    training.options.steps = 5;
+    const ToyResult oracle = toy_oracle(config, training.options);
+    training.expect(config, save(training, config, beside), oracle);
+    EXPECT_EQ(paths_[0], paths_[1]);
+    training.options.steps = 3;
+    training.expect(config, restore(training, config), oracle);
+    // The names say whose state it is, so other ranks may have the experts.
+    training.options.steps = 2;
+    const ToyResult saved = toy_oracle(config, training.options);
+    LocalTraining three(3, 5, 1, GetParam());
+    three.options.steps = 0;
+    three.expect(config, restore(three, config), saved);
+    const OpenCheckpoint opened = open_checkpoint(paths_[0]);
+    Config alone = toy_config(directory_.path());
+    alone.optimizer = config.optimizer;
+    ToyOptions none = training.options;
+    none.steps = 0;
+    none.rank_count = 1;
+    none.source = opened.source.get();
+    EXPECT_TRUE(run_toy(alone, none).state == saved.state);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, SavedLocalUnits, testing::Values(0u, 1u, 2u, 3u),
+                         [](const auto& value) { return "stage" + std::to_string(value.param); });
+
+// One rank's expert that the checkpoint does not have. All ranks hear of it before they read.
+TEST_P(SavedLocalUnits, OtherExpertsAreRefusedOnEveryRank) {
+  const Config config = config_of(directory_.path());
+  LocalTraining training(2, 5, 1, GetParam());
+  training.options.steps = 2;
+  training.expect(config, save(training, config, false), toy_oracle(config, training.options));
+  LocalWorld world(2, {.timeout_s = 60, .sum = sum_in_order});
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_host_device({.memory_bytes = 64_MiB});
+      const auto collectives = world.join(rank, *device);
+      ModelSpec model = training.model(rank).model;
+      if (rank == 1) model.units.back().tensors[0].name = "another";
+      Engine engine(config, model, *device, collectives.get());
+      const OpenCheckpoint opened = open_checkpoint(paths_[0]);
+      const std::string words =
+          expect_error(ErrorCode::kInput, [&] { engine.restore(*opened.source); });
+      EXPECT_NE(words.find("a tensor \"another\""), std::string::npos) << words;
+      engine.initialize(toy_values());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
 
 // Each rank's store has its own units. No single state holds those of all ranks.
 TEST(DurableLocalUnits, StoresContinueAndAreNotExported) {

@@ -5,12 +5,15 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "engine/bound/bound.h"
+#include "engine/bound/planned_step.h"
 #include "engine/checkpoint/checkpoint_source.h"
 #include "tests/engine/checkpoint/save_beside.h"
 #include "tests/engine/step/announce_cases.h"
 #include "tests/support/memory_source.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
+#include "tests/support/toy_computation.h"
 
 namespace sluice::test {
 namespace {
@@ -145,6 +148,56 @@ TEST_F(LazyTest, OnlyTheBytesOfWhatAStepUsesMove) {
     }
     least_late_bytes = late_bytes;
     EXPECT_TRUE(same_training(result, toy_oracle(config_, options))) << most;
+  }
+}
+
+// The experts take turns, so each has missed as many updates as its layer has other experts.
+TEST_F(LazyTest, ThePlanCountsTheBytesOfLateUnits) {
+  config_.optimizer.overlap = OverlapPolicy::kSerial;
+  const auto announced_at = [](std::uint64_t step, const ToyUses& uses) {
+    std::vector<PlannedAnnouncement> announcements;
+    for (std::uint32_t i = 0; i < uses.size(); ++i) {
+      const std::uint32_t layer = index_of(uses[i].unit) - 1;
+      if (layer >= kLayers) continue;
+      const auto of_layer = static_cast<std::uint32_t>(step % kExpertsOfLayer);
+      announcements.push_back({.before_use = uses[i].pass == Pass::kForward ? i + 1 : i,
+                               .announced_before = uses[i].pass == Pass::kForward ? i + 1 : i,
+                               .pass = uses[i].pass,
+                               .units = {UnitId{kFirstExpert + layer * kExpertsOfLayer + of_layer}},
+                               .missed_updates = static_cast<std::uint32_t>(
+                                   std::min<std::uint64_t>(step - 1, kExpertsOfLayer - 1))});
+    }
+    return announcements;
+  };
+  ToyOptions options = routed_steps(5, 14);
+  options.change = [&](std::uint64_t step, ToyUses& uses) {
+    ToyUses all;
+    const auto announcements = announced_at(step, uses);
+    for (std::uint32_t i = 0; i <= uses.size(); ++i) {
+      for (const PlannedAnnouncement& of : announcements)
+        if (of.before_use == i) all.push_back({of.units[0], of.pass, 1000 + i});
+      if (i < uses.size()) all.push_back(uses[i]);
+    }
+    uses = all;
+  };
+  const ModelSpec model = validated(toy_model_of(options));
+  const auto device = make_host_device({.memory_bytes = 400_KiB});
+  Engine engine(config_, model, *device);
+  const ToyResult result = run_toy(engine, model, *device, config_, options);
+  EXPECT_TRUE(same_training(result, toy_oracle(config_, options)));
+  const ToyUses uses = planned_uses(model, 1, MicroBatchOrder::kHorizontal);
+  Rates rates;
+  rates.read_bytes_per_second = rates.write_bytes_per_second = 1e9;
+  rates.units.assign(model.units.size(), {.forward_s = 1e-5, .backward_s = 1e-5});
+  for (const StepReport& report : result.reports) {
+    SCOPED_TRACE(report.step);
+    const PlannedStep planned({.model = model}, engine.layout(), engine.placement(), 1,
+                              announced_at(report.step, uses));
+    const Traffic least = bound_step(planned.shape(rates), OverlapPolicy::kSerial).traffic;
+    EXPECT_EQ(report.nvme_write_bytes, least.nvme_write_bytes);
+    EXPECT_GE(report.nvme_read_bytes, least.nvme_read_bytes);
+    EXPECT_LE(report.nvme_read_bytes, least.nvme_read_bytes + report.announced_read_bytes);
+    EXPECT_EQ(report.late_update_bytes == 0, report.step == 1);
   }
 }
 

@@ -125,10 +125,13 @@ TEST(NcclFailure, AbortEndsTheOthersWork) {
 // And no operation has ended before, which would look like a result.
 TEST(NcclFailure, IsTheDevicesBeforeAnyoneHearsAndBeforeAnythingIsEnded) {
   std::atomic<int> heard = 0;
+  std::atomic<int> arrived = 0;
   run_threads(2, {.timeout_s = 60, .library = FAKE_NCCL}, [&](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
     ranks.barrier("both are there", stream.id());
     device.synchronize(stream.id());
+    ++arrived;
+    while (arrived < 2) std::this_thread::yield();  // a rank that still waited would see the abort
     if (ranks.rank() == 1) {
       while (heard == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       return;

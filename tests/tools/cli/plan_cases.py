@@ -135,7 +135,7 @@ class Plan(CliCase):
         self.assertLess(part["step"]["step_s"], host["step"]["step_s"])
 
     def test_activations_are_listed_for_the_machine_that_computes(self):
-        for device, values in (("host", {}), ("cuda", {}), ("host", {"activations": "recompute"})):
+        for device, values in (("host", {}), ("cuda", {}), ("host", {"activations": "recompute"}), ("cuda", {"activations": "recompute"})):
             with self.subTest(device=device, **values):
                 kept = self.plan(values={"run.device": device, "memory.device": "1GiB", **values})["activation_bytes"]
                 self.assertGreater(kept, 0)
@@ -193,7 +193,7 @@ class Plan(CliCase):
         self.assertGreater(document["stages"][3]["window_bytes"], 0)
 
     def test_refuses_what_train_refuses(self):
-        for values, ranks in (({"precision.parameters": "fp16"}, 1), ({"activations": "recompute"}, 1),
+        for values, ranks in (({"precision.parameters": "fp16"}, 1),
                               ({"run.device": "host", "sharding.reduction": "nccl"}, 2)):
             with self.subTest(values):
                 config = self.write_config({**BUDGETS, "run.device": "cuda", **values})

@@ -107,11 +107,12 @@ class DeviceGptTest : public testing::TestWithParam<DeviceGptCase> {
   PassResult on_device(DType type, DType gradient_type) const {
     const DeviceMachine machine = GetParam().machine.make(type, gradient_type);
     DeviceGpt gpt(GetParam().config, GetParam().shape, *machine.device, *machine.ops,
-                  GetParam().attention_scratch_bytes);
+                  {.attention_scratch_bytes = GetParam().attention_scratch_bytes});
     EXPECT_GT(gpt.activation_bytes(), 0u);
     EXPECT_EQ(gpt.activation_bytes(),
-              DeviceGpt::activation_bytes_of(GetParam().config, GetParam().shape, type,
-                                             GetParam().attention_scratch_bytes));
+              DeviceGpt::activation_bytes_of(
+                  GetParam().config, GetParam().shape, type,
+                  {.attention_scratch_bytes = GetParam().attention_scratch_bytes}));
     return run_device_pass(gpt, *machine.device, *machine.ops, spec_, parameters(type), tokens_,
                            targets_);
   }
@@ -182,14 +183,15 @@ TEST_P(DeviceGptTest, BatchesThatAreEvaluatedTogetherHaveTheirOwnLosses) {
   const DeviceMachine machine = GetParam().machine.make(DType::kFp32, DType::kFp32);
   Device& device = *machine.device;
   DeviceGpt gpt(GetParam().config, GetParam().shape, device, *machine.ops,
-                GetParam().attention_scratch_bytes);
+                {.attention_scratch_bytes = GetParam().attention_scratch_bytes});
   const std::uint32_t batches = gpt.evaluation_batches();
   ASSERT_GE(batches, 2u);
   const Stream stream(device, "test");
   const std::vector<DeviceUnit> units =
       units_on_device(device, stream.id(), spec_, parameters(DType::kFp32), DType::kFp32);
   const auto forward = [&](std::uint32_t use, std::uint32_t batch) {
-    gpt.forward(use, units[index_of(spec_.forward_order[use])].const_tensors(), stream.id(), batch);
+    gpt.forward(use, units[index_of(spec_.forward_order[use])].const_tensors(), stream.id(),
+                {.micro_batch = batch});
     if (use + 1 == gpt.use_count()) gpt.keep_loss(stream.id());
   };
   std::vector<std::vector<std::uint32_t>> tokens, targets;
@@ -214,6 +216,46 @@ TEST_P(DeviceGptTest, BatchesThatAreEvaluatedTogetherHaveTheirOwnLosses) {
   const PassResult after =
       run_device_pass(gpt, device, *machine.ops, spec_, values, tokens_, targets_);
   EXPECT_EQ(after.gradients, on_device(DType::kFp32, DType::kFp32).gradients);
+}
+
+// Three micro-batches at a time: each has the loss and the gradients, bit for bit, that a pass of
+// its own has without checkpoints. Less memory does it.
+TEST_P(DeviceGptTest, CheckpointsChangeNoBit) {
+  constexpr std::uint32_t kMicroBatches = 3;
+  for (const DType type : {DType::kFp32, DType::kBf16}) {
+    const DeviceMachine machine = GetParam().machine.make(type, DType::kFp32);
+    Device& device = *machine.device;
+    const TensorMemory values = parameters(type);
+    std::vector<TrainingBatch> batches;
+    std::vector<PassResult> expected;
+    DeviceGpt keeping(GetParam().config, GetParam().shape, device, *machine.ops);
+    for (std::uint32_t i = 0; i < kMicroBatches; ++i) {
+      const std::string name = std::to_string(i);
+      const std::uint32_t vocabulary = GetParam().config.vocabulary;
+      batches.push_back({random_tokens(name.c_str(), tokens_.size(), vocabulary),
+                         random_tokens((name + "'").c_str(), tokens_.size(), vocabulary)});
+      expected.push_back(run_device_pass(keeping, device, *machine.ops, spec_, values,
+                                         batches[i].tokens, batches[i].targets));
+    }
+    const DeviceGptOptions options{.checkpoints = Checkpoints::kUnits,
+                                   .micro_batches = kMicroBatches,
+                                   .attention_scratch_bytes = GetParam().attention_scratch_bytes};
+    DeviceGpt gpt(GetParam().config, GetParam().shape, device, *machine.ops, options);
+    EXPECT_EQ(gpt.activation_bytes(),
+              DeviceGpt::activation_bytes_of(GetParam().config, GetParam().shape, type, options));
+    EXPECT_LT(gpt.activation_bytes(), keeping.activation_bytes());
+    gpt.warm_up();
+    for (int again = 0; again < 2; ++again) {
+      const std::vector<PassResult> actual =
+          run_device_passes(gpt, device, *machine.ops, spec_, values, batches);
+      for (std::uint32_t i = 0; i < kMicroBatches; ++i) {
+        EXPECT_EQ(actual[i].loss, expected[i].loss) << i;
+        EXPECT_EQ(actual[i].gradients, expected[i].gradients) << i;
+      }
+      EXPECT_NE(expected[0].loss, expected[1].loss);
+      gpt.start_evaluation(tokens_, targets_);  // is forgotten by the passes that follow
+    }
+  }
 }
 
 }  // namespace sluice::gpt

@@ -91,47 +91,107 @@ inline void expect_untouched_behind(const DeviceUnit& unit, const UnitSpec& spec
     ASSERT_EQ(byte, std::byte{0xff}) << "written behind " << spec.tensors[tensor].name;
 }
 
-// Does the same as run_training_pass(). Gradient memory starts as NaN. So a test notices an element
-// that the backward pass forgets, and an element that is written behind a tensor. `parameters` have
-// the type ops.type().
-inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOps& ops,
-                                  const ModelSpec& spec, const TensorMemory& parameters,
-                                  const std::vector<std::uint32_t>& tokens,
-                                  const std::vector<std::uint32_t>& targets) {
+struct TrainingBatch {
+  std::vector<std::uint32_t> tokens;
+  std::vector<std::uint32_t> targets;
+};
+
+// The values and gradients that cross from unit to unit in several micro-batches.
+class DeviceBoundaryMemory {
+ public:
+  DeviceBoundaryMemory(Device& device, std::uint64_t value_bytes, std::uint32_t use_count,
+                       std::uint32_t micro_batches)
+      : value_bytes_(align_up(value_bytes, 256)),
+        use_count_(use_count),
+        memory_(device, 2 * value_bytes_ * use_count * micro_batches, "values between units") {}
+
+  // For a use by its place in forward order.
+  DeviceBoundaries of(std::uint32_t forward_use, std::uint32_t micro_batch) const {
+    const bool is_first = forward_use == 0;
+    const bool is_last = forward_use + 1 == use_count_;
+    const auto at = [&](bool exists, std::uint32_t boundary, std::uint64_t kind) {
+      const std::uint64_t index = (micro_batch * use_count_ + boundary) * 2 + kind;
+      return exists ? memory_.data() + index * value_bytes_ : nullptr;
+    };
+    return {.micro_batch = micro_batch,
+            .input = at(!is_first, forward_use - 1, 0),
+            .output = at(!is_last, forward_use, 0),
+            .output_gradient = at(!is_last, forward_use, 1),
+            .input_gradient = at(!is_first, forward_use - 1, 1)};
+  }
+
+ private:
+  const std::uint64_t value_bytes_;
+  const std::uint32_t use_count_;
+  DeviceBuffer memory_;
+};
+
+inline void add_gradients(PassResult& result, const DeviceUnit& gradients, const UnitSpec& unit,
+                          DType type, Transfers& transfers) {
+  for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
+    const std::uint64_t count = unit.tensors[i].element_count();
+    const std::vector<std::byte> bytes =
+        transfers.to_host(gradients.tensors[i], count * size_of(type));
+    expect_untouched_behind(gradients, unit, i, type, transfers);
+    std::vector<float>& sum = result.gradients[unit.tensors[i].name];
+    sum.resize(count, -0.0f);
+    for (std::size_t j = 0; j < count; ++j) {
+      if (type == DType::kFp32) {
+        sum[j] += reinterpret_cast<const float*>(bytes.data())[j];
+      } else {
+        sum[j] += float_from_bf16(reinterpret_cast<const std::uint16_t*>(bytes.data())[j]);
+      }
+    }
+  }
+}
+
+// A pass of each batch, as run_training_pass() does. All batches pass a unit before the next unit
+// begins. Gradient memory starts as NaN. So a test notices an element that the backward pass
+// forgets, and an element that is written behind a tensor. `parameters` have the type ops.type().
+inline std::vector<PassResult> run_device_passes(DeviceGpt& gpt, Device& device,
+                                                 const DeviceOps& ops, const ModelSpec& spec,
+                                                 const TensorMemory& parameters,
+                                                 const std::vector<TrainingBatch>& batches) {
   const Stream stream(device, "test");
   Transfers transfers(device, stream.id());
   const std::vector<DeviceUnit> units =
       units_on_device(device, stream.id(), spec, parameters, ops.type());
-  PassResult result{0, {}};
-  gpt.start_training(tokens, targets, stream.id());
-  for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
-    gpt.forward(use, units[index_of(spec.forward_order[use])].const_tensors(), stream.id());
-  gpt.keep_loss(stream.id());
-  for (std::uint32_t use = 0; use < gpt.use_count(); ++use) {
-    const std::uint32_t index = index_of(spec.backward_order[use]);
-    const UnitSpec& unit = spec.units[index];
-    const DeviceUnit gradients = device_unit(device, unit, ops.gradient_type());
-    const std::vector<std::byte> nan(gradients.memory.size_bytes(), std::byte{0xff});
-    transfers.to_device(gradients.memory.data(), nan.data(), nan.size());
-    gpt.backward(use, units[index].const_tensors(), gradients.tensors, stream.id());
-    for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
-      const std::uint64_t count = unit.tensors[i].element_count();
-      const std::vector<std::byte> bytes =
-          transfers.to_host(gradients.tensors[i], count * size_of(ops.gradient_type()));
-      expect_untouched_behind(gradients, unit, i, ops.gradient_type(), transfers);
-      std::vector<float>& sum = result.gradients[unit.tensors[i].name];
-      sum.resize(count, -0.0f);
-      for (std::size_t j = 0; j < count; ++j) {
-        if (ops.gradient_type() == DType::kFp32) {
-          sum[j] += reinterpret_cast<const float*>(bytes.data())[j];
-        } else {
-          sum[j] += float_from_bf16(reinterpret_cast<const std::uint16_t*>(bytes.data())[j]);
-        }
-      }
+  const std::uint64_t width = spec.units[0].tensors[0].shape[1];
+  const std::uint32_t count = gpt.use_count();
+  const auto micro_batches = static_cast<std::uint32_t>(batches.size());
+  const DeviceBoundaryMemory boundaries(
+      device, batches[0].tokens.size() * width * size_of(ops.type()), count, micro_batches);
+  std::vector<PassResult> results(micro_batches);
+  for (std::uint32_t i = 0; i < micro_batches; ++i)
+    gpt.start_training(batches[i].tokens, batches[i].targets, stream.id(), i);
+  for (std::uint32_t use = 0; use < count; ++use) {
+    const DeviceUnit& unit = units[index_of(spec.forward_order[use])];
+    for (std::uint32_t i = 0; i < micro_batches; ++i) {
+      gpt.forward(use, unit.const_tensors(), stream.id(), boundaries.of(use, i));
+      if (use + 1 == count) gpt.keep_loss(stream.id());
     }
   }
-  result.loss = gpt.take_losses(stream.id()).at(0);
-  return result;
+  for (std::uint32_t use = 0; use < count; ++use) {
+    const std::uint32_t index = index_of(spec.backward_order[use]);
+    for (std::uint32_t i = 0; i < micro_batches; ++i) {
+      const DeviceUnit gradients = device_unit(device, spec.units[index], ops.gradient_type());
+      const std::vector<std::byte> nan(gradients.memory.size_bytes(), std::byte{0xff});
+      transfers.to_device(gradients.memory.data(), nan.data(), nan.size());
+      gpt.backward(use, units[index].const_tensors(), gradients.tensors, stream.id(),
+                   boundaries.of(count - 1 - use, i));
+      add_gradients(results[i], gradients, spec.units[index], ops.gradient_type(), transfers);
+    }
+  }
+  const std::vector<double> losses = gpt.take_losses(stream.id());
+  for (std::uint32_t i = 0; i < micro_batches; ++i) results[i].loss = losses.at(i);
+  return results;
+}
+
+inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOps& ops,
+                                  const ModelSpec& spec, const TensorMemory& parameters,
+                                  const std::vector<std::uint32_t>& tokens,
+                                  const std::vector<std::uint32_t>& targets) {
+  return run_device_passes(gpt, device, ops, spec, parameters, {{tokens, targets}}).at(0);
 }
 
 }  // namespace sluice::gpt

@@ -70,9 +70,10 @@ class DeviceTrainerTest : public testing::TestWithParam<gpt::DeviceMachineFactor
         GetParam().make(config.engine.precision.parameters, config.engine.precision.gradients);
     gpt::DeviceGpt model(config.model,
                          {.batch = config.sequences, .sequence = config.model.context},
-                         *machine.device, *machine.ops);
+                         *machine.device, *machine.ops, gpu_options(config));
     const test::SmallGpt values(config);  // only for its initial values
-    Engine engine(config.engine, validated(gpt::gpt_model_spec(config.model)), *machine.device);
+    Engine engine(config.engine, validated(training_model(config, /*is_on_host=*/false)),
+                  *machine.device);
     engine.initialize(values.initial_values());
     GpuTrainer trainer(config, dataset, engine, *machine.device, model);
     return run(trainer, engine, dataset);
@@ -145,6 +146,32 @@ TEST_P(DeviceTrainerTest, TrainsWhatDoesNotFitTheDeviceBudget) {
   const Result reference = on_machine(small);
   small.engine.memory.device_bytes = 140_KiB;
   EXPECT_EQ(on_machine(small).state, reference.state);
+}
+
+// The engine keeps the values between units in device memory, in host memory or on storage. In
+// vertical order, all micro-batches pass a unit before the next one; with an untied head, the order
+// changes no bit either.
+TEST_P(DeviceTrainerTest, ActivationsElsewhereChangeNoBit) {
+  for (const DType precision : {DType::kBf16, DType::kFp32}) {
+    TrainConfig keeping = config(precision);
+    keeping.model.tied_head = false;
+    keeping.micro_batches = 3;
+    const Result reference = on_machine(keeping);
+    for (const ActivationHome home :
+         {ActivationHome::kRecompute, ActivationHome::kHost, ActivationHome::kNvme}) {
+      for (const MicroBatchOrder order :
+           {MicroBatchOrder::kHorizontal, MicroBatchOrder::kVertical}) {
+        TrainConfig other = keeping;
+        other.order = order;
+        other.engine.activations = {.home = home, .micro_batches = 3, .order = order};
+        const Result actual = on_machine(other);
+        EXPECT_EQ(actual.losses, reference.losses) << name_of(home) << name_of(order);
+        EXPECT_EQ(actual.gradient_norms, reference.gradient_norms) << name_of(home);
+        EXPECT_EQ(actual.validation_loss, reference.validation_loss) << name_of(home);
+        EXPECT_EQ(actual.state, reference.state) << name_of(home) << name_of(order);
+      }
+    }
+  }
 }
 
 }  // namespace sluice

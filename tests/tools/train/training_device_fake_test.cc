@@ -22,15 +22,10 @@ struct Obstacle {
 };
 
 const std::vector<Obstacle>& obstacles() {
-  static const std::vector<Obstacle> all{
-      {"\"activations\"",
-       [](TrainConfig& config) { config.engine.activations.home = ActivationHome::kRecompute; }},
-      {"\"activations\"",
-       [](TrainConfig& config) { config.engine.activations.home = ActivationHome::kHost; }},
-      {"precision.parameters", [](TrainConfig& config) {
-         config.engine.precision.parameters = DType::kFp16;
-         config.engine.precision.gradients = DType::kFp16;
-       }}};
+  static const std::vector<Obstacle> all{{"precision.parameters", [](TrainConfig& config) {
+                                            config.engine.precision.parameters = DType::kFp16;
+                                            config.engine.precision.gradients = DType::kFp16;
+                                          }}};
   return all;
 }
 

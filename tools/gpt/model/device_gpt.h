@@ -6,12 +6,17 @@
 // sequence] products. The scratch memory is limited. All heads that fit into it are computed
 // together. The backward pass computes the scores again.
 //
+// With checkpoints at the units' boundaries, the caller owns the values that cross the boundaries,
+// all blocks share the memory of one block, and the backward pass computes each block again. The
+// bits are those without checkpoints.
+//
 // Thread rule: one thread at a time.
 // Invariant: results depend on the arguments alone, not on addresses, as long as tensors start at
 // multiples of 256 bytes.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,7 +24,7 @@
 #include <sluice/device.h>
 #include <sluice/model_spec.h>
 #include <sluice/units.h>
-#include "tools/gpt/model/activations.h"
+#include "tools/gpt/model/device_activations.h"
 #include "tools/gpt/model/device_inputs.h"
 #include "tools/gpt/model/device_losses.h"
 #include "tools/gpt/model/device_ops.h"
@@ -33,6 +38,24 @@ namespace sluice::gpt {
 // smaller launches.
 inline constexpr std::uint64_t kAttentionScratchBytes = std::uint64_t{256} << 20;
 
+struct DeviceGptOptions {
+  Checkpoints checkpoints = Checkpoints::kNone;
+  std::uint32_t micro_batches = 1;  // under way at the same time; 1 without checkpoints
+  std::uint64_t attention_scratch_bytes = kAttentionScratchBytes;
+};
+
+// With checkpoints, a DeviceBoundaries has the values that a use of training takes and gives,
+// [rows, width] values of the parameters' type each. Without checkpoints, `micro_batch` must be 0,
+// and the rest is not used. In an evaluation, `micro_batch` is the number of the batch, and the
+// rest is not used.
+struct DeviceBoundaries {
+  std::uint32_t micro_batch = 0;
+  const std::byte* input = nullptr;            // of every use but the first
+  std::byte* output = nullptr;                 // of every forward use but the last
+  const std::byte* output_gradient = nullptr;  // backward: of every use but the last's
+  std::byte* input_gradient = nullptr;         // backward: of every use but the first's
+};
+
 class DeviceGpt {
  public:
   // `device` and `ops` must outlive the object. The constructor allocates all memory: activations
@@ -40,16 +63,15 @@ class DeviceGpt {
   // Fails with kConfig if the config is wrong or the sequence is beyond model.context, and with
   // kOutOfMemory.
   DeviceGpt(const GptConfig& config, BatchShape shape, Device& device, DeviceOps& ops,
-            std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
+            const DeviceGptOptions& options = {});
   DeviceGpt(const DeviceGpt&) = delete;
   DeviceGpt& operator=(const DeviceGpt&) = delete;
 
-  std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
+  std::uint64_t activation_bytes() const { return arrays_.memory.size_bytes(); }
   // Returns the activation_bytes() that a model with parameters of `type` would have. The model
   // need not exist.
-  static std::uint64_t activation_bytes_of(
-      const GptConfig& config, BatchShape shape, DType type,
-      std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
+  static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape, DType type,
+                                           const DeviceGptOptions& options = {});
   // DeviceOps::take_notes().
   std::vector<std::string> take_notes() { return ops_.take_notes(); }
 
@@ -68,22 +90,21 @@ class DeviceGpt {
   // Requires: the sizes match.
   // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
-                      StreamId stream);
+                      StreamId stream, std::uint32_t micro_batch = 0);
   // As in GptCompute: several batches may be under way, and tokens and targets must live until the
   // batch's last use is enqueued.
   void start_evaluation(std::span<const std::uint32_t> tokens,
                         std::span<const std::uint32_t> targets, std::uint32_t batch = 0);
   std::uint32_t evaluation_batches() const {
-    return static_cast<std::uint32_t>(of_evaluation_.size());
+    return static_cast<std::uint32_t>(arrays_.of_evaluation.size());
   }
 
   // Does the same as in GptCompute, but enqueues the work on `stream`. Gradients are overwritten.
-  // `batch` is the number of the batch in an evaluation.
   // Requires: the uses of a batch come in order, beginning with use 0.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
-               std::uint32_t batch = 0);
+               const DeviceBoundaries& boundaries = {});
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
-                StreamId stream);
+                StreamId stream, const DeviceBoundaries& boundaries = {});
 
   // Enqueues the copy of the pass's loss to the host. To be called right after a batch's last
   // forward use.
@@ -101,59 +122,10 @@ class DeviceGpt {
     std::span<const std::uint32_t> tokens;
     std::span<const std::uint32_t> targets;
     std::uint32_t forward_uses_done = 0;
+    std::uint32_t backward_uses_done = 0;
   };
-  // The values that a block's forward pass leaves. W = width, R = rows; the type is T unless stated
-  // otherwise.
-  struct Block {
-    std::byte* input;  // [R, W]
-    RowMoments* norm1_moments;
-    std::byte* norm1;      // [R, W]
-    std::byte* qkv;        // [R, 3 W]
-    float* log_sums;       // [batch, heads, sequence]
-    std::byte* attention;  // [R, W]
-    std::byte* middle;     // [R, W]
-    RowMoments* norm2_moments;
-    std::byte* norm2;  // [R, W]
-    std::byte* mlp;    // [R, 4 W]
-    std::byte* gelu;   // [R, 4 W]
-  };
-  struct Arrays {
-    std::vector<Block> blocks;
-    std::byte* final_input;
-    RowMoments* final_moments;
-    std::byte* final_norm;
-    std::byte* logits;  // [R, vocabulary], logits_stride() apart, then their gradient
-    float* row_losses;
-    double* loss;
-    std::byte* d_residual;  // [R, W]
-    std::byte* d_narrow;    // [R, W]
-    std::byte* d_wide;      // [R, 4 W]
-    float* partials;
-    // For head_group_ heads: [sequence, sequence] each.
-    float* scores;
-    float* d_probabilities;
-    std::byte* probabilities;
-    std::byte* d_scores;
-    std::uint32_t* inputs;  // DeviceInputs
-  };
-  struct Sizes {
-    const GptConfig& config;
-    BatchShape shape;
-    DType type;
-    std::uint64_t head_group;
-  };
-  Sizes sizes() const { return {config_, shape_, ops_.type(), head_group_}; }
-  // Divides the memory at `base` among the arrays. Returns the size that they take. With a null
-  // `base`, only computes the size.
-  static std::uint64_t carve(const Sizes& sizes, std::byte* base, Arrays& arrays);
   Use kind_of(std::uint32_t forward_use) const;
   std::uint64_t rows() const { return shape_.rows(); }
-  // The stride is a multiple of 128 elements. Matrix products are many times slower, or impossible,
-  // if rows begin at odd addresses. The embedding table itself has only the vocabulary's rows.
-  static std::uint64_t logits_stride(const GptConfig& config) {
-    return align_up(config.vocabulary, 128);
-  }
-  std::uint64_t logits_stride() const { return logits_stride(config_); }
   std::uint64_t type_bytes() const { return size_of(ops_.type()); }
 
   void linear(const std::byte* x, std::uint64_t x_width, std::uint32_t weight, std::byte* y,
@@ -162,19 +134,27 @@ class DeviceGpt {
                        std::uint64_t y_width, std::uint32_t weight, std::byte* dx);
   void norm(const std::byte* x, std::uint32_t weight, std::byte* y, RowMoments* moments);
   void norm_backward(const std::byte* x, const RowMoments* moments, std::uint32_t weight,
-                     Into into);
-  std::vector<std::byte*> places_of_evaluation() const;
+                     const std::byte* dy, Into into);
   Batch& start(Mode mode, std::span<const std::uint32_t> tokens,
                std::span<const std::uint32_t> targets, std::uint32_t batch);
   void bring_inputs();
-  std::byte* value_before(std::uint32_t layer) const;
-  std::byte* normed() const;
+  std::uint32_t place_of_inputs() const { return mode_ == Mode::kTraining ? batch_ : 0; }
+  bool has_checkpoints() const { return options_.checkpoints == Checkpoints::kUnits; }
+  const DeviceBlock& block(std::uint32_t layer) const {
+    return arrays_.block(mode_ == Mode::kEvaluation ? 0 : layer);
+  }
+  // Sets the addresses of what the use takes and gives.
+  void select_forward(std::uint32_t use, const DeviceBoundaries& boundaries);
+  void select_backward(std::uint32_t forward_use, const DeviceBoundaries& boundaries);
+  const std::byte* normed() const { return config_.tied_head ? input_ : output_; }
+  void final_norm_forward();
   void block_forward(std::uint32_t layer);
+  void recompute_block(std::uint32_t layer);
   void block_backward(std::uint32_t layer);
-  void attention_forward(const Block& block);
-  void attention_backward(const Block& block);
-  SoftmaxArguments softmax_of(const Block& block, std::uint64_t first_row, std::uint64_t first_head,
-                              std::uint64_t heads) const;
+  void attention_forward(const DeviceBlock& block);
+  void attention_backward(const DeviceBlock& block);
+  SoftmaxArguments softmax_of(const DeviceBlock& block, std::uint64_t first_row,
+                              std::uint64_t first_head, std::uint64_t heads) const;
   void logits_forward(const std::byte* table);
   void logits_backward(const std::byte* table, std::byte* table_gradient);
   void embedding_backward_use();
@@ -182,23 +162,27 @@ class DeviceGpt {
   // Constant after construction.
   const GptConfig config_;
   const BatchShape shape_;
+  const DeviceGptOptions options_;
   const ModelSpec spec_;
   Device& device_;
   DeviceOps& ops_;
   std::uint64_t head_group_;
-  Arrays arrays_;
-  DeviceBuffer memory_;
+  DeviceActivations arrays_;
   DeviceInputs inputs_;
   DeviceLosses losses_;
-  // [R, W] each, as Activations::of_evaluation.
-  std::vector<std::byte*> of_evaluation_;
 
   // State of the passes under way, all of one mode, and of the current call.
   Mode mode_ = Mode::kEvaluation;
   float loss_scale_ = 1;
-  std::vector<Batch> batches_;  // by batch of an evaluation; the first one in training
+  std::vector<Batch> batches_;  // by batch of an evaluation, or by micro-batch of training
   std::uint32_t batch_ = 0;
-  std::uint32_t backward_uses_done_ = 0;
+  // The micro-batches whose final norm and whose logits' gradient are in the memory for them.
+  std::optional<std::uint32_t> final_norm_of_;
+  std::optional<std::uint32_t> logits_of_;
+  const std::byte* input_ = nullptr;
+  std::byte* output_ = nullptr;  // null in a backward use that computes a block again
+  const std::byte* output_gradient_ = nullptr;
+  std::byte* input_gradient_ = nullptr;
   ParameterPointers parameters_;
   GradientPointers gradients_;
   StreamId stream_{};

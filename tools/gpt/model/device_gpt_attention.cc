@@ -77,7 +77,7 @@ struct GroupProducts {
 
 // Per head: scores = Q K^T, probabilities = softmax, y = probabilities V. Part 0, 1 or 2 of a row
 // of qkv is its query, key or value.
-void DeviceGpt::attention_forward(const Block& block) {
+void DeviceGpt::attention_forward(const DeviceBlock& block) {
   const std::uint64_t width = config_.embedding;
   for_each_group(shape_, config_.heads, head_group_, [&](const HeadGroup& g) {
     const GroupProducts products{shape_.sequence, config_.head_width(), g.heads, ops_.type()};
@@ -94,7 +94,7 @@ void DeviceGpt::attention_forward(const Block& block) {
 }
 
 // From the gradient of the attention's output, in d_narrow, to that of qkv, in d_wide.
-void DeviceGpt::attention_backward(const Block& block) {
+void DeviceGpt::attention_backward(const DeviceBlock& block) {
   const std::uint64_t width = config_.embedding;
   for_each_group(shape_, config_.heads, head_group_, [&](const HeadGroup& g) {
     const GroupProducts products{shape_.sequence, config_.head_width(), g.heads, ops_.type()};
@@ -127,7 +127,7 @@ void DeviceGpt::attention_backward(const Block& block) {
   });
 }
 
-SoftmaxArguments DeviceGpt::softmax_of(const Block& block, std::uint64_t first_row,
+SoftmaxArguments DeviceGpt::softmax_of(const DeviceBlock& block, std::uint64_t first_row,
                                        std::uint64_t first_head, std::uint64_t heads) const {
   return {.scores = arrays_.scores,
           .probabilities = arrays_.probabilities,

@@ -6,15 +6,20 @@
 namespace sluice::gpt {
 
 void DeviceGpt::backward(std::uint32_t use, ParameterPointers parameters,
-                         GradientPointers gradients, StreamId stream) {
-  SLUICE_CHECK(mode_ == Mode::kTraining && batches_[0].forward_uses_done == use_count(),
+                         GradientPointers gradients, StreamId stream,
+                         const DeviceBoundaries& boundaries) {
+  SLUICE_CHECK(boundaries.micro_batch < options_.micro_batches,
+               "one of the micro-batches under way");
+  Batch& batch = batches_[boundaries.micro_batch];
+  SLUICE_CHECK(mode_ == Mode::kTraining && batch.forward_uses_done == use_count(),
                "backward follows a whole forward pass of training");
-  SLUICE_CHECK(use == backward_uses_done_ && use < use_count(), "backward uses come in order");
-  ++backward_uses_done_;
+  SLUICE_CHECK(use == batch.backward_uses_done && use < use_count(), "backward uses come in order");
+  ++batch.backward_uses_done;
   parameters_ = parameters;
   gradients_ = gradients;
   stream_ = stream;
   const std::uint32_t forward_use = use_count() - 1 - use;
+  select_backward(forward_use, boundaries);
   switch (kind_of(forward_use)) {
     case Use::kTiedLogits:
       logits_backward(parameters[kWte], gradients[kWte]);
@@ -24,16 +29,23 @@ void DeviceGpt::backward(std::uint32_t use, ParameterPointers parameters,
           stream_);
       break;
     case Use::kHead:
+      if (final_norm_of_ != batch_) {  // other micro-batches have come since forward
+        output_ = arrays_.final_norm;
+        final_norm_forward();
+      }
       if (!config_.tied_head) logits_backward(parameters[kLmHeadWeight], gradients[kLmHeadWeight]);
-      norm_backward(arrays_.final_input, arrays_.final_moments, kFinalNormWeight, Into::kOverwrite);
+      norm_backward(input_, arrays_.final_moments, kFinalNormWeight,
+                    config_.tied_head ? output_gradient_ : arrays_.d_narrow, Into::kOverwrite);
       break;
     case Use::kBlock: block_backward(forward_use - 1); break;
     case Use::kEmbedding: embedding_backward_use(); break;
   }
 }
 
-// From the gradient of the logits to that of the final norm's output, in d_narrow.
+// From the gradient of the logits to that of the final norm's output, which is a boundary with a
+// tied head.
 void DeviceGpt::logits_backward(const std::byte* table, std::byte* table_gradient) {
+  if (logits_of_ != batch_) logits_forward(table);
   const std::uint64_t width = config_.embedding;
   const std::uint64_t vocabulary = config_.vocabulary;
   ops_.multiply({.form = Form::kAtB,
@@ -41,8 +53,8 @@ void DeviceGpt::logits_backward(const std::byte* table, std::byte* table_gradien
                  .n = width,
                  .k = rows(),
                  .a = arrays_.logits,
-                 .a_stride = logits_stride(),
-                 .b = arrays_.final_norm,
+                 .a_stride = DeviceActivations::logits_stride(config_),
+                 .b = normed(),
                  .b_stride = width,
                  .result = table_gradient,
                  .result_stride = width,
@@ -53,23 +65,23 @@ void DeviceGpt::logits_backward(const std::byte* table, std::byte* table_gradien
                  .n = width,
                  .k = vocabulary,
                  .a = arrays_.logits,
-                 .a_stride = logits_stride(),
+                 .a_stride = DeviceActivations::logits_stride(config_),
                  .b = table,
                  .b_stride = width,
-                 .result = arrays_.d_narrow,
+                 .result = config_.tied_head ? input_gradient_ : arrays_.d_narrow,
                  .result_stride = width,
                  .result_type = ops_.type()},
                 stream_);
 }
 
-// From the gradient in d_narrow to d_residual.
+// From the gradient `dy` of a norm's output to that of the use's input.
 void DeviceGpt::norm_backward(const std::byte* x, const RowMoments* moments, std::uint32_t weight,
-                              Into into) {
+                              const std::byte* dy, Into into) {
   ops_.layer_norm_backward({.x = x,
                             .moments = moments,
                             .weight = parameters_[weight],
-                            .dy = arrays_.d_narrow,
-                            .dx = arrays_.d_residual,
+                            .dy = dy,
+                            .dx = input_gradient_,
                             .into = into,
                             .weight_gradient = gradients_[weight],
                             .bias_gradient = gradients_[weight + 1],
@@ -108,26 +120,31 @@ void DeviceGpt::linear_backward(const std::byte* x, std::uint64_t x_width, const
                 stream_);
 }
 
-// d_residual comes in as the gradient of the block's output and leaves as that of its input.
+// The gradient of the residual stream comes in as that of the block's output and leaves as that of
+// its input.
 void DeviceGpt::block_backward(std::uint32_t layer) {
-  const Block& a = arrays_.blocks[layer];
+  const DeviceBlock& a = arrays_.block(layer);
   const std::uint64_t width = config_.embedding;
-  linear_backward(a.gelu, 4 * width, arrays_.d_residual, width, kMlpProjectionWeight,
-                  arrays_.d_wide);
+  if (has_checkpoints()) {
+    recompute_block(layer);
+    device_.copy(input_gradient_, output_gradient_, rows() * width * type_bytes(), stream_);
+  }
+  std::byte* const d_residual = input_gradient_;
+  linear_backward(a.gelu, 4 * width, d_residual, width, kMlpProjectionWeight, arrays_.d_wide);
   ops_.gelu_backward(a.mlp, arrays_.d_wide, rows() * 4 * width, stream_);
   linear_backward(a.norm2, width, arrays_.d_wide, 4 * width, kMlpWeight, arrays_.d_narrow);
-  norm_backward(a.middle, a.norm2_moments, kLn2Weight, Into::kAccumulate);
-  linear_backward(a.attention, width, arrays_.d_residual, width, kAttentionProjectionWeight,
+  norm_backward(a.middle, a.norm2_moments, kLn2Weight, arrays_.d_narrow, Into::kAccumulate);
+  linear_backward(a.attention, width, d_residual, width, kAttentionProjectionWeight,
                   arrays_.d_narrow);
   attention_backward(a);
   linear_backward(a.norm1, width, arrays_.d_wide, 3 * width, kAttentionWeight, arrays_.d_narrow);
-  norm_backward(a.input, a.norm1_moments, kLn1Weight, Into::kAccumulate);
+  norm_backward(input_, a.norm1_moments, kLn1Weight, arrays_.d_narrow, Into::kAccumulate);
 }
 
 void DeviceGpt::embedding_backward_use() {
-  ops_.embedding_backward({.order = inputs_.order(),
-                           .begin = inputs_.begin(),
-                           .dy = arrays_.d_residual,
+  ops_.embedding_backward({.order = inputs_.order(batch_),
+                           .begin = inputs_.begin(batch_),
+                           .dy = output_gradient_,
                            .token_gradient = gradients_[kWte],
                            .position_gradient = gradients_[kWpe],
                            .rows = rows(),

@@ -39,17 +39,27 @@ void DeviceGpt::warm_up() {
   const DeviceBuffer zeros(device_, largest_bytes(spec_, type_bytes()), "zeros to warm up with");
   const DeviceBuffer sums(device_, largest_bytes(spec_, gradient_bytes), "sums of the warm-up");
   const std::byte* const parameters = zeros.data();
+  DeviceBuffer values;
+  DeviceBoundaries boundaries;
+  if (has_checkpoints()) {
+    const std::uint64_t value_bytes = align_up(rows() * config_.embedding * type_bytes(), 256);
+    values = DeviceBuffer(device_, 4 * value_bytes, "values between units of the warm-up");
+    boundaries = {.input = values.data(),
+                  .output = values.data() + value_bytes,
+                  .output_gradient = values.data() + 2 * value_bytes,
+                  .input_gradient = values.data() + 3 * value_bytes};
+  }
   const std::vector<std::uint32_t> tokens(rows());
   const Stream stream(device_, "warm-up");
   start_training(tokens, tokens, stream.id());
   for (std::uint32_t use = 0; use < use_count(); ++use) {
     const UnitSpec& unit = spec_.units[index_of(spec_.forward_order[use])];
-    forward(use, tensors_of(unit, type_bytes(), parameters), stream.id());
+    forward(use, tensors_of(unit, type_bytes(), parameters), stream.id(), boundaries);
   }
   for (std::uint32_t use = 0; use < use_count(); ++use) {
     const UnitSpec& unit = spec_.units[index_of(spec_.forward_order[use_count() - 1 - use])];
     backward(use, tensors_of(unit, type_bytes(), parameters),
-             tensors_of(unit, gradient_bytes, sums.data()), stream.id());
+             tensors_of(unit, gradient_bytes, sums.data()), stream.id(), boundaries);
   }
   device_.synchronize(stream.id());
 }

@@ -27,13 +27,14 @@ std::uint32_t* DeviceInputs::stage(std::span<const std::uint32_t> tokens,
   return inputs;
 }
 
-void DeviceInputs::send(std::uint64_t count, StreamId stream) {
-  device_.copy(reinterpret_cast<std::byte*>(place_), host_.data(), count * sizeof(std::uint32_t),
-               stream);
+void DeviceInputs::send(std::uint32_t micro_batch, std::uint64_t count, StreamId stream) {
+  device_.copy(reinterpret_cast<std::byte*>(place_of(micro_batch)), host_.data(),
+               count * sizeof(std::uint32_t), stream);
   device_.record(uploaded_.id(), stream);
 }
 
-void DeviceInputs::bring_for_training(std::span<const std::uint32_t> tokens,
+void DeviceInputs::bring_for_training(std::uint32_t micro_batch,
+                                      std::span<const std::uint32_t> tokens,
                                       std::span<const std::uint32_t> targets, StreamId stream) {
   std::uint32_t* const inputs = stage(tokens, targets);
   // Counting sort: which positions have each token, in the order of the batch.
@@ -45,7 +46,7 @@ void DeviceInputs::bring_for_training(std::span<const std::uint32_t> tokens,
   std::vector<std::uint32_t> next(begin, begin + vocabulary_);
   for (std::size_t i = 0; i < tokens.size(); ++i)
     order[next[tokens[i]]++] = static_cast<std::uint32_t>(i);
-  send(3 * rows_ + vocabulary_ + 1, stream);
+  send(micro_batch, 3 * rows_ + vocabulary_ + 1, stream);
   batch_.reset();
 }
 
@@ -53,7 +54,7 @@ void DeviceInputs::bring(std::uint32_t batch, std::span<const std::uint32_t> tok
                          std::span<const std::uint32_t> targets, StreamId stream) {
   if (batch_ == batch) return;
   (void)stage(tokens, targets);
-  send(2 * rows_, stream);
+  send(0, 2 * rows_, stream);
   batch_ = batch;
 }
 

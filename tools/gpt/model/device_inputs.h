@@ -25,34 +25,44 @@ class DeviceInputs {
   DeviceInputs& operator=(const DeviceInputs&) = delete;
   ~DeviceInputs();
 
-  // How many numbers there are on the device.
+  // How many numbers there are on the device for each micro-batch.
   static std::uint64_t count(const GptConfig& config, BatchShape shape) {
     return 3 * shape.rows() + config.vocabulary + 1;
   }
-  // Sets the place on the device for count() numbers. Called once.
+  // Sets the place on the device for count() numbers of each micro-batch. Called once.
   void put_at(std::uint32_t* place) { place_ = place; }
 
   // Brings the inputs of a training's micro-batch, with the positions of tokens. The caller may
   // free the spans when the call has returned.
-  void bring_for_training(std::span<const std::uint32_t> tokens,
+  void bring_for_training(std::uint32_t micro_batch, std::span<const std::uint32_t> tokens,
                           std::span<const std::uint32_t> targets, StreamId stream);
-  // Brings the inputs of batch `batch` of an evaluation, unless they are on the device already.
+  // Brings the inputs of batch `batch` of an evaluation, unless they are on the device already. An
+  // evaluation uses the place of micro-batch 0.
   void bring(std::uint32_t batch, std::span<const std::uint32_t> tokens,
              std::span<const std::uint32_t> targets, StreamId stream);
   // From here on, `batch` stands for another batch.
   void renew(std::uint32_t batch);
 
-  const std::uint32_t* tokens() const { return place_; }
-  const std::uint32_t* targets() const { return place_ + rows_; }
+  const std::uint32_t* tokens(std::uint32_t micro_batch) const { return place_of(micro_batch); }
+  const std::uint32_t* targets(std::uint32_t micro_batch) const {
+    return place_of(micro_batch) + rows_;
+  }
   // order() lists the positions of the batch, sorted by the token at each position. begin() says
   // where in that list the positions of each token begin.
-  const std::uint32_t* order() const { return place_ + 2 * rows_; }
-  const std::uint32_t* begin() const { return place_ + 3 * rows_; }
+  const std::uint32_t* order(std::uint32_t micro_batch) const {
+    return place_of(micro_batch) + 2 * rows_;
+  }
+  const std::uint32_t* begin(std::uint32_t micro_batch) const {
+    return place_of(micro_batch) + 3 * rows_;
+  }
 
  private:
   std::uint32_t* stage(std::span<const std::uint32_t> tokens,
                        std::span<const std::uint32_t> targets);
-  void send(std::uint64_t count, StreamId stream);
+  void send(std::uint32_t micro_batch, std::uint64_t count, StreamId stream);
+  std::uint32_t* place_of(std::uint32_t micro_batch) const {
+    return place_ + micro_batch * (3 * rows_ + vocabulary_ + 1);
+  }
 
   const std::uint64_t rows_;
   const std::uint64_t vocabulary_;

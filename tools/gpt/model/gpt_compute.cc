@@ -38,9 +38,9 @@ GptCompute::GptCompute(const GptConfig& config, BatchShape shape, GptComputeOpti
   }
 }
 
-std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape) {
+std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape, DType type) {
   const std::size_t uses = gpt_model_spec(config).forward_order.size();
-  return std::vector<std::uint64_t>(uses - 1, shape.rows() * config.embedding * sizeof(float));
+  return std::vector<std::uint64_t>(uses - 1, shape.rows() * config.embedding * size_of(type));
 }
 
 std::uint64_t GptCompute::activation_bytes() const {

@@ -52,8 +52,9 @@ struct Boundaries {
   float* input_gradient = nullptr;         // backward: of every use but the first's
 };
 
-// The largest number of bytes of one value at each boundary, for batches of `shape`.
-std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape);
+// The largest number of bytes of one value of `type` at each boundary, for batches of `shape`.
+std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape,
+                                          DType type = DType::kFp32);
 
 class GptCompute {
  public:

@@ -1,5 +1,9 @@
 #include "tools/gpt/model/onednn.h"
 
+#if defined(__x86_64__) && defined(__clang__)
+#include <cpuid.h>
+#endif
+
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -53,11 +57,32 @@ KernelFamily kernel_family_from(std::string_view name) {
   return found->first;
 }
 
+#if defined(__x86_64__)
+namespace {
+
+bool has_amx_bf16() {
+#if defined(__clang__)  // Clang 16 does not know the name
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kAmxBf16 = 1u << 22;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAmxBf16) == 0) return false;
+  // Whether the kernel keeps the tiles' registers.
+  constexpr unsigned kTiles = 3u << 17;
+  unsigned low = 0, high = 0;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & kTiles) == kTiles;
+#else
+  return __builtin_cpu_supports("amx-bf16");
+#endif
+}
+
+}  // namespace
+#endif
+
 KernelFamily processor_family() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512bf16"))
-    return __builtin_cpu_supports("amx-bf16") ? KernelFamily::kAmx : KernelFamily::kAvx512Bf16;
+    return has_amx_bf16() ? KernelFamily::kAmx : KernelFamily::kAvx512Bf16;
   if (__builtin_cpu_supports("avx512bw")) return KernelFamily::kAvx512;
   if (__builtin_cpu_supports("avx2")) return KernelFamily::kAvx2;
 #endif

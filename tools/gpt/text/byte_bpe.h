@@ -1,7 +1,7 @@
 // Byte-pair encoding over bytes, as in GPT-2 (Sennrich et al. 2016, "Neural Machine Translation of
-// Rare Words with Subword Units"). A word begins as one token for each byte. Then the pair of
-// neighbours with the lowest rank is merged, again and again, until the list of merges has no pair
-// of neighbours.
+// Rare Words with Subword Units"). At first, each byte of a word is one token. Then the two
+// neighbouring tokens whose pair has the lowest rank are merged into one token. The merging ends
+// when no pair of neighbours is in the list of merges.
 //
 // Thread rule: any thread. Constant after construction.
 #pragma once
@@ -23,13 +23,13 @@ using TokenId = std::uint32_t;
 
 class ByteBpe {
  public:
-  // `vocabulary` maps a token's bytes to its id. `merges` has pairs of tokens by their bytes. The
-  // rank of a pair is its place in the list.
-  // Fails with kInput if the vocabulary lacks a token that a merge takes or makes.
+  // `vocabulary` maps the bytes of each token to the token's id. `merges` is the list of pairs of
+  // tokens, and names each token by its bytes. The rank of a pair is its place in the list.
+  // Fails with kInput if the vocabulary lacks a token that a merge needs or produces.
   ByteBpe(const std::unordered_map<std::string, TokenId>& vocabulary,
           std::span<const std::pair<std::string, std::string>> merges);
 
-  // The token of a single byte. The result is empty if the vocabulary has no such token.
+  // Returns the token of a single byte. Returns nothing if the vocabulary has no such token.
   std::optional<TokenId> token_of(unsigned char byte) const { return of_byte_[byte]; }
 
   // Appends the tokens of `word`. Requires: each byte of the word has a token.

@@ -1,10 +1,11 @@
-// The functions split a text into words. GPT-2's tokenizer merges bytes only inside such a word.
-// The words are the matches of
+// The functions split a text into words. GPT-2's tokenizer never merges bytes of two words. The
+// words are the matches of this regular expression:
 //
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// A text that is not UTF-8 keeps all of its bytes. Each byte outside of a valid sequence is a
-// character, but no letter, number or space. Pure, callable from any thread.
+// A text that is not UTF-8 keeps all of its bytes. Each byte outside of a valid sequence counts as
+// a character that is no letter, number or space.
+// Thread rule: pure; any thread.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +13,14 @@
 
 namespace sluice {
 
-// The length of the first word, at least 1. Requires: `text` is not empty.
+// Returns the length of the first word, in bytes.
+// Requires: `text` is not empty.
 std::size_t gpt2_word_bytes(std::string_view text);
 
-// Finds a place at which `text` can be cut. The words of the two parts are then the words of the
-// whole text. Returns the last such place behind `from_bytes` and not behind `limit_bytes`, or 0 if
-// there is no such place. The place lies behind a character that is not a space, and before an
-// ASCII space or line end.
+// Finds a place at which `text` can be cut into two parts without changing the words. Such a place
+// lies between a character that is not a space and an ASCII space or line end. Returns the last
+// such place that is above `from_bytes` and not above `limit_bytes`. Returns 0 if there is no such
+// place.
 std::size_t gpt2_cut_bytes(std::string_view text, std::size_t limit_bytes,
                            std::size_t from_bytes = 0);
 

@@ -1,7 +1,7 @@
 // Turns a text into a file of tokens that training reads. The format is that of llm.c, with a
 // header and 16 bits per token. If the tokenizer has more than 65,536 tokens, a token has 32 bits.
-// Some words of the header are empty in llm.c's files. In this file, the words name the text and
-// the tokenizer that the file was made from.
+// Some words of the header are empty in the files that llm.c writes. Sluice uses these words to
+// identify the text and the tokenizer from which the file was made.
 //
 // Thread rule: one thread.
 #pragma once
@@ -28,28 +28,29 @@ constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
     TokenFileKind{.magic = 20240520, .version = 1, .token_bytes = 2},
     TokenFileKind{.magic = 20240801, .version = 7, .token_bytes = 4}};
 
-// Reads `text_file` piece by piece and writes its tokens. Returns the number of tokens. For an
-// output that is no regular file, the text is read twice.
+// Reads `text_file` piece by piece and writes the tokens of the text to `output`. Returns the
+// number of tokens. If the output is no regular file, the text is read twice.
 // Fails with the errors of OutputFile, and with kInput in these cases:
 // - The text cannot be read, or is empty.
 // - The text has more tokens than a header can count (2^32 - 1).
-// - The text has a byte without a token.
-// - The text has more than 64 MiB without a space or line end.
+// - - The text contains a byte for which the tokenizer has no token.
+// - - The text contains more than 64 MiB without a space or line end.
 std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenizer,
                                OutputFile& output);
 
-// Returns the path of the token file beside `text_file`. If there is no such file, the call makes
-// the file. If the same tokenizer made the file from the same bytes, the file is used again. A file
-// of an older text is replaced. Processes that want the same file take turns.
-// Fails with the errors of write_token_file(), and with kInput if a file of that name has another
-// origin.
+// Returns the path of a token file beside `text_file`. If the same tokenizer has already made such
+// a file from the same bytes, that file is used. Otherwise, the function makes the file, and
+// replaces a file that was made from an older text. If several processes want the same file, they
+// run one after another.
+// Fails with the errors of write_token_file(). Fails with kInput if a file of this name exists that
+// this function did not make.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);
 
-// Whether `file` begins with the header of a token file. The result is also false if the file
-// cannot be read.
+// Whether `file` begins with the header of a token file. If the file cannot be read, the result is
+// false.
 bool has_token_header(const std::string& file);
-// Whether `file` is a token file that names another tokenizer. The files of llm.c name no
-// tokenizer.
+// Whether `file` is a token file that names another tokenizer than `tokenizer`. The files that
+// llm.c writes name no tokenizer.
 bool is_of_other_tokenizer(const std::string& file, const Tokenizer& tokenizer);
 
 }  // namespace sluice

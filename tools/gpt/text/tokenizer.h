@@ -1,7 +1,9 @@
-// A byte-level BPE tokenizer. On texts in UTF-8, the tokenizer gives the same tokens as the
-// tokenizers package. Other texts keep their bytes, so decoding gives back every text.
+// A byte-level BPE tokenizer. For texts in UTF-8, it produces the same tokens as Hugging Face's
+// package `tokenizers`. Bytes that are not UTF-8 are kept, so decoding the tokens always gives the
+// same text.
 //
-// Thread rule: any thread. Only one thread at a time calls encode(), which remembers words.
+// Thread rule: any thread. But only one thread at a time may call encode(), because encode()
+// remembers words.
 #pragma once
 
 #include <array>
@@ -24,28 +26,31 @@ class Tokenizer {
 
   const std::string& path() const { return path_; }
   const Checksum128& checksum() const { return checksum_; }
-  // One more than the largest id. model.vocabulary has to be at least this number.
+  // The largest token id plus one. The config's model.vocabulary must be at least this number.
   TokenId token_count() const { return static_cast<TokenId>(bytes_.size()); }
-  // The length of the longest token that is found before words are split. The length is 0 if there
-  // is no such token.
+  // The length of the longest added token, which is 0 if there are no added tokens. Added tokens
+  // are found before the text is split into words.
   std::size_t added_bytes_max() const { return added_bytes_max_; }
 
-  // Whether a cut at `cut_bytes` keeps the tokens of the text. The cut must not be inside an added
-  // token. The cut must not be at the end of an added token either, if a space is added there.
-  // Requires: behind the cut, the text goes on for added_bytes_max(), or ends earlier.
+  // Whether `text` can be cut at `cut_bytes` without changing its tokens. The result is false
+  // inside an added token. It is also false at the end of an added token if the tokenizer adds a
+  // space there. Requires: `text` contains the next added_bytes_max() bytes after the cut, or all
+  // bytes up to the end of the text.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
 
-  // Appends the tokens of `text`, which begins at `offset_bytes` of a longer text. Messages name
-  // that place. With add_prefix_space, a space is added only where the longer text begins. Special
-  // tokens in the text are found like other tokens. No special token is added at the ends.
+  // Appends the tokens of `text` to `tokens`. `text` may be a part of a longer text, and
+  // `offset_bytes` is its place in the longer text. Error messages name this place. If the
+  // tokenizer has add_prefix_space, a space is added only at the start of the longer text. Special
+  // tokens in the text are found like other tokens. No special token is added at the start or at
+  // the end.
   // Fails with kInput if a byte has no token.
   void encode(std::string_view text, std::vector<TokenId>& tokens, std::uint64_t offset_bytes = 0);
 
-  // The bytes of a token. The result is empty for an id that no token has.
+  // Returns the bytes of a token. Returns an empty text if no token has the id `token`.
   std::string_view bytes_of(TokenId token) const;
 
  private:
-  // A part of a text between added tokens.
+  // A part of a text that lies between added tokens.
   struct Part {
     std::string_view text;
     std::uint64_t offset_bytes = 0;

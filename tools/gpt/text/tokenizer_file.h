@@ -1,5 +1,6 @@
-// The functions read the files of byte-level BPE tokenizers. Such files are `tokenizer.json` of the
-// tokenizers package, or GPT-2's vocab.json with merges.txt beside it.
+// The functions read the files of byte-level BPE tokenizers. A tokenizer is either one file, the
+// `tokenizer.json` of Hugging Face's package `tokenizers`, or GPT-2's two files vocab.json and
+// merges.txt.
 //
 // Thread rule: any thread.
 #pragma once
@@ -14,14 +15,14 @@
 
 namespace sluice {
 
-// A token that is found in a text before the text is split into words.
+// A token that the tokenizer looks for before it splits a text into words.
 struct AddedToken {
   std::string bytes;
   TokenId id = 0;
   bool is_normalized = false;  // looked for only where no other kind of added token is
 };
 
-// The content of a tokenizer's files. Plain data.
+// The content of a tokenizer's files, as plain data.
 struct TokenizerFile {
   std::string path;                                     // the file as named in messages
   std::unordered_map<std::string, TokenId> vocabulary;  // by the bytes that a token stands for
@@ -31,13 +32,14 @@ struct TokenizerFile {
   Checksum128 checksum;     // of the files
 };
 
-// The name of the tokenizer's file in the folder of a model. The result is empty if there is no
-// such file.
+// Returns the name of the tokenizer's file in the folder of a model. Returns an empty text if there
+// is no such file.
 std::string tokenizer_in_folder(const std::string& folder);
 
-// `path` is a tokenizer.json, a vocab.json with merges.txt beside it, or a folder with either.
-// Fails with kInput if the file cannot be read, is damaged, or is a tokenizer of another kind. The
-// message names the file, the part of it, and the kind.
+// `path` is a tokenizer.json, or a vocab.json with merges.txt in the same folder, or a folder that
+// contains one of these. Fails with kInput if the file cannot be read, is damaged, or describes
+// another kind of tokenizer. The message names the file and the part of the file, and also the
+// kind.
 TokenizerFile read_tokenizer(const std::string& path);
 
 }  // namespace sluice

@@ -1,4 +1,5 @@
-// The letters (general category L), numbers (N) and spaces (White_Space) of Unicode. Pure.
+// The ranges of Unicode's letters (general category L), numbers (N) and spaces (White_Space). The
+// functions are pure.
 #pragma once
 
 #include <span>
@@ -10,7 +11,7 @@ struct CodeRange {
   char32_t last = 0;
 };
 
-// Sorted, without overlap.
+// The ranges are sorted, and do not overlap.
 std::span<const CodeRange> letter_ranges();
 std::span<const CodeRange> number_ranges();
 std::span<const CodeRange> space_ranges();

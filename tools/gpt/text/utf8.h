@@ -1,4 +1,5 @@
-// Characters of UTF-8. The text need not be UTF-8 as a whole. Pure, callable from any thread.
+// Reads characters of UTF-8 from texts that may also contain other bytes.
+// Thread rule: pure; any thread.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +14,9 @@ struct Utf8Character {
   std::size_t size_bytes = 1;
 };
 
-// The first character of `text`. A character is a sequence that Unicode calls well-formed (table
-// 3-7 of the standard), or a single byte. Requires: `text` is not empty.
+// Returns the first character of `text`. It is a sequence that Unicode calls well-formed (table 3-7
+// of the standard), or a single byte.
+// Requires: `text` is not empty.
 Utf8Character first_utf8(std::string_view text);
 
 // Returns `text` with U+FFFD in place of each byte outside of well-formed sequences.

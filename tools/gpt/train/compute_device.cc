@@ -23,8 +23,6 @@ constexpr std::uint64_t kRanksTalkIn = 1_MiB;
 
 // Why no GPU computes what `config` asks for; empty when one can.
 std::string why_not_on_gpu(const TrainConfig& config) {
-  if (config.engine.activations.home != ActivationHome::kKeep)
-    return "activations are kept by the GPU's own computation; \"activations\" has to be \"keep\"";
   try {
     gpt::check_device_types(config.engine.precision.parameters, config.engine.precision.gradients);
   } catch (const Error& error) {
@@ -90,7 +88,7 @@ ComputeDevice::ComputeDevice(const TrainConfig& config, const GpuChoice& choice)
                             config.engine.precision.gradients);
   gpt_ = std::make_unique<gpt::DeviceGpt>(
       config.model, gpt::BatchShape{.batch = config.sequences, .sequence = config.model.context},
-      *gpu_, *ops_);
+      *gpu_, *ops_, gpu_options(config));
   // Before ranks have communicators, whose work would hold up the loading of code, and before the
   // engine takes the rest of the memory.
   load_kernels(*gpu_);

@@ -12,13 +12,17 @@
 
 #include <sluice/engine.h>
 #include "tools/gpt/model/device_gpt.h"
+#include "tools/gpt/train/boundary_leases.h"
 #include "tools/gpt/train/trainer.h"
 
 namespace sluice {
 
+// How a DeviceGpt for a run with `config` is made.
+gpt::DeviceGptOptions gpu_options(const TrainConfig& config);
+
 class GpuTrainer final : public Trainer {
  public:
-  // `gpt` lies on `device` and has the shape that `config` gives.
+  // `gpt` lies on `device` and was made with the shape and the gpu_options() of `config`.
   GpuTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, Device& device,
              gpt::DeviceGpt& gpt);
 
@@ -28,11 +32,29 @@ class GpuTrainer final : public Trainer {
   std::uint64_t activation_bytes() const override { return gpt_.activation_bytes(); }
 
  private:
+  // One use of a unit by one micro-batch.
+  struct Use {
+    std::uint32_t index = 0;  // in the pass
+    std::uint32_t micro_batch = 0;
+    std::uint64_t step = 0;
+  };
+  struct HeldBoundaries {
+    BoundaryLeases leases;
+    gpt::DeviceBoundaries boundaries;
+  };
+
+  void forward(Step& step, const Use& use);
+  void backward(Step& step, const Use& use);
+  // `forward_use` is the use's place in forward order.
+  HeldBoundaries boundaries_of(Step& step, std::uint32_t forward_use, std::uint32_t micro_batch,
+                               Pass pass);
+
   const TrainConfig& config_;
   const Dataset& dataset_;
   Engine& engine_;
   Device& device_;
   gpt::DeviceGpt& gpt_;
+  const std::uint32_t at_once_;  // micro-batches at the same time
   ModelSpec model_;
   Stream stream_;  // last, because its work uses all of the above
 };

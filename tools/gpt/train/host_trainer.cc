@@ -5,14 +5,6 @@
 #include "tools/gpt/train/stream_guard.h"
 
 namespace sluice {
-namespace {
-
-std::uint32_t micro_batches_at_once(const TrainConfig& config) {
-  return config.order == MicroBatchOrder::kVertical ? config.micro_batches : 1;
-}
-
-}  // namespace
-
 gpt::BatchShape batch_shape(const TrainConfig& config) {
   return {.batch = config.sequences, .sequence = config.model.context};
 }
@@ -21,9 +13,7 @@ gpt::GptComputeOptions compute_options(const TrainConfig& config) {
   return {.threads = granted_threads(config.engine.threads),
           .precision = {.parameters = config.engine.precision.parameters,
                         .gradients = config.engine.precision.gradients},
-          .checkpoints = config.engine.activations.home == ActivationHome::kKeep
-                             ? gpt::Checkpoints::kNone
-                             : gpt::Checkpoints::kUnits,
+          .checkpoints = checkpoints_of(config),
           .micro_batches = micro_batches_at_once(config),
           .matmul = gpt::choose_matmul(config.matmul, config.engine.precision.parameters)};
 }
@@ -55,33 +45,23 @@ HostTrainer::GradientList HostTrainer::gradients_of(const Lease& lease) const {
   return list;
 }
 
-// In the sequence of engine/plan/activation_plan.h.
 template <class Walk>
-HostTrainer::BoundaryLeases HostTrainer::boundaries_of(Walk& walk, std::uint32_t forward_use,
+HostTrainer::HeldBoundaries HostTrainer::boundaries_of(Walk& walk, std::uint32_t forward_use,
                                                        std::uint32_t micro_batch, Pass pass) {
-  BoundaryLeases held;
+  HeldBoundaries held;
   held.boundaries.micro_batch = slot_of(micro_batch);
   if (config_.engine.activations.home == ActivationHome::kKeep) return held;
-  gpt::Boundaries& boundaries = held.boundaries;
-  const bool is_first = forward_use == 0;
-  const bool is_last = forward_use + 1 == model_.forward_order.size();
-  const auto take = [&](ActivationLease lease) {
-    held.leases.push_back(std::move(lease));
-    return reinterpret_cast<float*>(held.leases.back().data());
-  };
-  const ActivationRef before{.boundary = forward_use - 1, .micro_batch = micro_batch};
-  const ActivationRef behind{.boundary = forward_use, .micro_batch = micro_batch};
-  const auto gradient = [](ActivationRef ref) {
-    ref.kind = ActivationKind::kGradient;
-    return ref;
-  };
-  if (!is_first) boundaries.input = take(walk.load(before, stream_));
-  if (pass != Pass::kBackward) {
-    if (!is_last) boundaries.output = take(walk.save(behind, stream_));
-    return held;
-  }
-  if (!is_last) boundaries.output_gradient = take(walk.load(gradient(behind), stream_));
-  if (!is_first) boundaries.input_gradient = take(walk.save(gradient(before), stream_));
+  held.leases = take_boundaries(walk,
+                                {.forward_use = forward_use,
+                                 .use_count = compute_.use_count(),
+                                 .micro_batch = micro_batch,
+                                 .pass = pass},
+                                stream_);
+  const auto floats = [](std::byte* data) { return reinterpret_cast<float*>(data); };
+  held.boundaries.input = floats(held.leases.input);
+  held.boundaries.output = floats(held.leases.output);
+  held.boundaries.output_gradient = floats(held.leases.output_gradient);
+  held.boundaries.input_gradient = floats(held.leases.input_gradient);
   return held;
 }
 
@@ -95,7 +75,7 @@ void HostTrainer::forward(Step& step, const Use& use, double& loss) {
     });
   }
   const Lease lease = step.acquire(model_.forward_order[use.index], Pass::kForward, stream_);
-  const BoundaryLeases held = boundaries_of(step, use.index, use.micro_batch, Pass::kForward);
+  const HeldBoundaries held = boundaries_of(step, use.index, use.micro_batch, Pass::kForward);
   device_.launch(stream_.id(),
                  [this, use, parameters = parameters_of(lease), boundaries = held.boundaries] {
                    compute_.forward(use.index, parameters, boundaries);
@@ -107,7 +87,7 @@ void HostTrainer::forward(Step& step, const Use& use, double& loss) {
 void HostTrainer::backward(Step& step, const Use& use) {
   const Lease lease = step.acquire(model_.backward_order[use.index], Pass::kBackward, stream_);
   const auto forward_use = static_cast<std::uint32_t>(model_.forward_order.size()) - 1 - use.index;
-  const BoundaryLeases held = boundaries_of(step, forward_use, use.micro_batch, Pass::kBackward);
+  const HeldBoundaries held = boundaries_of(step, forward_use, use.micro_batch, Pass::kBackward);
   device_.launch(stream_.id(), [this, use, parameters = parameters_of(lease),
                                 gradients = gradients_of(lease), boundaries = held.boundaries] {
     compute_.backward(use.index, parameters, gradients, boundaries);
@@ -168,7 +148,7 @@ std::span<const float> HostTrainer::next_logits(std::span<const std::uint32_t> t
   device_.launch(stream_.id(), [this, tokens] { compute_.start_generation(tokens); });
   for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
     const Lease lease = inference.acquire(model_.forward_order[use], stream_);
-    const BoundaryLeases held = boundaries_of(inference, use, 0, Pass::kInference);
+    const HeldBoundaries held = boundaries_of(inference, use, 0, Pass::kInference);
     device_.launch(stream_.id(),
                    [this, use, parameters = parameters_of(lease), boundaries = held.boundaries] {
                      compute_.forward(use, parameters, boundaries);

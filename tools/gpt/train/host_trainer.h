@@ -15,6 +15,7 @@
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
 #include "tools/gpt/model/gpt_compute.h"
+#include "tools/gpt/train/boundary_leases.h"
 #include "tools/gpt/train/trainer.h"
 
 namespace sluice {
@@ -46,9 +47,8 @@ class HostTrainer final : public Trainer {
     std::uint32_t micro_batch = 0;
     std::uint64_t step = 0;
   };
-  // The leases that a use holds on the activations at its boundaries, and their addresses.
-  struct BoundaryLeases {
-    std::vector<ActivationLease> leases;
+  struct HeldBoundaries {
+    BoundaryLeases leases;
     gpt::Boundaries boundaries;
   };
 
@@ -63,7 +63,7 @@ class HostTrainer final : public Trainer {
                     std::span<const TokenBatch> group, double& loss);
   // `forward_use` is the use's place in forward order.
   template <class Walk>
-  BoundaryLeases boundaries_of(Walk& walk, std::uint32_t forward_use, std::uint32_t micro_batch,
+  HeldBoundaries boundaries_of(Walk& walk, std::uint32_t forward_use, std::uint32_t micro_batch,
                                Pass pass);
 
   const TrainConfig& config_;

@@ -49,7 +49,7 @@ TrainConfig all_in_memory(TrainConfig config, const HostMemory& host) {
   engine.memory.host_bytes = kAmple;
   if (host.device_is_host) engine.memory.device_bytes = kAmple;
   const RunMachine machine = machine_of(host, /*rank_count=*/1);
-  const ModelSpec model = validated(training_model(config));
+  const ModelSpec model = validated(training_model(config, host.device_is_host));
   const Layout layout = plan_layout(engine, model);
   const Placement placement = plan_run(engine, model, layout, machine).placement;
   if (const auto shortage = shortage_of(with_pools(host, placement))) refuse_comparison(*shortage);
@@ -81,7 +81,7 @@ MemoryComparison train_in_memory(const TrainConfig& run, const HostMemory& host,
   try {
     const Dataset dataset(config, /*ranks=*/1);
     ComputeDevice device(config);
-    Engine engine(config.engine, training_model(config), device.device());
+    Engine engine(config.engine, training_model(config, device.is_host()), device.device());
     const std::unique_ptr<Trainer> trainer = device.make_trainer(config, dataset, engine);
     engine.initialize(init != nullptr ? init->initial_values()
                                       : fresh_values(config.model, config.seed));

@@ -78,7 +78,7 @@ MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelS
 void resolve_order(TrainConfig& config, const RunMachine& machine) {
   if (config.micro_batches == 1) config.order = MicroBatchOrder::kHorizontal;  // they are the same
   if (!config.order) {
-    const ModelSpec model = validated(training_model(config));
+    const ModelSpec model = validated(training_model(config, machine.device_is_host));
     config.order = better_order(plan_orders(config.engine, model, machine), model);
   }
   config.engine.activations.order = *config.order;

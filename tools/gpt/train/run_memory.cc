@@ -7,6 +7,7 @@
 #include "io/direct_file.h"
 #include "tools/cli/print.h"
 #include "tools/gpt/model/device_gpt.h"
+#include "tools/gpt/train/gpu_trainer.h"
 #include "tools/gpt/train/host_trainer.h"
 
 namespace sluice {
@@ -21,8 +22,8 @@ std::uint64_t kept_activation_bytes(const TrainConfig& config, bool device_is_ho
   if (device_is_host)
     return gpt::GptCompute::activation_bytes_of(config.model, batch_shape(config),
                                                 compute_options(config));
-  return gpt::DeviceGpt::activation_bytes_of(config.model, batch_shape(config),
-                                             config.engine.precision.parameters);
+  return gpt::DeviceGpt::activation_bytes_of(
+      config.model, batch_shape(config), config.engine.precision.parameters, gpu_options(config));
 }
 
 HostMemory share_of_host(bool device_is_host, std::uint64_t activation_bytes, std::uint32_t ranks) {
@@ -53,7 +54,7 @@ HostMemory with_pools(HostMemory host, const Placement& placement) {
 
 HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, HostMemory host) {
   const Config& engine = config.engine;
-  const ModelSpec model = validated(training_model(config));
+  const ModelSpec model = validated(training_model(config, machine.device_is_host));
   const Layout layout =
       plan_layout(engine, model, shard_of(engine.sharding, /*rank=*/0, machine.ranks));
   const Placement placement = plan_run(engine, model, layout, machine).placement;

@@ -74,11 +74,21 @@ TrainConfig train_config(const ConfigDocument& document) {
   return config;
 }
 
-ModelSpec training_model(const TrainConfig& config) {
+std::uint32_t micro_batches_at_once(const TrainConfig& config) {
+  return config.order == MicroBatchOrder::kVertical ? config.micro_batches : 1;
+}
+
+gpt::Checkpoints checkpoints_of(const TrainConfig& config) {
+  return config.engine.activations.home == ActivationHome::kKeep ? gpt::Checkpoints::kNone
+                                                                 : gpt::Checkpoints::kUnits;
+}
+
+ModelSpec training_model(const TrainConfig& config, bool is_on_host) {
   ModelSpec model = gpt::gpt_model_spec(config.model);
   if (config.engine.activations.home != ActivationHome::kKeep)
     model.boundary_bytes = gpt::boundary_bytes(
-        config.model, {.batch = config.sequences, .sequence = config.model.context});
+        config.model, {.batch = config.sequences, .sequence = config.model.context},
+        is_on_host ? DType::kFp32 : config.engine.precision.parameters);
   return model;
 }
 

@@ -9,6 +9,7 @@
 #include <sluice/config.h>
 #include <sluice/model_spec.h>
 #include "engine/config/learning_rate.h"
+#include "tools/gpt/model/activations.h"
 #include "tools/gpt/model/gpt_config.h"
 #include "tools/gpt/model/matmul_choice.h"
 
@@ -44,8 +45,14 @@ struct TrainConfig : LearningRateOptions {
 // Fails with kConfig if values do not fit together. The message has the place in the file.
 TrainConfig train_config(const ConfigDocument& document);
 
+// The number of micro-batches that are under way at the same time.
+std::uint32_t micro_batches_at_once(const TrainConfig& config);
+// Whether computation keeps everything between forward and backward, or the engine the values that
+// cross from unit to unit.
+gpt::Checkpoints checkpoints_of(const TrainConfig& config);
+
 // The model as the engine sees it. If the engine keeps the values that cross from unit to unit, the
-// model describes them, too.
-ModelSpec training_model(const TrainConfig& config);
+// model describes them, too. The host computes them in fp32, a GPU in the type of the parameters.
+ModelSpec training_model(const TrainConfig& config, bool is_on_host = true);
 
 }  // namespace sluice

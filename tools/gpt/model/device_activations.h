@@ -1,0 +1,99 @@
+// The values that a training pass of DeviceGpt leaves on the device for its backward pass, and the
+// scratch memory of both passes. All values lie in one allocation, which is made at construction,
+// and every array starts at a multiple of 256 bytes. W = width, R = rows. T is the type of the
+// parameters, and an array has the type T unless stated otherwise. With checkpoints at the units'
+// boundaries, all blocks share the memory of one block, and the caller owns the values that cross
+// the boundaries. The object is plain memory, and the owner orders its use.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <sluice/device.h>
+#include <sluice/dtype.h>
+#include <sluice/units.h>
+#include "tools/gpt/model/activations.h"
+#include "tools/gpt/model/batch_shape.h"
+#include "tools/gpt/model/gpt_config.h"
+#include "tools/gpt/model/row_kernels.h"
+
+namespace sluice::gpt {
+
+struct DeviceActivationNeeds {
+  const GptConfig& config;
+  BatchShape shape;
+  DType type = DType::kFp32;
+  std::uint64_t head_group = 1;  // heads whose scores are computed together
+  Checkpoints checkpoints = Checkpoints::kNone;
+  std::uint32_t micro_batches = 1;  // under way at the same time
+};
+
+// The values that a block's forward pass leaves.
+struct DeviceBlock {
+  std::byte* input;  // [R, W]; null with checkpoints
+  RowMoments* norm1_moments;
+  std::byte* norm1;      // [R, W]
+  std::byte* qkv;        // [R, 3 W]
+  float* log_sums;       // [batch, heads, sequence]
+  std::byte* attention;  // [R, W]
+  std::byte* middle;     // [R, W]
+  RowMoments* norm2_moments;
+  std::byte* norm2;  // [R, W]
+  std::byte* mlp;    // [R, 4 W]
+  std::byte* gelu;   // [R, 4 W]
+};
+
+struct DeviceActivations {
+  // Fails with kOutOfMemory.
+  DeviceActivations(const DeviceActivationNeeds& needs, Device& device);
+
+  // The bytes that such activations would take. The call allocates nothing.
+  static std::uint64_t size_bytes(const DeviceActivationNeeds& needs);
+
+  // The stride of the logits' rows is a multiple of 128 elements. Matrix products are many times
+  // slower, or impossible, if rows begin at odd addresses. The embedding table itself has only the
+  // vocabulary's rows.
+  static std::uint64_t logits_stride(const GptConfig& config) {
+    return align_up(config.vocabulary, 128);
+  }
+
+  const DeviceBlock& block(std::uint32_t layer) const { return blocks[layer % blocks.size()]; }
+  // Without checkpoints, the place where the output of a forward use stays. The place is null for
+  // the logits.
+  std::byte* output_of(std::uint32_t forward_use) const;
+  // Without checkpoints, the place of the gradient of a forward use's output. A block turns this
+  // gradient into the gradient of its input in place.
+  std::byte* output_gradient_of(std::uint32_t forward_use) const;
+
+  std::vector<DeviceBlock> blocks;   // one for each layer, or one for all layers
+  std::byte* final_input = nullptr;  // [R, W]; null with checkpoints
+  RowMoments* final_moments = nullptr;
+  std::byte* final_norm = nullptr;  // [R, W]
+  std::byte* logits = nullptr;      // [R, vocabulary], logits_stride() apart, then their gradient
+  float* row_losses = nullptr;      // [R]
+  double* loss = nullptr;
+  std::byte* d_residual = nullptr;  // [R, W]; with checkpoints, for evaluations alone
+  std::byte* d_narrow = nullptr;    // [R, W]
+  std::byte* d_wide = nullptr;      // [R, 4 W]
+  float* partials = nullptr;
+  // [sequence, sequence] for each of the heads that are computed together.
+  float* scores = nullptr;
+  float* d_probabilities = nullptr;
+  std::byte* probabilities = nullptr;
+  std::byte* d_scores = nullptr;
+  std::uint32_t* inputs = nullptr;  // DeviceInputs, of all micro-batches that are under way
+  // Places of [R, W] each, in memory that only training uses. They are the places of
+  // Activations::of_evaluation.
+  std::vector<std::byte*> of_evaluation;
+
+  DeviceBuffer memory;
+
+ private:
+  DeviceActivations() = default;  // without memory
+  // Divides the memory at `base` among the arrays. Returns the size that they take. With a null
+  // `base`, the call only computes the size.
+  std::uint64_t carve(const DeviceActivationNeeds& needs, std::byte* base);
+  void find_places_of_evaluation(const DeviceActivationNeeds& needs);
+};
+
+}  // namespace sluice::gpt

@@ -1,0 +1,59 @@
+// The leases that one use of a unit holds on the activations at its boundaries, for trainers whose
+// activations the engine keeps.
+// Thread rule: one thread at a time, the thread of the step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <sluice/device.h>
+#include <sluice/step.h>
+
+namespace sluice {
+
+struct BoundaryLeases {
+  std::vector<ActivationLease> leases;
+  std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::byte* output_gradient = nullptr;
+  std::byte* input_gradient = nullptr;
+};
+
+// A use of a unit, by its place in forward order, for one micro-batch.
+struct BoundaryUse {
+  std::uint32_t forward_use = 0;
+  std::uint32_t use_count = 0;  // of forward order
+  std::uint32_t micro_batch = 0;
+  Pass pass{};
+};
+
+// Takes the leases in the sequence of engine/plan/activation_plan.h. The work on `stream` may use
+// the memory until the leases end. `walk` is a Step or an Inference.
+template <class Walk>
+BoundaryLeases take_boundaries(Walk& walk, const BoundaryUse& use, const Stream& stream) {
+  BoundaryLeases held;
+  const bool is_first = use.forward_use == 0;
+  const bool is_last = use.forward_use + 1 == use.use_count;
+  const auto take = [&](ActivationLease lease) {
+    held.leases.push_back(std::move(lease));
+    return held.leases.back().data();
+  };
+  const ActivationRef before{.boundary = use.forward_use - 1, .micro_batch = use.micro_batch};
+  const ActivationRef behind{.boundary = use.forward_use, .micro_batch = use.micro_batch};
+  const auto gradient = [](ActivationRef ref) {
+    ref.kind = ActivationKind::kGradient;
+    return ref;
+  };
+  if (!is_first) held.input = take(walk.load(before, stream));
+  if (use.pass != Pass::kBackward) {
+    if (!is_last) held.output = take(walk.save(behind, stream));
+    return held;
+  }
+  if (!is_last) held.output_gradient = take(walk.load(gradient(behind), stream));
+  if (!is_first) held.input_gradient = take(walk.save(gradient(before), stream));
+  return held;
+}
+
+}  // namespace sluice
