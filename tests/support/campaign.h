@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <vector>
 
 namespace sluice::test {
@@ -39,6 +40,16 @@ inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
                   static_cast<unsigned>(today.month()) * 100 + static_cast<unsigned>(today.day()));
   std::printf("the seed of the day is %llu\n", static_cast<unsigned long long>(seeds.back()));
   return seeds;
+}
+
+// A stride through 0 .. count - 1 that comes by each of these numbers once. The golden ratio keeps
+// the first few numbers far apart, however many there are. Use it where the count depends on
+// timing: a fixed stride may be next to a multiple of the count, and the cases then stay at one
+// end.
+inline std::uint64_t even_stride(std::uint64_t count) {
+  auto stride = static_cast<std::uint64_t>(static_cast<double>(count) * 0.6180339887);
+  while (std::gcd(stride, count) != 1) ++stride;
+  return stride;
 }
 
 }  // namespace sluice::test

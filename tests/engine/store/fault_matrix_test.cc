@@ -126,10 +126,10 @@ TEST_P(FaultMatrix, EveryRequestMeetsEveryFaultOnceAndForGood) {
   const std::uint64_t combinations = clean.requests * std::size(kFaults) * 2;
   const Campaign campaign = test::campaign(100);
   const std::uint64_t cases = std::min(campaign.cases, combinations);
+  const std::uint64_t stride = even_stride(combinations);
   std::uint64_t failures = 0;
   for (std::uint64_t i = 0; i < cases; ++i) {
-    // A stride that is prime to everything here reaches every combination in the end.
-    std::uint64_t rest = (campaign.first_seed + i) * 7919 % combinations;
+    std::uint64_t rest = (campaign.first_seed + i) * stride % combinations;
     const bool sticky = rest % 2 == 1;
     rest /= 2;
     const KernelFault& fault = kFaults[rest % std::size(kFaults)];

@@ -97,14 +97,14 @@ constexpr MadeFault kMadeFaults[] = {
 
 TEST_F(StorageFault, KernelFaultsEndExactOrTyped) {
   const Outcome clean = run({.fault = Fault::kNone, .at = 0});
+  const std::uint64_t stride = even_stride(clean.requests);
   ASSERT_TRUE(clean.is_exact);
   const Campaign campaign = test::campaign(60);
   std::uint64_t failures = 0;
   for (const std::uint64_t seed : seeds_of(campaign)) {
     const MadeFault& fault = kMadeFaults[seed % std::size(kMadeFaults)];
     const bool is_slow = fault.fault == Fault::kDelayed || fault.fault == Fault::kReordered;
-    // A stride that is prime to everything here reaches every request in the end.
-    const std::uint64_t at = seed * 7919 % clean.requests;
+    const std::uint64_t at = seed * stride % clean.requests;
     const bool sticky = seed / std::size(kMadeFaults) % 2 == 1 && !(is_slow && seed % 3 != 0);
     SCOPED_TRACE(fmt::format("seed {}: fault {} errno {} at request {}{}", seed,
                              static_cast<int>(fault.fault), fault.error, at,
@@ -219,10 +219,11 @@ TEST_P(DriveLie, IsFoundOrDoesNotMatterWhenUpdatesOverlap) {
     Config config = config_;
     config.optimizer.overlap = policy;
     const Outcome clean = run({.fault = Fault::kNone, .at = 0}, config);
+    const std::uint64_t stride = even_stride(clean.requests);
     side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
       SCOPED_TRACE(fmt::format("{} seed {}", name_of(policy), seed));
       const Outcome outcome =
-          run({.seed = seed, .fault = GetParam(), .at = seed * 7919 % clean.requests}, config);
+          run({.seed = seed, .fault = GetParam(), .at = seed * stride % clean.requests}, config);
       if (outcome.error) {
         EXPECT_EQ(outcome.error->code(), ErrorCode::kDamaged) << outcome.error->what();
       } else {
@@ -235,10 +236,11 @@ TEST_P(DriveLie, IsFoundOrDoesNotMatterWhenUpdatesOverlap) {
 TEST_P(DriveLie, IsFoundAndNamed) {
   config_.optimizer.overlap = OverlapPolicy::kSerial;
   const Outcome clean = run({.fault = Fault::kNone, .at = 0});
+  const std::uint64_t stride = even_stride(clean.requests);
   side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     const Outcome outcome =
-        run({.seed = seed, .fault = GetParam(), .at = seed * 7919 % clean.requests});
+        run({.seed = seed, .fault = GetParam(), .at = seed * stride % clean.requests});
     if (outcome.struck == 0) {  // no write came after that request
       EXPECT_TRUE(outcome.is_exact);
       return;
@@ -273,10 +275,11 @@ TEST_P(DriveLie, WouldPassWithoutVerification) {
   Config config = config_;
   config.storage.verify = Verify::kOff;
   const Outcome clean = run({.fault = Fault::kNone, .at = 0}, config);
+  const std::uint64_t stride = even_stride(clean.requests);
   std::uint64_t wrong = 0;
   for (std::uint64_t seed = 1; seed <= 200 && wrong == 0; ++seed) {
     const Outcome outcome =
-        run({.seed = seed, .fault = GetParam(), .at = seed * 7919 % clean.requests}, config);
+        run({.seed = seed, .fault = GetParam(), .at = seed * stride % clean.requests}, config);
     if (!outcome.error && !outcome.is_exact) ++wrong;
   }
   // Which of them matter depends on timing: a lie may strike padding, or bytes that are
