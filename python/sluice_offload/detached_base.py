@@ -16,7 +16,7 @@ from .detached import TYPES, Detached
 from .engine import Config, read_config
 from .errors import NOT_COPIED, ArgumentError, NonFiniteError, SluiceError
 from .optim_state import Entry, States
-from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits
+from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits, total_norm
 from .units import is_of_torch
 
 _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
@@ -254,12 +254,10 @@ class DetachedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _clip(self, gradients: "list[Any]") -> float:
-        """Returns the factor for the gradients; the same bits as torch's clip_grad_norm_."""
+        """Returns the factor for the gradients; the same bits as torch's clip_grad_norm_, where torch clips."""
         if self.clip_norm is None or not gradients:
             return 1.0
-        norm: Any = nn.utils.get_total_norm(gradients, foreach=False)
-        if is_distributed_tensor(norm):
-            norm = norm.full_tensor()
+        norm = total_norm(gradients)
         self.gradient_norm = float(norm)
         if not math.isfinite(self.gradient_norm):
             raise NonFiniteError(f"the norm of the gradients is {self.gradient_norm}, so they cannot be clipped; nothing was "

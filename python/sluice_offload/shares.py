@@ -33,6 +33,18 @@ def sum_of_bits(tensor: torch.Tensor) -> int:
     return int(tensor.detach().contiguous().view(-1).view(word).sum(dtype=torch.int64))
 
 
+def total_norm(gradients: "list[torch.Tensor]") -> torch.Tensor:
+    """The norm of all elements, each counted once; the same bits as torch's clip_grad_norm_ takes. torch refuses tensors of
+    several meshes, and plain tensors beside DTensors: here, the norms of each mesh's tensors are added up."""
+    by_mesh: "dict[Any, list[torch.Tensor]]" = {}
+    for gradient in gradients:
+        mesh = gradient.device_mesh if is_distributed_tensor(gradient) else None  # type: ignore[attr-defined]
+        by_mesh.setdefault(mesh, []).append(gradient)
+    norms: "list[Any]" = [torch.nn.utils.get_total_norm(some, foreach=False) for some in by_mesh.values()]
+    norms = [norm.full_tensor() if is_distributed_tensor(norm) else norm for norm in norms]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+
 class Share:
     """This process's elements of one parameter: [begin, end) of what is local, flattened."""
 

@@ -213,6 +213,29 @@ def misplaced(folder):
             p.fill_(1)
 
 
+def two_meshes(folder):
+    """clip_norm with parameters of two meshes and a plain one: the norm of all elements, each once, as for one process."""
+    size = dist.get_world_size()
+    flat, square = init_device_mesh("cpu", (size,)), init_device_mesh("cpu", (1, size), mesh_dim_names=("replicate", "shard"))
+    places = ((flat, [Shard(0)]), (flat, [Replicate()]), (square, [Replicate(), Shard(1)]), None)
+    torch.manual_seed(5)
+    values = [torch.randn(size + 1, 2 * size) for _ in places]
+    theirs = [nn.Parameter(value.clone()) for value in values]
+    ours = [nn.Parameter(distribute_tensor(value, *place) if place else value.clone()) for value, place in zip(values, places)]
+    optimizers = optim.AdamW(ours, lr=1e-2, clip_norm=0.5, config=config(folder)), torch.optim.AdamW(theirs, lr=1e-2, foreach=False)
+    for _ in range(3):
+        for p, q in zip(ours, theirs):
+            q.grad = torch.randn_like(q)
+            p.grad = distribute_tensor(q.grad.clone(), p.device_mesh, p.placements) if isinstance(p, DTensor) else q.grad.clone()
+        norm = nn.utils.clip_grad_norm_(theirs, 0.5)
+        for optimizer in optimizers:
+            optimizer.step()
+        torch.testing.assert_close(optimizers[0].gradient_norm, norm.item(), rtol=1e-6, atol=0)
+    for p, q in zip(ours, theirs):
+        torch.testing.assert_close(full(p), q.detach(), rtol=2e-6, atol=1e-7)
+    optimizers[0].close()
+
+
 def ddp_state(folder):
     """Each of N ranks has one N-th of the state, on storage and in host memory, by the engine's meters."""
     size, elements = dist.get_world_size(), 3 << 20
@@ -337,7 +360,7 @@ def fsdp_tp(folder):
     compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
 
 
-CASES = {2: (ddp, ddp_state, disagreement, misplaced, fsdp, reshard, tp), 4: (ddp, ddp_state, hsdp, fsdp_tp)}
+CASES = {2: (ddp, ddp_state, disagreement, misplaced, two_meshes, fsdp, reshard, tp), 4: (ddp, ddp_state, two_meshes, hsdp, fsdp_tp)}
 # torch 2.6's own FSDP2 fails in forward on the CPU, whose streams record no events there.
 FSDP_RUNS = hasattr(torch.cpu.Stream, "record_event")
 OF_FSDP = (fsdp, reshard, hsdp, fsdp_tp)
