@@ -44,6 +44,7 @@ std::uint64_t device_bytes_of(const Config& config, const Device& device, Ranks&
 
 Placement placement_of(Config config, const ModelSpec& model, const Layout& layout,
                        const Device& device, Ranks& ranks, std::vector<std::string>& notes) {
+  check_guard(config, device);
   const HostMemory host = host_of(device, ranks);
   config.memory.device_bytes = device_bytes_of(config, device, ranks);
   config.memory = with_budgets(config.memory, host);
@@ -108,11 +109,12 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
                                                 ranks)),
       tiers(layout, placement, config.storage, device,
             durable ? durable->take_homes() : DurableHomes()),
+      guard(make_lease_guard(config, layout, tiers, device)),
       queue(open_queue(config, placement, tiers, decorate, notes)),
       store(config.storage, layout, tiers, *queue, scheduler),
       worker(config.threads, scheduler),
-      flow{config, model,     layout, placement, tiers,   store,   *queue,
-           device, scheduler, worker, ranks,     counted, versions},
+      flow{config, model,     layout, placement, tiers,   store,    *queue,
+           device, scheduler, worker, ranks,     counted, versions, guard.get()},
       loop(flow, durable ? &durable->start() : nullptr),
       activations(flow, loop.timeline()),
       state(layout, placement, tiers, store, device, scheduler) {

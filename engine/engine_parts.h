@@ -18,6 +18,7 @@
 #include "engine/durable/durable_store.h"
 #include "engine/flow/activation_flow.h"
 #include "engine/flow/counted_norm.h"
+#include "engine/flow/lease_guard.h"
 #include "engine/step/engine_link.h"
 #include "engine/step/step_loop.h"
 #include "engine/store/state_access.h"
@@ -81,6 +82,7 @@ struct Engine::Parts {
   Placement placement;
   std::optional<DurableStore> durable;  // none: the state is scratch
   Tiers tiers;
+  std::unique_ptr<LeaseGuard> guard;  // null without memory.guard
   Scheduler scheduler;
   std::unique_ptr<IoQueue> queue;
   BlockStore store;

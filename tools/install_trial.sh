@@ -105,6 +105,8 @@ step() {
 
 # enter SUITE: a fresh root of the smallest system; its steps have the variables of `enter_with`.
 enter_with=()
+archive_options=() # for a suite that is not in Debian's archive
+archive=()
 enter() {
   local begin=$SECONDS
   echo "==> $way: a fresh root of $1"
@@ -113,7 +115,7 @@ enter() {
   : >"$notes/$way"
   leave_root
   if [[ ! -d $bases/$1 ]]; then
-    debootstrap --variant=minbase --include=ca-certificates "$1" "$bases/$1.part" >"$log" 2>&1 || {
+    debootstrap --variant=minbase --include=ca-certificates "${archive_options[@]}" "$1" "$bases/$1.part" "${archive[@]}" >"$log" 2>&1 || {
       row "debootstrap --variant=minbase $1" $((SECONDS - begin)) "**failed**"
       tail -n 5 "$log"
       rm -rf --one-file-system "$bases/$1.part"
@@ -213,17 +215,22 @@ try_source() {
 }
 try_trixie() { try_source trixie g++; }
 try_noble() {
-  if [[ ! -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ]]; then
-    echo "SKIPPED: noble, since the keyring of Ubuntu's archive is not here"
-    rm -f "$notes/noble"
-    return 0
+  local site=https://archive.ubuntu.com/ubuntu keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg file
+  if [[ ! -e $keyring ]]; then # Debian 12 has no package of it; where it comes from is as sure as TLS
+    file=$(wget -qO- --timeout=60 "$site/dists/noble/main/binary-amd64/Packages.xz" | xz -d |
+      sed -n '/^Package: ubuntu-keyring$/,/^$/s/^Filename: //p') || true
+    keyring=$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg
+    if [[ -z $file ]] || ! wget -qO "$work/keyring.deb" "$site/$file" || ! dpkg -x "$work/keyring.deb" "$work/keyring"; then
+      echo "SKIPPED: noble, since $site or the keys of its packages cannot be had"
+      rm -f "$notes/noble"
+      return 0
+    fi
   fi
-  if ! reaches http://archive.ubuntu.com/ubuntu/dists/noble/Release; then
-    echo "SKIPPED: noble, since http://archive.ubuntu.com/ubuntu cannot be reached"
-    rm -f "$notes/noble"
-    return 0
-  fi
+  archive_options=(--keyring="$keyring" --components=main,universe)
+  archive=("$site" gutsy) # the script for all releases of Ubuntu, which debootstrap of Debian 12 does not list to noble
   try_source noble g++
+  archive_options=()
+  archive=()
 }
 
 try_clang() {

@@ -253,6 +253,8 @@ if [[ $slow == yes ]]; then
   SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'
   say "testing the engine with copies on the host device (memory.unified off)"
   SLUICE_TEST_UNIFIED=off run release --label-regex '^io$' --tests-regex "^($engine_tests)_test[.]"
+  say "testing the engine with memory that only leases may use (memory.guard on)"
+  SLUICE_TEST_GUARD=on run release --label-regex '^io$' --tests-regex "^($engine_tests)_test[.]"
   test_frameworks
   test_wheels
   say "compiling each source alone"

@@ -72,6 +72,11 @@ UnifiedMemory unified_from(const std::string& name) {
   return named(name, {kAuto, kOff, kOn});
 }
 
+GuardMode guard_from(const std::string& name) {
+  using enum GuardMode;
+  return named(name, {kAuto, kOff, kOn});
+}
+
 RoomCheck room_check_from(const std::string& name) {
   using enum RoomCheck;
   return named(name, {kError, kWarn, kOff});
@@ -171,100 +176,6 @@ void validate_storage(const Config::Storage& storage) {
 
 }  // namespace
 
-std::string_view name_of(TierChoice tier) {
-  switch (tier) {
-    case TierChoice::kAuto: return "auto";
-    case TierChoice::kDevice: return "device";
-    case TierChoice::kHost: return "host";
-    case TierChoice::kNvme: return "nvme";
-  }
-  return "unknown";
-}
-
-std::string_view name_of(IoBackend backend) {
-  switch (backend) {
-    case IoBackend::kAuto: return "auto";
-    case IoBackend::kUring: return "uring";
-    case IoBackend::kThreads: return "threads";
-    case IoBackend::kSync: return "sync";
-  }
-  return "unknown";
-}
-
-std::string_view name_of(Verify verify) {
-  switch (verify) {
-    case Verify::kFull: return "full";
-    case Verify::kSample: return "sample";
-    case Verify::kOff: return "off";
-  }
-  return "unknown";
-}
-
-std::string_view name_of(UnifiedMemory unified) {
-  switch (unified) {
-    case UnifiedMemory::kAuto: return "auto";
-    case UnifiedMemory::kOff: return "off";
-    case UnifiedMemory::kOn: return "on";
-  }
-  return "unknown";
-}
-
-std::string_view name_of(RoomCheck check) {
-  switch (check) {
-    case RoomCheck::kError: return "error";
-    case RoomCheck::kWarn: return "warn";
-    case RoomCheck::kOff: return "off";
-  }
-  return "unknown";
-}
-
-std::string_view name_of(NonFinitePolicy policy) {
-  return policy == NonFinitePolicy::kSkip ? "skip" : "stop";
-}
-
-std::string_view name_of(UntouchedPolicy policy) {
-  switch (policy) {
-    case UntouchedPolicy::kUpdate: return "update";
-    case UntouchedPolicy::kSkip: return "skip";
-    case UntouchedPolicy::kLazy: return "lazy";
-  }
-  return "unknown";
-}
-
-std::string_view name_of(RankReduction reduction) {
-  switch (reduction) {
-    case RankReduction::kExact: break;
-    case RankReduction::kNccl: return "nccl";
-    case RankReduction::kNodes: return "nodes";
-  }
-  return "exact";
-}
-
-std::string_view name_of(OverlapPolicy policy) {
-  switch (policy) {
-    case OverlapPolicy::kAuto: return "auto";
-    case OverlapPolicy::kEager: return "eager";
-    case OverlapPolicy::kDeferred: return "deferred";
-    case OverlapPolicy::kSpeculative: return "speculative";
-    case OverlapPolicy::kSerial: return "serial";
-  }
-  return "unknown";
-}
-
-std::string_view name_of(MicroBatchOrder order) {
-  return order == MicroBatchOrder::kVertical ? "vertical" : "horizontal";
-}
-
-std::string_view name_of(ActivationHome home) {
-  switch (home) {
-    case ActivationHome::kKeep: return "keep";
-    case ActivationHome::kRecompute: return "recompute";
-    case ActivationHome::kHost: return "host";
-    case ActivationHome::kNvme: return "nvme";
-  }
-  return "unknown";
-}
-
 Config engine_config(const ConfigDocument& document) {
   Config config;
   config.precision.parameters = dtype_from(document.string("precision.parameters"));
@@ -310,6 +221,7 @@ Config engine_config(const ConfigDocument& document) {
   config.memory.check = room_check_from(document.string("memory.check"));
   config.memory.save_buffers = static_cast<std::uint32_t>(document.integer("memory.save_buffers"));
   config.memory.unified = unified_from(document.string("memory.unified"));
+  config.memory.guard = guard_from(document.string("memory.guard"));
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
   config.placement.gradients = tier_from(document.string("placement.gradients"));

@@ -19,6 +19,8 @@ ActivationFlow::ActivationFlow(const FlowParts& parts, StepTimeline& timeline)
       scheduler_(parts.scheduler),
       timeline_(timeline),
       held_max_(activations_held_max(parts.model)),
+      guard_(parts.guard),
+      place_bytes_(parts.placement.activation_window.slot_bytes),
       transfers_(parts) {}
 
 void ActivationFlow::begin(const ActivationPlan& plan, std::uint64_t step) {
@@ -79,14 +81,25 @@ LeasedActivation ActivationFlow::acquire(const ActivationRef& ref, ActivationAct
   streams_[access] = stream;
   ++next_access_;
   ++held_;
-  return {.access = access, .stream = stream, .data = transfers_.place_of(access)};
+  return {.access = access,
+          .stream = stream,
+          .data = guard_ == nullptr ? transfers_.place_of(access) : guard_->lend(place_of(access))};
 }
 
 void ActivationFlow::release(const LeasedActivation& lease) noexcept {
   record_lease_end(device_, transfers_.used_event(lease.access), lease.stream);
   is_released_[lease.access] = true;
   --held_;
-  scheduler_.post([this, access = lease.access] { transfers_.release(access); });
+  scheduler_.post([this, access = lease.access] {
+    if (guard_ != nullptr) guard_->end(place_of(access), transfers_.used_event(access));
+    transfers_.release(access);
+  });
+}
+
+LentMemory ActivationFlow::place_of(std::uint32_t access) const {
+  return {.data = transfers_.place_of(access),
+          .size_bytes = place_bytes_,
+          .access = GuardedView::Access::kWrite};
 }
 
 void ActivationFlow::require_complete() const {

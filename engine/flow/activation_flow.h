@@ -13,6 +13,7 @@
 #include <sluice/use.h>
 #include "engine/flow/activation_transfers.h"
 #include "engine/flow/flow_parts.h"
+#include "engine/flow/lease_guard.h"
 #include "engine/plan/placement.h"
 #include "engine/run/scheduler.h"
 #include "engine/run/step_timeline.h"
@@ -57,6 +58,7 @@ class ActivationFlow {
  private:
   void check_next(const ActivationRef& ref, ActivationAction action) const;
   void await_computation();
+  LentMemory place_of(std::uint32_t access) const;
   bool may_wait(std::uint32_t access) const {
     return access_at(access).moves || access_at(access).evicted.has_value();
   }
@@ -66,6 +68,8 @@ class ActivationFlow {
   Scheduler& scheduler_;
   StepTimeline& timeline_;
   const std::uint32_t held_max_;  // accesses held at once; the plans assume this limit
+  LeaseGuard* const guard_;       // null without memory.guard
+  const std::uint64_t place_bytes_;
   ActivationTransfers transfers_;
 
   const ActivationPlan* plan_ = nullptr;

@@ -14,6 +14,7 @@ class BlockStore;
 struct CountedTensors;
 class IoQueue;
 class Layout;
+class LeaseGuard;
 struct Placement;
 class Ranks;
 class Scheduler;
@@ -35,6 +36,7 @@ struct FlowParts {
   Ranks& ranks;
   const CountedTensors& counted;
   UnitVersions& versions;
+  LeaseGuard* guard;  // null without memory.guard
 };
 
 }  // namespace sluice

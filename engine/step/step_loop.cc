@@ -25,6 +25,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       device_(parts.device),
       scheduler_(parts.scheduler),
       ranks_(parts.ranks),
+      guard_(parts.guard),
       versions_(parts.versions),
       update_policy_(parts.config.optimizer, parts.placement.shadow_bytes != 0),
       scaler_(parts.config.precision.loss_scale),
@@ -248,6 +249,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   ++acquired_;
   acquired_together_ += is_own ? 0 : 1;
   ++leases_held_;
+  if (guard_ != nullptr) state.lent = guard_->lend(lease);
   return lease;
 }
 
@@ -309,6 +311,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   --leases_held_;
   auto task = [this, use = lease.use] {
     const UseState& of = uses_[use];
+    if (guard_ != nullptr) guard_->end(of.lent, of.released());
     home_leases_.released(of.scheduled.unit, of.released(),
                           drain_.is_closed(of.scheduled.unit) ? LeaseGradient::kNone
                           : of.has_gradient()                 ? LeaseGradient::kOwn

@@ -24,6 +24,7 @@
 #include "engine/flow/flow_parts.h"
 #include "engine/flow/gradient_drain.h"
 #include "engine/flow/home_leases.h"
+#include "engine/flow/lease_guard.h"
 #include "engine/flow/prefetcher.h"
 #include "engine/flow/state_saver.h"
 #include "engine/plan/update_policy.h"
@@ -154,6 +155,7 @@ class StepLoop {
     bool has_gradient_set = false;  // its gradient is computed in the set
     const BeginTime* gather_begun_ns = nullptr;
     TraceRangeId range{};  // of computation under it
+    LentUse lent = {};     // with a guard
     bool is_released = false;
 
     EventId released() const { return fetches->release_event(scheduled.unit); }
@@ -201,6 +203,7 @@ class StepLoop {
   Device& device_;
   Scheduler& scheduler_;
   Ranks& ranks_;
+  LeaseGuard* const guard_;  // null without memory.guard
   const UnitVersions& versions_;
   UpdatePolicy update_policy_;
   LossScaler scaler_;

@@ -80,6 +80,9 @@ class Tiers {
   std::byte* gradient_set(UnitId unit) const;  // Requires: waits in one of them
 
   // Host memory.
+  std::span<std::byte> host_memory() const {
+    return {host_memory_.data(), host_memory_.size_bytes()};
+  }
   std::byte* gradient(const BlockPlace& block) const;  // Requires: waits there
   Tally host_tally(UnitId unit) const;                 // Requires: its gradients are on the device
   std::byte* gradient_staging(std::uint32_t slot) const;

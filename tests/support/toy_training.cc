@@ -82,6 +82,8 @@ Config toy_config(const std::string& path) {
   const char* const unified = std::getenv("SLUICE_TEST_UNIFIED");
   if (unified != nullptr && std::string_view(unified) == "off")
     config.memory.unified = UnifiedMemory::kOff;
+  const char* const guard = std::getenv("SLUICE_TEST_GUARD");
+  if (guard != nullptr && std::string_view(guard) == "on") config.memory.guard = GuardMode::kOn;
   config.optimizer.adam = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
   return config;
 }

@@ -133,8 +133,9 @@ void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice
                const Stream& stream, const Config& config);
 
 // A config for tests, with storage in `path`, blocks of 4,096 elements, and two threads. If
-// SLUICE_TEST_UNIFIED in the environment is "off", memory.unified is off. The script tools/test.sh
-// --slow runs the engine's tests both ways.
+// SLUICE_TEST_UNIFIED in the environment is "off", memory.unified is off. If SLUICE_TEST_GUARD is
+// "on", memory.guard is on. The script tools/test.sh --slow runs the engine's tests in all these
+// ways.
 Config toy_config(const std::string& path);
 
 }  // namespace sluice::test

@@ -116,6 +116,15 @@ enum class UnifiedMemory : std::uint8_t {
 };
 SLUICE_EXPORT std::string_view name_of(UnifiedMemory unified);
 
+// Whether memory that no lease covers is inaccessible at the addresses that leases give, so that a
+// use outside of a lease ends the process where it happens. This needs the host device.
+enum class GuardMode : std::uint8_t {
+  kAuto,  // in builds without NDEBUG, where the device allows it
+  kOff,
+  kOn,  // other devices are refused
+};
+SLUICE_EXPORT std::string_view name_of(GuardMode mode);
+
 struct Config {
   struct Precision {
     DType parameters = DType::kBf16;
@@ -169,6 +178,7 @@ struct Config {
     // begin_save() is refused.
     std::uint32_t save_buffers = 0;
     UnifiedMemory unified = UnifiedMemory::kAuto;
+    GuardMode guard = GuardMode::kAuto;
   } memory;
 
   struct Placement {

@@ -23,6 +23,7 @@
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 #include "tests/support/campaign.h"
 #include "tests/support/elements.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/hang_guard.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -238,11 +239,11 @@ class CudaFaults : public testing::TestWithParam<Placement> {
 TEST_P(CudaFaults, ACallThatFailsOnceIsAnErrorOrDoesNoHarm) {
   Outcome outcome;
   std::vector<std::string> functions{
-      "cudaGetDevice",       "cudaMemGetInfo",           "cudaHostRegister",
-      "cudaHostUnregister",  "cudaStreamDestroy",        "cudaEventDestroy",
-      "cudaEventRecord",     "cudaStreamWaitEvent",      "cudaEventCreateWithFlags",
-      "cudaMemcpyAsync",     "cudaEventSynchronize",     "cudaStreamCreateWithPriority",
-      "cudaGetDeviceCount",  "cudaSetDevice"};
+      "cudaGetDevice",      "cudaMemGetInfo",       "cudaHostRegister",
+      "cudaHostUnregister", "cudaStreamDestroy",    "cudaEventDestroy",
+      "cudaEventRecord",    "cudaStreamWaitEvent",  "cudaEventCreateWithFlags",
+      "cudaMemcpyAsync",    "cudaEventSynchronize", "cudaStreamCreateWithPriority",
+      "cudaGetDeviceCount", "cudaSetDevice"};
   if (GetParam().name == "detached") {
     functions.emplace_back("cudaPointerGetAttributes");
   } else {
@@ -288,6 +289,19 @@ TEST_P(CudaFaults, AQuestionAboutAnEventThatFailsIsAnError) {
 
 INSTANTIATE_TEST_SUITE_P(Placements, CudaFaults, testing::ValuesIn(placements()),
                          [](const auto& tested) { return tested.param.name; });
+
+TEST(CudaGuard, AGuardOfLeasesIsRefused) {
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.memory.guard = GuardMode::kOn;
+  const auto device = make_cuda_device({.ordinal = 1, .memory_bytes = 16_MiB});
+  const std::string message =
+      expect_error(ErrorCode::kConfig, [&] { const Engine engine(config, two_units(), *device); });
+  EXPECT_NE(message.find("memory.guard"), std::string::npos) << message;
+  EXPECT_NE(message.find("set it to \"auto\""), std::string::npos) << message;
+  config.memory.guard = GuardMode::kAuto;
+  const Engine engine(config, two_units(), *device);
+}
 
 }  // namespace
 }  // namespace sluice::test

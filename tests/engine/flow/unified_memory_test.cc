@@ -29,6 +29,7 @@ class UnifiedMemoryTest : public testing::Test {
  protected:
   UnifiedMemoryTest() {
     config_.memory.unified = UnifiedMemory::kAuto;
+    config_.memory.guard = GuardMode::kOff;  // tests look at memory after its lease
     config_.placement = {TierChoice::kHost, TierChoice::kHost};
     config_.optimizer.clip_norm = 0;
     config_.optimizer.overlap = OverlapPolicy::kDeferred;

@@ -1,0 +1,59 @@
+// A second view of memory. The owner of the memory uses its first address as before. The pages of
+// the view are accessible only between open() and close(): any other access through the view ends
+// the process with SIGSEGV, in the instruction that made the access. So a use of memory that was
+// lent and given back is found where it happens. The kernel protects whole pages of 4 KiB, so that
+// a neighbor on the same page stays accessible as long. In /proc/PID/maps the memory is called
+// "sluice leases".
+//
+// Thread rule: any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace sluice {
+
+class GuardedView {
+ public:
+  enum class Access : std::uint8_t { kRead, kWrite };
+
+  // Replaces the pages of `memory` by zero-filled pages that have a second address. The caller
+  // still owns `memory`, which must begin at a page and outlive the view. `purpose` names the
+  // memory in the error message. If `memory` is empty, the view is empty.
+  // Fails with kOutOfMemory if the kernel refuses a file in memory or a mapping. Some pages of
+  // `memory` may then be inaccessible.
+  GuardedView(std::span<std::byte> memory, const char* purpose);
+  ~GuardedView();
+  GuardedView(const GuardedView&) = delete;
+  GuardedView& operator=(const GuardedView&) = delete;
+
+  bool contains(const std::byte* address) const {
+    return address >= memory_.data() && address < memory_.data() + memory_.size();
+  }
+  // Opens `size_bytes` at `begin`, which lies in the memory. Returns the address in the view. Bytes
+  // may be opened several times; each call needs a close() of its own.
+  // Fails with kOutOfMemory if the kernel refuses to divide the mapping further.
+  std::byte* open(const std::byte* begin, std::uint64_t size_bytes, Access access);
+  // Undoes one call of open() with these arguments.
+  void close(const std::byte* begin, std::uint64_t size_bytes, Access access) noexcept;
+
+ private:
+  struct Page {
+    std::uint32_t readers = 0;
+    std::uint32_t writers = 0;
+    int protection() const;
+  };
+  // Counts the pages of the range by `change`, and gives each page the protection that follows.
+  bool count(const std::byte* begin, std::uint64_t size_bytes, Access access, int change);
+
+  std::span<std::byte> memory_;
+  std::byte* view_ = nullptr;
+  std::uint64_t view_bytes_ = 0;
+  std::mutex mutex_;
+  std::vector<Page> pages_;  // guarded by mutex_
+};
+
+}  // namespace sluice
