@@ -44,11 +44,30 @@ VectorResult run(const SimdKernels& kernels, const SgdCoefficients& c, const Upd
   return kernels.sgd(c, arrays);
 }
 
+// Whether all elements have the same words of rounding.
+bool have_same_words(const UpdateArrays& arrays) {
+  const std::uint64_t first = arrays.rounding.first_element;
+  return first >> 32 == (first + arrays.element_count) >> 32;
+}
+
+// The coefficients, if the kernel adam_bf16 can make the update.
+const AdamCoefficients* of_adam_bf16(const SimdKernels& kernels,
+                                     const UpdateCoefficients& coefficients,
+                                     const UpdateArrays& arrays) {
+  const bool has_types =
+      (arrays.master_layout == MasterLayout::kFp32 && arrays.gradient_dtype == DType::kFp32) ||
+      (arrays.master_layout == MasterLayout::kSplitBf16 && arrays.gradient_dtype != DType::kFp16);
+  const bool fits =
+      kernels.adam_bf16 != nullptr && arrays.has_bf16() && has_types && have_same_words(arrays);
+  return fits ? std::get_if<AdamCoefficients>(&coefficients) : nullptr;
+}
+
 }  // namespace
 
 VectorResult SimdKernels::update(const UpdateCoefficients& coefficients,
                                  const UpdateArrays& arrays) const {
-  if (arrays.has_codes() || arrays.has_bf16()) {
+  const AdamCoefficients* const of_bf16 = of_adam_bf16(*this, coefficients, arrays);
+  if (of_bf16 == nullptr && (arrays.has_codes() || arrays.has_bf16())) {
     const MomentConversions convert{
         .encode = [this](CodeBook book, std::span<const float> values,
                          const MomentCodes& moment) { encode_codes(book, values, moment); },
@@ -56,13 +75,15 @@ VectorResult SimdKernels::update(const UpdateCoefficients& coefficients,
                          std::span<float> values) { decode_codes(book, moment, values); },
         .bf16 = [this](const FreshMoments& moments,
                        const UpdateArrays& target) { round_moments(moments, target); }};
-    const NewState state = update_encoded(
-        arrays, convert,
-        [&](const UpdateArrays& decoded) { return update(coefficients, decoded).state; });
+    const NewState state = update_encoded(arrays, convert, [&](const UpdateArrays& decoded) {
+      return update(coefficients, decoded).state;
+    });
     return {target_name, arrays.element_count, state};
   }
   VectorResult result =
-      std::visit([&](const auto& c) { return run(*this, c, arrays); }, coefficients);
+      of_bf16 != nullptr
+          ? adam_bf16(*of_bf16, arrays)
+          : std::visit([&](const auto& c) { return run(*this, c, arrays); }, coefficients);
   const std::uint64_t done = result.element_count;
   if (done != arrays.element_count) {
     const NewState rest =
@@ -79,7 +100,7 @@ void SimdKernels::round_moments(const FreshMoments& moments, const UpdateArrays&
   // The words of an element and its position in their 2^32 elements.
   const RoundingWords words = rounding_words(target.rounding.key, first);
   std::uint64_t done = 0;
-  if (first >> 32 == (first + count) >> 32)
+  if (have_same_words(target))
     done = round_vectors(moments, target, words, static_cast<std::uint32_t>(first));
   if (done != count) round_moments_reference(moments.from(done), slice(target, done, count - done));
 }
@@ -98,10 +119,9 @@ void SimdKernels::encode_codes(CodeBook book, std::span<const float> values,
 
 void SimdKernels::decode_codes(CodeBook book, const MomentCodes& moment,
                                std::span<float> values) const {
-  const std::uint64_t done =
-      decode_code_groups == nullptr
-          ? 0
-          : decode_code_groups(book, moment, values.size(), values.data());
+  const std::uint64_t done = decode_code_groups == nullptr
+                                 ? 0
+                                 : decode_code_groups(book, moment, values.size(), values.data());
   if (done != values.size()) decode_moments(book, moment.from(done), 0, values.subspan(done));
 }
 

@@ -26,6 +26,7 @@ VectorResult update_adam_l2(const AdamL2Coefficients& coefficients, const Update
 VectorResult update_lion(const LionCoefficients& coefficients, const UpdateArrays& arrays);
 VectorResult update_adagrad(const AdagradCoefficients& coefficients, const UpdateArrays& arrays);
 VectorResult update_sgd(const SgdCoefficients& coefficients, const UpdateArrays& arrays);
+VectorResult update_adam_bf16(const AdamCoefficients& coefficients, const UpdateArrays& arrays);
 void move_bytes(const UpdateArrays& arrays, std::uint32_t seed);
 std::uint64_t round_vectors(const FreshMoments& moments, const UpdateArrays& target,
                             RoundingWords words, std::uint32_t first_element);
@@ -114,21 +115,21 @@ std::string_view norm_of_any_type(DType dtype, const void* gradient, std::uint64
 
 // A constant and not a function: reading it executes no instruction of this target, so it is safe
 // on a processor that lacks them.
-extern constexpr SimdKernels kKernels = {
-    HWY_TARGET,
-    kTargetName,
-    update_adam,
-    update_adam_l2,
-    update_lion,
-    update_adagrad,
-    update_sgd,
-    move_bytes,
-    round_vectors,
-    SLUICE_HAS_GATHER ? encode_code_groups : nullptr,
-    SLUICE_HAS_LOOK_UP ? decode_code_groups : nullptr,
-    accumulate_of_any_type,
-    norm_of_any_type,
-    sum_in_order};
+extern constexpr SimdKernels kKernels = {HWY_TARGET,
+                                         kTargetName,
+                                         update_adam,
+                                         update_adam_l2,
+                                         update_lion,
+                                         update_adagrad,
+                                         update_sgd,
+                                         SLUICE_UPDATES_BF16 ? update_adam_bf16 : nullptr,
+                                         move_bytes,
+                                         round_vectors,
+                                         SLUICE_HAS_GATHER ? encode_code_groups : nullptr,
+                                         SLUICE_HAS_LOOK_UP ? decode_code_groups : nullptr,
+                                         accumulate_of_any_type,
+                                         norm_of_any_type,
+                                         sum_in_order};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sluice

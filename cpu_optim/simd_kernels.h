@@ -39,6 +39,11 @@ struct SimdKernels {
   VectorResult (*lion)(const LionCoefficients& coefficients, const UpdateArrays& arrays);
   VectorResult (*adagrad)(const AdagradCoefficients& coefficients, const UpdateArrays& arrays);
   VectorResult (*sgd)(const SgdCoefficients& coefficients, const UpdateArrays& arrays);
+  // Updates bf16 moments without fp32 arrays between the steps. For fp32 parameters and gradients,
+  // or for a split master with fp32 or bf16 gradients. The words of base/moment_rounding.h must be
+  // the same for all elements. The pointer is null if the kernel would be no faster with this
+  // instruction set.
+  VectorResult (*adam_bf16)(const AdamCoefficients& coefficients, const UpdateArrays& arrays);
   void (*move)(const UpdateArrays& arrays, std::uint32_t seed);
   // Rounds new moments to bf16. All elements share `words`, and the low 32 bits of their indices
   // count from `first_element`. Returns the number of elements that the kernel has rounded; the

@@ -21,20 +21,8 @@ namespace {
 // after the file that these use
 #include "cpu_optim/simd_masters.inc"
 #include "cpu_optim/simd_rules.inc"
-
-// A moment's array, or nothing where the optimizer keeps no such moment.
-template <bool kIsKept>
-struct Moment {
-  HWY_INLINE FloatVector load(std::size_t i) const {
-    if constexpr (kIsKept) return hn::LoadU(kFloats, values + i);
-    return hn::Zero(kFloats);
-  }
-  HWY_INLINE void store(FloatVector value, std::size_t i) const {
-    if constexpr (kIsKept) hn::StoreU(value, kFloats, values + i);
-  }
-
-  float* HWY_RESTRICT values;
-};
+// after the masters
+#include "cpu_optim/simd_moment_arrays.inc"
 
 // The bits of the moments that masters hide, joined by "or". An exponent of all ones in the result
 // may come from several finite moments. It cannot be missing where one moment is not finite. This
@@ -57,55 +45,55 @@ HWY_INLINE bool may_hide_non_finite(SignedBitsVector joined) {
   return !hn::AllFalse(kSignedBits, hn::Eq(hn::And(joined, exponent), exponent));
 }
 
-// The larger of `largest` and the moments that the strip [begin, end) hides.
-template <class Rule>
-HWY_INLINE SignedBitsVector larger_hidden(SignedBitsVector largest, const UpdateArrays& arrays,
-                                          std::uint64_t begin, std::uint64_t end) {
-  const float* const moment =
-      Rule::kHidden == HiddenMoment::kSquares ? arrays.exp_avg_sq : arrays.exp_avg;
-  for (std::uint64_t i = begin; i < end; i += 2 * kLanes)
-    largest = larger(largest, load_pair(moment + i));
+// The larger of `largest` and a strip of `count` moments.
+HWY_INLINE SignedBitsVector larger_of(SignedBitsVector largest, const float* moments,
+                                      std::uint64_t count) {
+  for (std::uint64_t i = 0; i < count; i += 2 * kLanes)
+    largest = larger(largest, load_pair(moments + i));
   return largest;
 }
 
 // Handles whole pairs of groups; the rest is the caller's. Plain stores in place beat streaming
 // stores, because the lines have just been read.
-template <class Rule, class Master, class Gradient, class Coefficients>
+template <class Rule, class Master, class Gradient, class Moments, class Coefficients>
 VectorResult update(const Coefficients& coefficients, const UpdateArrays& arrays) {
+  constexpr bool kAvg = Rule::kKeepsExpAvg, kSq = Rule::kKeepsExpAvgSq;
   const Rule rule(coefficients);
   Master master(arrays);
-  const Moment<Rule::kKeepsExpAvg> exp_avg{arrays.exp_avg};
-  const Moment<Rule::kKeepsExpAvgSq> exp_avg_sq{arrays.exp_avg_sq};
+  Moments moments(arrays);
   const auto* HWY_RESTRICT gradient = static_cast<const Gradient*>(arrays.gradient);
   SignedBitsVector hidden = hn::Zero(kSignedBits);
   alignas(64) float strip[kStripElements];
   const std::uint64_t count = arrays.element_count - arrays.element_count % (2 * kLanes);
   for (std::uint64_t begin = 0, end = 0; begin < count; begin = end) {
     end = count - begin < kStripElements ? count : begin + kStripElements;
-    float* const fresh = master.fresh_masters(begin, strip);
+    float* const HWY_RESTRICT fresh = master.fresh_masters(begin, strip);
+    float* const HWY_RESTRICT fresh_avg = moments.exp_avg.fresh(begin);
+    float* const HWY_RESTRICT fresh_sq = moments.exp_avg_sq.fresh(begin);
     SignedBitsVector joined = hn::Zero(kSignedBits);
     for (std::uint64_t i = begin; i < end; i += 2 * kLanes) {
-      const std::uint64_t j = i + kLanes;
+      const std::uint64_t at = i - begin;
       const Pair masters = master.load(i);
       const Pair gradients = load_pair(gradient + i);
-      const Group first =
-          rule({masters.first, exp_avg.load(i), exp_avg_sq.load(i)}, gradients.first);
-      const Group second =
-          rule({masters.second, exp_avg.load(j), exp_avg_sq.load(j)}, gradients.second);
-      exp_avg.store(first.exp_avg, i);
-      exp_avg.store(second.exp_avg, j);
-      exp_avg_sq.store(first.exp_avg_sq, i);
-      exp_avg_sq.store(second.exp_avg_sq, j);
+      const Pair avg = moments.exp_avg.load(i);
+      const Pair sq = moments.exp_avg_sq.load(i);
+      const Group first = rule({masters.first, avg.first, sq.first}, gradients.first);
+      const Group second = rule({masters.second, avg.second, sq.second}, gradients.second);
+      store_fresh<kAvg>(first.exp_avg, second.exp_avg, fresh_avg + at);
+      store_fresh<kSq>(first.exp_avg_sq, second.exp_avg_sq, fresh_sq + at);
       joined = joined_hidden<Rule>(joined, first, second);
-      hn::StoreU(first.master, kFloats, fresh + (i - begin));
-      hn::StoreU(second.master, kFloats, fresh + (j - begin));
+      hn::StoreU(first.master, kFloats, fresh + at);
+      hn::StoreU(second.master, kFloats, fresh + at + kLanes);
       if constexpr (!Master::kHasHalves) master.note({first.master, second.master});
     }
-    if (may_hide_non_finite(joined)) hidden = larger_hidden<Rule>(hidden, arrays, begin, end);
+    if (may_hide_non_finite(joined))
+      hidden = larger_of(hidden, Rule::kHidden == HiddenMoment::kSquares ? fresh_sq : fresh_avg,
+                         end - begin);
     if constexpr (Master::kHasHalves) {
       for (std::uint64_t i = begin; i < end; i += 2 * kLanes)
         master.finish(load_pair(fresh + (i - begin)), i);
     }
+    moments.finish(begin, end);
   }
   const bool is_finite = master.is_finite() && all_finite<MasterLayout::kFp32>(hidden);
   return {kTargetName, count, is_finite ? NewState::kFinite : NewState::kNonFinite};
@@ -113,12 +101,13 @@ VectorResult update(const Coefficients& coefficients, const UpdateArrays& arrays
 
 template <class Rule, class Master, class Coefficients>
 VectorResult update_gradient(const Coefficients& coefficients, const UpdateArrays& arrays) {
+  using Moments = MomentsInPlace<Rule>;
   switch (arrays.gradient_dtype) {
-    case DType::kFp32: return update<Rule, Master, float>(coefficients, arrays);
-    case DType::kBf16: return update<Rule, Master, Bf16>(coefficients, arrays);
+    case DType::kFp32: return update<Rule, Master, float, Moments>(coefficients, arrays);
+    case DType::kBf16: return update<Rule, Master, Bf16, Moments>(coefficients, arrays);
     case DType::kFp16: break;
   }
-  return update<Rule, Master, Fp16>(coefficients, arrays);
+  return update<Rule, Master, Fp16, Moments>(coefficients, arrays);
 }
 
 template <class Rule, class Coefficients>
@@ -130,29 +119,6 @@ VectorResult update_layout(const Coefficients& coefficients, const UpdateArrays&
     case MasterLayout::kFp16: break;
   }
   return update_gradient<Rule, Fp16Master>(coefficients, arrays);
-}
-
-// The random bits of elements, as random_bits() of base/moment_rounding.h.
-HWY_INLINE BitsVector random_bits_of(BitsVector elements, BitsVector first, BitsVector second) {
-  BitsVector x = hn::Add(elements, first);
-  x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(kBits, 0x21f0aaad));
-  x = hn::Xor(x, second);
-  x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(kBits, 0xd35a2d97));
-  return hn::Xor(x, hn::ShiftRight<15>(x));
-}
-
-// round_moment() of base/moment_rounding.h.
-HWY_INLINE void store_stochastic(FloatVector value, BitsVector random, std::uint16_t* target) {
-  const BitsVector bits = hn::BitCast(kBits, value);
-  const BitsVector sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(kBits, 0x8000));
-  const BitsVector magnitude = hn::And(bits, hn::Set(kBits, 0x7fffffff));
-  const BitsVector rounded =
-      hn::Min(hn::ShiftRight<16>(hn::Add(magnitude, random)), hn::Set(kBits, 0x7f7f));
-  const BitsVector infinite = hn::Set(kBits, 0x7f800000);
-  const BitsVector special =
-      hn::IfThenElse(hn::Gt(magnitude, infinite), hn::Set(kBits, 0x7fc0), hn::Set(kBits, 0x7f80));
-  const BitsVector result = hn::IfThenElse(hn::Gt(infinite, magnitude), rounded, special);
-  hn::StoreU(hn::TruncateTo(kHalves, hn::Or(sign, result)), kHalves, target);
 }
 
 // Streams of words, of halves and of bytes, which an update reads and writes in place.
@@ -255,6 +221,21 @@ VectorResult update_adagrad(const AdagradCoefficients& c, const UpdateArrays& ar
 }
 VectorResult update_sgd(const SgdCoefficients& c, const UpdateArrays& arrays) {
   return update_layout<SgdRule>(c, arrays);
+}
+
+VectorResult update_adam_bf16(const AdamCoefficients& c, const UpdateArrays& arrays) {
+#if SLUICE_UPDATES_BF16
+  using Moments = MomentsInHalves<AdamRule>;
+  const bool has_wide_gradient = arrays.gradient_dtype == DType::kFp32;
+  if (arrays.master_layout == MasterLayout::kFp32)
+    return update<AdamRule, Fp32Master, float, Moments>(c, arrays);
+  return has_wide_gradient ? update<AdamRule, SplitMasterHalves, float, Moments>(c, arrays)
+                           : update<AdamRule, SplitMasterHalves, Bf16, Moments>(c, arrays);
+#else
+  (void)c;
+  (void)arrays;
+  return {kTargetName, 0, NewState::kFinite};
+#endif
 }
 
 void move_bytes(const UpdateArrays& arrays, std::uint32_t seed) {
