@@ -86,7 +86,7 @@ VectorResult update(const Coefficients& coefficients, const UpdateArrays& arrays
       hn::StoreU(second.master, kFloats, fresh + at + kLanes);
       if constexpr (!Master::kHasHalves) master.note({first.master, second.master});
     }
-    if (may_hide_non_finite(joined))
+    if (may_hide_non_finite(joined))  // rare
       hidden = larger_of(hidden, Rule::kHidden == HiddenMoment::kSquares ? fresh_sq : fresh_avg,
                          end - begin);
     if constexpr (Master::kHasHalves) {

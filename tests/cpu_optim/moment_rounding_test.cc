@@ -2,10 +2,12 @@
 // and updates with bf16 moments against fp32 updates between roundings.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "base/moment_rounding.h"
@@ -243,6 +245,55 @@ TEST(UpdateBf16, EveryInstructionSetRoundsEveryKindOfMoment) {
     kernels.round_moments({m.data(), v.data()}, target);
     EXPECT_EQ(actual_m, expected_m) << kernels.target_name;
     EXPECT_EQ(actual_v, expected_v) << kernels.target_name;
+  }
+}
+
+bool is_same_half(std::uint16_t actual, std::uint16_t expected) {
+  const auto is_nan = [](std::uint16_t half) { return (half & 0x7fffu) > 0x7f80u; };
+  return actual == expected ||
+         (is_nan(actual) && is_nan(expected));  // a NaN may differ in its sign
+}
+
+void set_largest_gradient(const UpdateArrays& arrays, std::uint64_t i) {
+  void* const gradient = const_cast<void*>(arrays.gradient);
+  if (arrays.gradient_dtype == DType::kFp32) {
+    static_cast<float*>(gradient)[i] = std::numeric_limits<float>::max();
+  } else {
+    static_cast<std::uint16_t*>(gradient)[i] = kLargestBf16;
+  }
+}
+
+// The new moments are of every kind: next to the largest number, beyond it, infinite and NaN. Most
+// strips of a vector kernel have a few of these, and some have none.
+TEST(UpdateBf16, EveryInstructionSetUpdatesEveryKindOfMoment) {
+  constexpr std::uint64_t kCount = 20'000;
+  const UpdateCoefficients coefficients = test_coefficients(3, 1.0f);
+  constexpr std::uint16_t kKinds[] = {0x7f7f, 0xff7f, 0x7f7e, 0x7f00, 0x7eff,
+                                      0x7f80, 0xff80, 0x7fc0, 0x8000, 0x0001};
+  for (const MasterLayout layout : {MasterLayout::kFp32, MasterLayout::kSplitBf16}) {
+    Bf16Data start(options_for(coefficients, layout, kCount));
+    const UpdateArrays arrays = start.arrays(40);
+    std::mt19937 random(12);
+    for (std::uint64_t i = 0; i < kCount; ++i) {
+      if (i % 4096 >= 3000 || random() % 20 != 0) continue;
+      start.exp_avg[i] = kKinds[random() % std::size(kKinds)];
+      start.exp_avg_sq[i] = kKinds[random() % std::size(kKinds)] & 0x7fff;
+      if (start.exp_avg[i] == 0x7f7f) set_largest_gradient(arrays, i);
+    }
+    Bf16Data expected = start;
+    update_reference(coefficients, expected.arrays(40));
+    const auto at_limit = std::ranges::count(expected.exp_avg, 0x7f7f);
+    EXPECT_GT(at_limit, 5) << "a carry would make them infinite";
+    for (const SimdKernels& kernels : available_simd_kernels()) {
+      Bf16Data actual = start;
+      EXPECT_EQ(kernels.update(coefficients, actual.arrays(40)).state, NewState::kNonFinite);
+      for (std::uint64_t i = 0; i < kCount; ++i) {
+        ASSERT_TRUE(is_same_half(actual.exp_avg[i], expected.exp_avg[i]))
+            << kernels.target_name << " " << i;
+        ASSERT_TRUE(is_same_half(actual.exp_avg_sq[i], expected.exp_avg_sq[i]))
+            << kernels.target_name << " " << i;
+      }
+    }
   }
 }
 
