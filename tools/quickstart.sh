@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh checkout to a trained model: installs missing Debian packages, builds the sluice command, trains a small
 # byte-level GPT on the King James Bible with its parameters and optimizer state on NVMe, compares a hundred steps with the same
-# steps in memory, plots the loss and lets the model write. Takes a few minutes on two cores. May be run again; everything that
+# steps in memory, plots the loss and lets the model write. Takes 3 to 15 minutes on two cores. May be run again; everything that
 # it writes is in build/quickstart and data.
 #   --prepare   installs and builds, and trains nothing yet: for images
 #   --command PATH
@@ -19,11 +19,13 @@ command=
 [[ $# -gt 0 && $1 == --prepare ]] && prepare=yes && shift
 [[ $# -gt 1 && $1 == --command ]] && command=$2 && shift 2
 if [[ $# -gt 0 ]]; then
+  [[ $1 == --help || $1 == -h ]] || echo "tools/quickstart.sh: unknown option \"$1\"" >&2
   sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/quickstart.sh >&2
   exit 2
 fi
 build=build/quickstart
 run=$build/run
+jobs=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 text=data/kjv.txt
 
 say() { printf '\n==> [%3d s] %s\n' "$SECONDS" "$*"; }
@@ -69,21 +71,25 @@ write_text() {
 }
 
 build_command() {
-  local cuda=OFF quiet=() architectures=()
+  local cuda=OFF architectures=()
   if [[ -n ${SLUICE_QUICKSTART_CUDA:-} ]]; then
     cuda=ON
     architectures=("-DSLUICE_CUDA_ARCHITECTURES=$SLUICE_QUICKSTART_CUDA")
   elif gpu_is_visible; then
     cuda=AUTO
   fi
-  [[ -t 1 ]] || quiet=(-- --quiet)
   mkdir -p "$build"
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_PRECOMPILED=ON -DSLUICE_UNITY=ON -DSLUICE_TESTS=OFF -DSLUICE_C=OFF \
     -DSLUICE_CUDA="$cuda" "${architectures[@]}" -DSLUICE_NCCL=OFF -DSLUICE_MPI=OFF >"$build/configure.log" || {
     cat "$build/configure.log" >&2
     fail "CMake failed; its messages are above"
   }
-  NINJA_STATUS='[%f of %t files] ' cmake --build "$build" --parallel --target sluice "${quiet[@]}"
+  export NINJA_STATUS='[%f of %t files] '
+  if [[ -t 1 ]]; then
+    cmake --build "$build" --parallel "$jobs" --target sluice
+  else # a log gets a line now and then, and all errors
+    cmake --build "$build" --parallel "$jobs" --target sluice | awk '!/^\[[0-9]+ of/ || ++n % 10 == 1 {print; fflush()}'
+  fi
 }
 
 plot() {
@@ -104,13 +110,14 @@ END
 
 say "1 of 4: packages"
 if [[ -n $command ]]; then
-  command=$(command -v -- "$command") || fail "there is no program $command"
+  found=$(command -v -- "$command") || fail "there is no program $command"
+  command=$found
   tools/install_packages.sh text
   say "2 of 4: not building: $("$command" version | head -n 1) is here"
   mkdir -p "$build"
 else
   tools/install_packages.sh run text
-  say "2 of 4: building the sluice command, $(nproc) files at a time (--command PATH uses one that is installed)"
+  say "2 of 4: building the sluice command, $jobs files at a time (--command PATH uses one that is installed)"
   build_command
   command=$build/tools/sluice
 fi

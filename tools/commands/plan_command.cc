@@ -8,6 +8,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/topology.h"
 #include "engine/planner/compute_factor.h"
 #include "engine/planner/planner.h"
 #include "tools/cli/exit_codes.h"
@@ -55,10 +56,10 @@ std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject) {
   throw Error(
       ErrorCode::kOutOfMemory,
       fmt::format("does not fit: the activations of {:.0f} tokens take {}, the driver {}, and a {} "
-                  "has {}; give fewer --tokens, below {:.3g} for each micro-batch{}",
+                  "has {}; give fewer --tokens, below {:.0f} for each micro-batch{}",
                   subject.tokens / request.micro_batches, format_bytes(subject.activation_bytes),
                   format_bytes(kGpuContextBytes), gpu.name, format_bytes(gpu.memory_bytes),
-                  room * subject.tokens / request.micro_batches,
+                  std::floor(room * subject.tokens / request.micro_batches),
                   request.config.activations.home == ActivationHome::kKeep
                       ? ", or --set activations=recompute"
                       : ", or a larger --gpu"));
@@ -100,6 +101,7 @@ PlanRateOptions rates_of(const PlanOptions& options, const PlanSubject& subject)
   PlanRateOptions rates = options.rates;
   rates.sharing_ranks = subject.sharing_ranks;
   rates.is_on_host = subject.is_on_host;
+  rates.host_threads = subject.host_threads;
   rates.drives = options.drive;
   if (!options.gpu.empty()) rates.sheet_flops = kReachedShare * gpu_preset(options.gpu).flops;
   return rates;
@@ -219,10 +221,14 @@ PlanSubject subject_of(const PlanOptions& options) {
   }
   validate(config.engine);
   subject.is_on_host = options.gpu.empty() && computes_on_host(config);
+  // A config alone is planned for this machine, and sizes of a model for one with a GPU.
+  const bool is_config_alone =
+      !options.config_file.empty() && options.model.empty() && !options.parameters;
+  if (subject.is_on_host && is_config_alone)
+    subject.host_threads = std::max(1u, granted_threads(config.engine.threads) / options.ranks);
   subject.rates = plan_rates(rates_of(options, subject), state_format(config.engine));
-  subject.is_of_this_machine = options.gpu.empty() && options.host_memory.empty() &&
-                               options.ranks == 1 && !options.config_file.empty() &&
-                               options.model.empty() && !options.parameters;
+  subject.is_of_this_machine =
+      options.gpu.empty() && options.host_memory.empty() && options.ranks == 1 && is_config_alone;
   PlanModel model = plan_model(config, options, subject.is_on_host);
   if (!(model.tokens > 0)) refuse_plan(fmt::format("--tokens {} is not positive", model.tokens));
   subject.tokens = model.tokens;

@@ -34,8 +34,10 @@ void add_model_and_machine(CLI::App* plan, PlanOptions& options) {
                    "Hosts that the ranks are on; memory, drives and rates are then a host's")
       ->check(CLI::Range(1, 1 << 20));
   plan->add_option("--gpu", options.gpu, "Plan for this GPU: " + gpu_names())->type_name("NAME");
-  plan->add_option("--host-memory", options.host_memory,
-                   "Host memory in place of memory.host, such as 64G")
+  plan->add_option(
+          "--host-memory", options.host_memory,
+          "Host memory for the engine in place of memory.host, such as 56G: what the program and "
+          "the system leave")
       ->check(is_size())
       ->type_name("SIZE");
   plan->add_option("--drive", options.drive,

@@ -17,6 +17,7 @@ namespace sluice {
 struct PlanSubject {
   PlanRequest request;
   bool is_on_host = true;
+  unsigned host_threads = 0;       // that compute, where this machine is planned for; 0 = otherwise
   bool is_of_this_machine = true;  // and of the config's model, so that train could be started here
   HostMemory host;
   std::uint64_t activation_bytes = 0;  // that the application keeps

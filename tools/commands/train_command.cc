@@ -143,9 +143,10 @@ class TrainRun {
       say("{}\n", describe(plan_orders(engine, model(), machine_of(memory_, engine_.rank_count())),
                            record_.order));
     }
-    const bool varies =
-        record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
-    say("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
+    const bool is_fixed =
+        record_.predicted.nvme_read_bytes_least == record_.predicted.nvme_read_bytes;
+    say("{} {} from storage and writes {}\n",
+        is_fixed ? "each step reads" : "on average, a step reads at most",
         format_bytes(record_.predicted.nvme_read_bytes),
         format_bytes(record_.predicted.nvme_write_bytes));
     if (const std::uint64_t bytes = engine_.placement().commit_bytes; bytes != 0)

@@ -8,23 +8,29 @@ namespace sluice {
 namespace {
 
 void add_checkpoints(CLI::App& train, CheckpointOptions& options) {
-  train.add_option("--checkpoint", options.root,
-                   "Folder for checkpoints: all of the state, for --resume and other programs");
+  CLI::Option* const root =
+      train.add_option("--checkpoint", options.root,
+                       "Folder for checkpoints: all of the state, for --resume and other programs");
   train
       .add_option("--checkpoint-every", options.every,
                   "Steps from one checkpoint to the next; 0 = only at the end or a signal")
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40))
+      ->needs(root)
       ->capture_default_str();
   train.add_option("--keep", options.keep, "Number of newest checkpoints to keep; 0 = all")
       ->check(CLI::Range(0, 1'000'000'000))
+      ->needs(root)
       ->capture_default_str();
   train
       .add_option("--shard-size", options.shard_size,
                   "Largest size of a checkpoint's file, like 5GB")
       ->check(is_size())
+      ->needs(root)
       ->capture_default_str();
-  train.add_flag("--sha256", options.has_sha256,
-                 "Checkpoints' manifests have the SHA-256 of every file and tensor, too");
+  train
+      .add_flag("--sha256", options.has_sha256,
+                "Checkpoints' manifests have the SHA-256 of every file and tensor, too")
+      ->needs(root);
   train
       .add_flag("--resume{newest}", options.resume,
                 "Go on from the durable store (storage.state.name) or the newest whole checkpoint, "

@@ -30,8 +30,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The assumed rate of matrix products, of a core, where nothing is measured.
-constexpr double kAssumedCoreFlops = 50e9;
 constexpr unsigned kProbeSteps = 2;
 
 void refuse_ranks() {

@@ -40,22 +40,25 @@ std::string names_of(const Presets& presets) {
 }
 
 template <class Presets>
-const auto& find_preset(const Presets& presets, const char* option, std::string_view name) {
+const auto& find_preset(const Presets& presets, const char* option, std::string_view name,
+                        const char* other) {
   for (const auto& preset : presets)
     if (preset.name == name) return preset;
-  throw Error(ErrorCode::kConfig, fmt::format("plan: {} {} is not known; there are {}", option,
-                                              name, names_of(presets)));
+  throw Error(ErrorCode::kConfig, fmt::format("plan: {} {} is not known; there are {}; {}", option,
+                                              name, names_of(presets), other));
 }
 
 }  // namespace
 
 const GpuPreset& gpu_preset(const std::string& name) {
-  return find_preset(kGpus, "--gpu", name);
+  return find_preset(kGpus, "--gpu", name,
+                     "of another, give --set run.device=cuda --set memory.device=SIZE and --flops");
 }
 
 DriveSet drive_set(const std::string& text) {
   const std::size_t colon = text.find(':');
-  DriveSet set{.drive = find_preset(kDrives, "--drive", text.substr(0, colon))};
+  DriveSet set{.drive = find_preset(kDrives, "--drive", text.substr(0, colon),
+                                    "of another, give --read-rate and --write-rate")};
   if (colon == std::string::npos) return set;
   const char* const end = text.data() + text.size();
   const auto [stop, status] = std::from_chars(text.data() + colon + 1, end, set.count);

@@ -202,6 +202,10 @@ void take_drives(const PlanRateOptions& options, PlanRates& plan, RateSources& s
 RateSources take_rates(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan) {
   RateSources sources;
   Rates& rates = plan.rates;
+  if (options.host_threads != 0) {
+    plan.flops = kAssumedCoreFlops * options.host_threads;
+    sources.flops = fmt::format("assumed, {} threads of this machine", options.host_threads);
+  }
   if (options.sheet_flops) {
     plan.flops = *options.sheet_flops;
     sources.flops = "assumed, a share of the data sheet";
@@ -252,7 +256,8 @@ std::vector<std::string> lines_of(const PlanRates& plan, const RateSources& sour
                   sources.adam),
       fmt::format("on the device   {:>7.2f} Gparam/s  {}",
                   rates.device_adam_parameters_per_second * 1e-9, sources.device_adam),
-      fmt::format("computation     {:>7.1f} Tflop/s  {}", plan.flops * 1e-12, sources.flops)};
+      fmt::format("computation     {:>7.{}f} Tflop/s  {}", plan.flops * 1e-12,
+                  plan.flops < 1e12 ? 2 : 1, sources.flops)};
 }
 
 void share(std::uint32_t ranks, Rates& rates) {

@@ -32,9 +32,14 @@ struct PlanRateOptions {
   std::optional<double> sheet_flops;  // the part of a data sheet's rate that is assumed
   std::optional<double> flush_ms;     // for which a flush occupies the drives
   bool is_on_host = false;  // the host computes, where one thread makes the updates of the device
+  // The number of this machine's threads that compute; 0 = a machine is assumed that has a GPU.
+  unsigned host_threads = 0;
   // The number of ranks that share the rates of storage and of the CPU.
   std::uint32_t sharing_ranks = 1;
 };
+
+// The assumed rate of matrix products, of one core of the host.
+inline constexpr double kAssumedCoreFlops = 50e9;
 
 struct PlanRates {
   Rates rates;                       // without the units' times

@@ -156,11 +156,11 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
     case StallCause::kNoBuffer: return buffer_advice(group.reason, engine);
     case StallCause::kCopyLink: {
       const FlowStats* const copies = stats_of(analysis, TraceKind::kCopyToDevice);
+      if (copies == nullptr || copies->bytes_per_second() == 0) return {};
       return fmt::format(
           "copies go at {:.2f} GB/s; units at home on the device need none: "
           "memory.device +{} for one more",
-          copies == nullptr ? 0 : copies->bytes_per_second() * 1e-9,
-          format_bytes(engine.largest_unit_bytes()));
+          copies->bytes_per_second() * 1e-9, format_bytes(engine.largest_unit_bytes()));
     }
     case StallCause::kAdam:
       return fmt::format(

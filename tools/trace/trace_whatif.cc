@@ -45,6 +45,16 @@ double factor_in(const std::string& setting, std::string_view text) {
   return number_in(setting, text.substr(0, text.size() - 1));
 }
 
+void require_rate(const std::string& setting, const std::string& key) {
+  constexpr const char* kKeys[] = {"nvme", "nvme.read", "nvme.write", "nvme.latency",
+                                   "copy", "adam",      "compute"};
+  if (std::ranges::find(kKeys, key) == std::end(kKeys))
+    refuse(setting,
+           fmt::format("there is no such key; there are {}, drives, prefetch_window, lanes, "
+                       "memory.host, memory.device and policy",
+                       fmt::join(kKeys, ", ")));
+}
+
 void apply_rate(const std::string& setting, const std::string& key, double factor, Rates& rates) {
   const auto scale_units = [&] {
     for (UnitTime& unit : rates.units) {
@@ -60,13 +70,6 @@ void apply_rate(const std::string& setting, const std::string& key, double facto
   if (key == "adam") rates.adam_parameters_per_second *= factor;
   if (key == "adam") rates.norm_parameters_per_second *= factor;
   if (key == "compute") scale_units();
-  constexpr const char* kKeys[] = {"nvme", "nvme.read", "nvme.write", "nvme.latency",
-                                   "copy", "adam",      "compute"};
-  if (std::ranges::find(kKeys, key) == std::end(kKeys))
-    refuse(setting,
-           fmt::format("there is no such key; there are {}, drives, prefetch_window, lanes, "
-                       "memory.host, memory.device and policy",
-                       fmt::join(kKeys, ", ")));
 }
 
 OverlapPolicy policy_in(const std::string& setting, const std::string& text) {
@@ -95,6 +98,7 @@ void apply(const std::string& setting, Scenario& scenario) {
   } else if (key == "policy") {
     scenario.policy = policy_in(setting, value);
   } else {
+    require_rate(setting, key);
     apply_rate(setting, key, factor_in(setting, value), scenario.rates);
   }
 }

@@ -58,8 +58,8 @@ void Dataset::open_file() {
   file_ = UniqueFd(::open(config_.data_file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file_ || ::fstat(file_.get(), &status) != 0)
-    fail(config_.data_file,
-         "cannot open it: " + errno_text(errno) + "; name another with --data or data.file");
+    fail(config_.data_file, "cannot open it: " + errno_text(errno) +
+                                "; name another in data.file or with --data FILE");
   if (!S_ISREG(status.st_mode)) fail(config_.data_file, "it is not a regular file");
   if (status.st_size == 0) fail(config_.data_file, "it is empty");
   file_bytes_ = static_cast<std::uint64_t>(status.st_size);
