@@ -63,7 +63,9 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
 sluice_status sluice_plan_on_gpu(const char* config_json, const sluice_model* model,
                                  const char** plan_json) {
   return plan_text(__func__, config_json, model, plan_json, [](const Config& config) {
-    RunMachine machine = this_machine(config);
+    Config beside = config;
+    beside.memory.device_bytes = 0;  // none of the host's memory
+    RunMachine machine = this_machine(beside);
     machine.device_is_host = false;
     machine.device_bytes = RunMachine{}.device_bytes;
     return machine;

@@ -265,7 +265,8 @@ try_aarch64() {
   step 'cmake --preset aarch64 >/dev/null && cmake --build build/aarch64 --target sluice_c -- --quiet && file=$(readlink -f build/aarch64/capi/libsluice.so) && aarch64-linux-gnu-readelf -h "$file" | grep Machine'
   tests='base_test adam_oracle_test gradient_ops_test rank_sum_test simd_dispatch_test float_environment_test moment_codec_test other_optimizers_test optimizer_options_test io_rules_test sync_queue_test thread_queue_test engine_plan_test store_protocol_test store_files_test state_hashes_test'
   step "cmake --build build/aarch64 --target $tests -- --quiet"
-  step "ctest --test-dir build/aarch64 --parallel \$(nproc) --tests-regex '^(${tests// /|})[.]' --output-on-failure | grep -E 'tests passed|FAILED'"
+  # QEMU starts no second program of the other processor, as death tests do, and knows no MADV_DONTFORK.
+  step "ctest --test-dir build/aarch64 --parallel \$(nproc) --tests-regex '^(${tests// /|})[.]' --exclude-regex 'DeathTest|[.]AlignedBuffer' --output-on-failure | grep -E 'tests passed|FAILED'"
   step 'ctest --test-dir build/aarch64 --tests-regex "^state_hashes_test" --verbose | grep -c "       OK .*AreThoseOfEveryProcessor/"'
   step 'SLUICE_LIBRARY=$PWD/build/aarch64/capi/libsluice.so SLUICE_CROSS=aarch64-linux-gnu python3 -c "import sys; sys.path.insert(0, \"python\"); import wheel_backend; print(wheel_backend.build_wheel(\"/tmp\"))"'
 }

@@ -2,8 +2,8 @@
 // for which unit and block. Counters for each kind of record are always on and take bounded memory.
 // Records are kept only while a trace runs. Each thread writes its records into its own ring. If
 // the trace goes to a file, a thread called the drainer empties the rings into that file
-// (trace_start). Tests and benchmarks take the records from the rings instead (trace_enable,
-// trace_take).
+// (trace_start() of sluice/trace.h). Tests and benchmarks take the records from the rings instead
+// (trace_enable, trace_take).
 //
 // Thread rule: any thread may call trace_span(), trace_record(), trace_section() and
 // trace_counts(). Only one thread at a time may call the other functions. The function trace_take()
@@ -21,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include <sluice/trace.h>
 #include <sluice/trace_reason.h>
 #include "base/trace/trace_clock.h"
 
@@ -104,33 +105,9 @@ TraceCounts trace_counts();
 
 // --- Records, while a trace runs.
 
-struct TraceOptions {
-  std::string file;                      // created with mode 0600, replacing an existing file
-  int descriptor = -1;                   // of `file` if already open; the caller keeps it
-  std::uint32_t ring_records = 1 << 20;  // per thread; rounded up to a power of two
-  std::uint32_t rank = 0;
-  std::uint32_t ranks = 1;
-};
-
-struct TraceResult {
-  std::uint64_t records = 0;  // in the file
-  std::uint64_t lost = 0;     // dropped by full rings
-  std::uint64_t file_bytes = 0;
-  std::uint64_t drainer_ns = 0;  // processor time of the drainer
-  std::string failure;           // why the file ends early; empty if complete
-  int error = 0;                 // the errno of the failure
-};
-
-// Starts a trace that goes to a file.
-// Fails with kInput if the file cannot be created, and with kInvalidArgument if a trace is already
-// running.
-void trace_start(const TraceOptions& options);
 // Adds a text, such as the config, to the file under a name. Does nothing if the trace has no file.
 // A name has at most 16 bytes. A text of more than 256 MiB is left out.
 void trace_section(std::string_view name, std::string_view text);
-// Writes the remaining records and closes the file. Does nothing without a trace.
-TraceResult trace_stop();
-
 // Begins to record into rings of `ring_records` records each, without a drainer. If `ring_records`
 // is 0, recording ends. Earlier records are dropped.
 void trace_enable(std::uint32_t ring_records);

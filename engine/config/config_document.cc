@@ -103,9 +103,9 @@ class DocumentBuilder : public json::json_sax_t {
                                      // column 2: syntax error while ..."
     const std::size_t detail = why.find(": ");
     if (detail != std::string::npos) why = why.substr(detail + 2);
-    throw Error(
-        ErrorCode::kConfig,
-        fmt::format("{}: {}", line_and_column(text_, position == 0 ? 0 : position - 1), why));
+    throw Error(ErrorCode::kConfig,
+                fmt::format("{}: {}; a config is JSON, and may have comments",
+                            line_and_column(text_, position == 0 ? 0 : position - 1), why));
   }
 
   json take() { return std::move(root_); }

@@ -1,6 +1,8 @@
 #include "engine/config/config_schema_check.h"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -77,6 +79,13 @@ void check_object(const json& value, const json& schema, const std::string& key,
   }
 }
 
+// How a value is written that has the wrong type.
+std::string spelling_hint(const json& value, const std::string& type) {
+  if (type == "array" && !value.is_structured()) return fmt::format("; write [{}]", value.dump());
+  if (type == "string" && value.is_number()) return fmt::format("; write \"{}\"", value.dump());
+  return {};
+}
+
 // Alternatives of different types.
 void check_choices(const json& value, const json& choices, const std::string& key,
                    const SchemaComplaint& complain) {
@@ -103,6 +112,16 @@ void collect_keys(const json& schema, const std::string& parent, std::vector<std
     collect_keys(member, key, keys);
   }
 }
+
+// What other programs call these keys, where no letters tell.
+constexpr std::pair<std::string_view, std::string_view> kUsualNames[] = {
+    {"lr", "optimizer.learning_rate"},
+    {"batch_size", "batch.sequences"},
+    {"max_steps", "run.steps"},
+    {"max_grad_norm", "optimizer.clip_norm"},
+    {"gradient_clipping", "optimizer.clip_norm"},
+    {"dtype", "precision.parameters"},
+    {"gradient_accumulation_steps", "batch.micro_batches"}};
 
 }  // namespace
 
@@ -148,8 +167,9 @@ void check_against_schema(const json& value, const json& schema, const std::stri
   const std::string type = schema.at("type").get<std::string>();
   if (!has_type(value, type)) {
     const std::string what = key.empty() ? "the document" : "\"" + key + "\"";
-    complain(key, fmt::format("{} is {}, but must be of type {}", what,
-                              value.is_structured() ? value.type_name() : value.dump(), type));
+    complain(key, fmt::format("{} is {}, but must be of type {}{}", what,
+                              value.is_structured() ? value.type_name() : value.dump(), type,
+                              spelling_hint(value, type)));
   }
   if (type == "object") check_object(value, schema, key, complain);
   if (type == "string") check_string(value, schema, key, complain);
@@ -169,6 +189,9 @@ std::string nearest_key_hint(const std::string& unknown, const std::string& pare
   std::vector<std::string> keys;
   collect_keys(config_schema(), "", keys);
   const std::string full = join_key(parent, unknown);
+  for (const auto& [usual, ours] : kUsualNames)
+    if (unknown == usual || unknown.ends_with(fmt::format(".{}", usual)))
+      return fmt::format("; did you mean \"{}\"?", ours);
   const std::string* nearest = nullptr;
   std::size_t nearest_distance = 0;
   for (const std::string& key : keys) {

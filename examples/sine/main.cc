@@ -8,6 +8,7 @@
 
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
+#include <sluice/trace.h>
 #include <sluice/units.h>
 
 using namespace sluice;
@@ -58,6 +59,8 @@ int main(int argc, char** argv) {
   config.memory = {.device_bytes = 1 << 20, .host_bytes = 4 << 20};
   config.placement = {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
   config.storage.paths = {argc > 1 ? argv[1] : "."};
+  if (argc > 2)
+    trace_start({.file = argv[2]});  // `sluice trace summary FILE` says what took how long
 
   ModelSpec model;  // a unit is what computation needs at a time: here, one layer
   model.units = {{"hidden", {{"hidden.slope_and_shift", {2, kWidth}}}},
@@ -96,5 +99,6 @@ int main(int argc, char** argv) {
                   format_bytes(report.nvme_write_bytes).c_str());
   }
   engine.close();  // brings what the last update has failed with, if it has
+  trace_stop();    // does nothing without a trace
   return network.loss() < first_loss / 10 ? 0 : 1;
 }

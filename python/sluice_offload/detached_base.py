@@ -13,7 +13,7 @@ from torch import nn
 from . import gpus, guards
 from . import library as lib
 from .detached import TYPES, Detached
-from .engine import Config, read_config
+from .engine import Config, logger, read_config
 from .errors import NOT_COPIED, ArgumentError, NonFiniteError, SluiceError
 from .optim_state import Entry, States
 from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits, total_norm
@@ -95,6 +95,10 @@ class DetachedOptimizer(torch.optim.Optimizer):
             raise ArgumentError(f"the config's optimizer has {optimizer}, but the hyperparameters of {type(self).__name__} are "
                                 "arguments, as in torch; leave them out of the config. Only \"state\" and \"rounding_seed\" "
                                 "belong there")
+        for section, key in (("placement", "parameters"), ("placement", "gradients"), ("memory", "device")):
+            if key in settings.get(section, {}):
+                logger.warning("%s.%s of the config has no effect here: parameters and gradients stay torch's, and only the "
+                               "optimizer's state is placed; sluice_offload.offload() places all", section, key)
         optimizer["type"] = self._type
         self._state = optimizer.get("state", "fp32")
         if overlapped:  # torch computes on the others meanwhile

@@ -42,7 +42,13 @@ def read_config(config: "Config | str | os.PathLike[str]") -> "dict[str, Any]":
     if isinstance(config, Mapping):
         return copy.deepcopy(dict(config))
     with open(config, "rb") as file:
-        return config_of_text(file.read(), os.fspath(config))
+        text = file.read()
+    found: Any = None
+    with contextlib.suppress(ValueError):  # JSON with comments, or none: the library says where
+        found = json.loads(text)
+    if isinstance(found, dict):
+        require_no_deepspeed(found)
+    return config_of_text(text, os.fspath(config))
 
 
 def config_of_text(text: bytes, name: str) -> "dict[str, Any]":
@@ -53,6 +59,18 @@ def config_of_text(text: bytes, name: str) -> "dict[str, Any]":
     lib.library().read_config(text, os.fsencode(name), C.byref(plain))
     assert plain.value is not None
     return dict(json.loads(plain.value))
+
+
+# Sections that a config of DeepSpeed has and one of Sluice has not.
+_DEEPSPEED_KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "aio"}
+
+
+def require_no_deepspeed(settings: "Mapping[str, Any]") -> None:
+    """Raises ConfigError for a config of DeepSpeed where one of Sluice is needed."""
+    found = sorted(_DEEPSPEED_KEYS & set(settings))
+    if found:
+        raise ConfigError(f"{found[0]} is a key of DeepSpeed, and this needs a config of Sluice: sluice_offload.initialize() takes "
+                          "DeepSpeed's, and `sluice config import FILE` turns it into one of Sluice")
 
 
 def names_type(config: "Mapping[str, Any]") -> bool:
@@ -438,6 +456,10 @@ class Engine:
         while note.value is not None:
             logger.info("%s", note.value.decode(errors="replace"))
             self._lib.next_note(self._handle, C.byref(note))
+
+    def require_open(self) -> None:
+        if not self._handle:
+            raise ArgumentError("the optimizer is closed, and its engine is gone; make a new one")
 
     def close(self) -> None:
         if self._handle and os.getpid() == self._pid:

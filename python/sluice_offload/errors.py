@@ -52,6 +52,16 @@ def remedy_of(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "check the folder and its mode, or name another")
 
 
+def _in_words_of_torch(message: str) -> str:
+    """Some misuses have other names in a loop of torch than in the C interface."""
+    if message.endswith(": the engine is null"):
+        return "the optimizer is closed, and its engine is gone; make a new one"
+    if message.endswith("a step or an inference is still active"):
+        return ("this works only between steps, and a step is under way, which a forward with gradients has begun: call "
+                "optimizer.step() or optimizer.zero_grad() first, and evaluate under torch.no_grad()")
+    return message
+
+
 def error_of(status: int, message: str) -> SluiceError:
     """The exception for a status of the C interface."""
-    return _BY_STATUS.get(status, SluiceError)(message)
+    return _BY_STATUS.get(status, SluiceError)(_in_words_of_torch(message))

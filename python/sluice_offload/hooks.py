@@ -111,9 +111,10 @@ class Walk:
         self.in_backward = False
         self._failure_before: Optional[BaseException] = None
         self._views: "dict[tuple[int, int], torch.Tensor]" = {}
-        self._warned = False
+        self._warned = engine.dtype != torch.float32  # of autocast
         self._handles: "list[Any]" = []
-        self._parameters: "list[tuple[Member, bool, torch.Tensor]]" = []  # in every place, and whether they are trained
+        # In every place: whether they are trained, and what shows when a program has put others there.
+        self._parameters: "list[tuple[Member, bool, torch.Tensor, dict[str, Any], str, int]]" = []
         for site in units.sites:
             self._watch(site)
         # After the hooks of the sites, of which the root may be one: the last to be prepended is the first to run.
@@ -122,8 +123,9 @@ class Walk:
         for unit in units.units:
             for member in unit.members:
                 for owner, attribute in member.owners:
-                    tensor = member.at(owner)[attribute]
-                    self._parameters.append((member, not unit.is_frozen, tensor))
+                    places = member.at(owner)
+                    tensor = places[attribute]
+                    self._parameters.append((member, not unit.is_frozen, tensor, places, attribute, tensor.untyped_storage()._cdata))
                     if not unit.is_frozen:
                         self._watch_gradient(unit, member, tensor)
 
@@ -193,7 +195,10 @@ class Walk:
     def check_gradients(self) -> None:
         """Raises where torch's optimizer would use a gradient that the engine has not seen, or would leave a parameter alone that the
         engine updates."""
-        for member, is_trained, parameter in self._parameters:
+        for member, is_trained, parameter, places, attribute, storage in self._parameters:
+            if places.get(attribute) is not parameter or parameter.untyped_storage()._cdata != storage:
+                raise ArgumentError(f"{member.name} is another tensor than in offload(), or has other memory, and the engine trains the "
+                                    "one from then. Change values with model.load_state_dict(), or change the model before offload()")
             if parameter.grad is not None:
                 raise ArgumentError(f"{member.name} has a p.grad, which an offloaded model does not use: its gradients come from "
                                     "backward() alone. Assign none to p.grad, and train no parameter that was frozen in "
@@ -205,7 +210,7 @@ class Walk:
 
     def drop_gradients(self) -> None:
         """Those that torch has, from a backward that has failed or from the program: the next backward would add to them."""
-        for _, _, parameter in self._parameters:
+        for _, _, parameter, *_ in self._parameters:
             parameter.grad = None
 
     def gradient_norm(self) -> "Optional[float]":
@@ -247,7 +252,7 @@ class Walk:
             raise
         self.active = None
         if not report.is_skipped:  # graphs that are kept have saved values from before, as torch's optimizers tell autograd
-            for _, is_trained, parameter in self._parameters:
+            for _, is_trained, parameter, *_ in self._parameters:
                 if is_trained:
                     increment_version(parameter)
         return report
@@ -352,10 +357,6 @@ class Walk:
         if self.activations is not None and self.active == FORWARD and torch.is_grad_enabled():
             self._keeping = self.activations.hooks()
             self._keeping.__enter__()
-        if not self._warned and self.engine.dtype == torch.float32 and torch.is_autocast_enabled(self.engine.place.device.type):
-            self._warned = True
-            warnings.warn("autocast keeps a copy of every weight for backward, which is the memory that offload saves; "
-                          "use parameters of bf16 without autocast", stacklevel=2)
 
     def _root_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if _graph_task() == -1:
@@ -376,8 +377,17 @@ class Walk:
             return
         self._enter()
         assert self.active is not None
+        if not self._warned:
+            self._warn_of_autocast()
         for unit in site.units:
             self._lend(unit, self.active)
+
+    def _warn_of_autocast(self) -> None:
+        """Looks here and not where the model begins: transformers and accelerate turn it on in the model's forward."""
+        if torch.is_autocast_enabled(self.engine.place.device.type):
+            self._warned = True
+            warnings.warn("autocast keeps a copy of every weight for backward, which is the memory that offload saves; "
+                          "use parameters of bf16 without autocast", stacklevel=2)
 
     def _site_ends(self, site: Site, module: nn.Module, args: Any, output: Any) -> None:
         has_failed = sys.exc_info()[1] not in (None, site.failure_before)

@@ -100,6 +100,11 @@ class Update(C.Structure):
 
 class OptimizerReport(C.Structure):
     """The work of an optimizer since it was made, and the memory that it takes; capi/sluice.h describes each field."""
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)}" for name, _ in self._fields_ if name != "reserved")
+        return f"OptimizerReport({fields})"
+
     _fields_ = [("nvme_read_bytes", C.c_uint64), ("nvme_write_bytes", C.c_uint64), ("updated_elements", C.c_uint64),
                 ("adopted_elements", C.c_uint64), ("non_finite_blocks", C.c_uint64), ("host_bytes", C.c_uint64),
                 ("nvme_bytes", C.c_uint64), ("pass_bytes", C.c_uint64), ("pending_tensors", C.c_uint32),

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes as C
+import faulthandler
 import json
 import os
 import zlib
@@ -13,7 +14,7 @@ from torch import nn
 from . import guards
 from .activations import ActivationStore, take_home
 from .described import take_over
-from .engine import Config, Engine, complete_config, config_of_text, logger, names_type, read_config
+from .engine import Config, Engine, complete_config, config_of_text, logger, names_type, read_config, require_no_deepspeed
 from .errors import ArgumentError
 from .gpu_copies import GpuCopies
 from .gpus import Place, place_of
@@ -104,6 +105,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         raise ArgumentError("this model is in a DistributedDataParallel, which would look for gradients that the engine has; give "
                             "offload() what is in it, model.module. Offloaded, it needs no wrapper")
     settings = read_config(config)
+    require_no_deepspeed(settings)
     found = find_units(model, units, buffers, announced, keeps_types=not names_type(settings), local=local)
     place = place_of(((member.name, member.parameter) for unit in found.units for member in unit.members), device)
     if optimizer is not None:
@@ -157,8 +159,16 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     guards.own(model.parameters(), made)
     guards.guard_model(model, {engine.dtype_of(member) for unit in found.units if not unit.is_opaque for member in unit.members},
                        place.device)
+    _show_crashes()
     object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages), walk))
     return made
+
+
+def _show_crashes() -> None:
+    """A write to a parameter outside of its module's forward ends the process: Python then prints the line that wrote."""
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no stderr of the system's, as in notebooks
+            faulthandler.enable()
 
 
 def _join(norm_group: Any, counted_elsewhere: "Iterable[torch.Tensor]", units: Units, engine: Engine) -> None:

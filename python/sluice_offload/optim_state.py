@@ -26,6 +26,9 @@ class Entry(MutableMapping[str, Any]):
             self._kinds["master"] = lib.MASTER
         self.steps = 0
 
+    def __repr__(self) -> str:
+        return f"Entry({', '.join(self)})"
+
     def __getitem__(self, key: str) -> Any:
         if key == "step" and self._has_step:
             return torch.tensor(float(self.steps))

@@ -18,6 +18,7 @@ from .library import BACKWARD, StepReport
 from .units import Member, Units, opaque_types
 
 _OPAQUE_TEXT_MAX = 64 << 10
+_UPDATES = "sluice_updates"  # in a state_dict
 _FIXED = ("betas", "eps", "weight_decay", "momentum")
 
 
@@ -45,6 +46,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._opaque_text: Any = self._opaque if len(json.dumps(self._opaque)) <= _OPAQUE_TEXT_MAX else digest
         self._walk: Optional[Walk] = None
         self.report: Optional[StepReport] = None
+        self._updates = engine.applied_step()  # that the engine's state has seen
         # The text of the checkpoint or commit that training went on from; from then on, the text that the next commits
         # keep.
         self.application = ""
@@ -176,6 +178,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             raise ArgumentError("a GradScaler cannot see the gradients of an offloaded model, which the engine has; leave it out. bf16 "
                                 "needs none, and for fp16 the engine scales: precision.loss_scale in the config, and "
                                 "optimizer.loss_scale as the factor of the loss")
+        self._engine.require_open()
         loss = None
         self._opt_called = True  # what torch's schedulers ask for
         if closure is not None:
@@ -193,6 +196,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         report = self._walk.finish()
         if report is not None:
             self.report = report
+            self._updates += not report.is_skipped
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -308,12 +312,26 @@ class OffloadOptimizer(torch.optim.Optimizer):
             return  # the engine says what is wrong with it, or another program wrote it
         self._require_same_opaque(saved)
 
+    def state_dict(self) -> "dict[str, Any]":
+        """The groups' learning rates, and the number of updates that the engine's state has seen. Moments are not in it."""
+        self._engine.require_open()
+        found = super().state_dict()
+        found[_UPDATES] = self._updates
+        return found
+
     def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
-        """Takes the groups' learning rates, as schedulers need them. Moments are not in it."""
+        """Takes the groups' learning rates, as schedulers need them. Moments are not in it, so the engine has to have those of the
+        same step. Raises ArgumentError if it has not, or if the dictionary has moments."""
         if state_dict.get("state"):
             raise ArgumentError("the moments of an offloaded model cannot be set from a state_dict; save() and "
                                 "offload(restore=...) keep all of a training's state")
-        super().load_state_dict(state_dict)
+        then = state_dict.get(_UPDATES, self._updates)
+        if then != self._updates:
+            raise ArgumentError(f"this state_dict is of an optimizer that had made {then} updates, and "
+                                f"this one has made {self._updates}: the "
+                                "moments of an offloaded model are not in a state_dict, and training would go on with others. "
+                                "optimizer.save(folder) and offload(restore=...) keep all of a training's state")
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != _UPDATES})
 
     def __reduce__(self) -> Any:
         raise NOT_COPIED
@@ -330,6 +348,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             self._check_opaque_of(folder)
         text = self._engine.replace_state(folder)
         self.report = None
+        self._updates = self._engine.applied_step()
         self.take_over(text)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .activations import take_home
-from .engine import complete_config, names_type, plan
+from .engine import complete_config, names_type, plan, require_no_deepspeed
 from .errors import ArgumentError
 from .units import Units, find_units, rounded_text
 
@@ -24,7 +24,7 @@ def model_of(where: str) -> nn.Module:
             return _of_transformers(where)
         module, _, function = where.partition(":")
         if not function:
-            raise ArgumentError(f"{where} is neither a file or folder nor MODULE:FUNCTION")
+            raise ArgumentError(f"there is no file or folder {where}, and it is not MODULE:FUNCTION either")
         sys.path.insert(0, os.getcwd())
         try:
             made = getattr(importlib.import_module(module), function)()
@@ -33,7 +33,7 @@ def model_of(where: str) -> nn.Module:
         finally:
             sys.path.remove(os.getcwd())
     if not isinstance(made, nn.Module):
-        raise ArgumentError(f"{where} returns a {type(made).__name__}, but has to return a model")
+        raise ArgumentError(f"{where} returns an object of type {type(made).__name__}, but has to return a model")
     return made
 
 
@@ -76,6 +76,7 @@ def _size(count: float) -> str:
 def describe(model: nn.Module, config: "dict[str, Any]", units: "Sequence[str] | None" = None,
              buffers: "Sequence[str]" = (), is_on_gpu: bool = False) -> "list[str]":
     """The plan in lines. is_on_gpu: for computation on a GPU, whose memory is not the host's. Raises OutOfMemoryError, naming a budget that works, where the config's cannot."""
+    require_no_deepspeed(config)
     found = find_units(model, units, buffers, keeps_types=not names_type(config))
     folders = take_home(config, is_on_gpu)
     planned = plan(complete_config(config, found), found, is_on_gpu)

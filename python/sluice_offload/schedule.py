@@ -36,6 +36,9 @@ class ConfigSchedule:
         for group, factor in zip(self.optimizer.param_groups, self.optimizer.factors):
             group["lr"] = self.rate(self.last_epoch) * factor
 
+    def __repr__(self) -> str:
+        return f"ConfigSchedule({self._rates})"
+
     def step(self, epoch: Optional[int] = None) -> None:
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._set()

@@ -89,9 +89,9 @@ def test_what_cannot_be_planned(capsys):
         assert main(["plan", *arguments]) == 1
         assert words in capsys.readouterr().err
     refused("smallest that works", "test_commands:small", "--set", "memory.device=4KiB", "--set", "placement.parameters=nvme")
-    refused("returns a int", "test_commands:not_a_model")
+    refused("returns an object of type int", "test_commands:not_a_model")
     refused("nowhere", "nowhere:model")
-    refused("neither a file or folder nor MODULE:FUNCTION", "model")
+    refused("there is no file or folder model, and it is not MODULE:FUNCTION either", "model")
     refused("write KEY=VALUE", "test_commands:small", "--set", "memory")
     refused("memroy", "test_commands:small", "--set", "memroy.device=1GiB")
 

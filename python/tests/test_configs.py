@@ -33,11 +33,13 @@ def test_files_with_comments(file):
     engine.destroy()
 
 
-def test_files_for_the_optimizer_alone(file):
+def test_files_for_the_optimizer_alone(file, caplog):
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     file.write_text("".join(line for line in lines if '"optimizer": {' not in line), encoding="utf-8")
     parameter = torch.nn.Parameter(torch.ones(300))
-    optimizer = sluice.optim.AdamW([parameter], lr=0.1, config=file)
+    with caplog.at_level("WARNING"):
+        optimizer = sluice.optim.AdamW([parameter], lr=0.1, config=file)
+    assert "placement.parameters of the config has no effect here" in caplog.text
     parameter.grad = torch.ones(300)
     optimizer.step()
     assert (parameter < 1).all()

@@ -7,6 +7,9 @@ import gc
 import io
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -45,6 +48,7 @@ def test_parameters_that_are_pointed_elsewhere_would_be_wrong(config, monkeypatc
     config["memory"]["device"] = "260KiB"
     optimizer = sluice.offload(model, config, units=[Block])
     walk = optimizer._walk
+    walk.check_gradients = lambda: None  # which notices it
     original = walk._lend
 
     def naive(unit, which):
@@ -539,3 +543,87 @@ def test_gradients_are_the_engines(pair):
     assert all(parameter.grad is None for parameter in model.parameters())
     ours.step()
     assert ours.gradient_norm > 0
+
+
+def test_a_state_dict_of_other_updates_is_refused(pair):
+    """The learning rates of a checkpoint would come back without the moments, and training go on as if nothing were missing."""
+    _, model, _, optimizer = pair
+    before = optimizer.state_dict()
+    train(model, optimizer, 2)
+    with pytest.raises(sluice.ArgumentError, match="had made 0 updates, and this one has made 2.*restore"):
+        optimizer.load_state_dict(before)
+    saved = optimizer.state_dict()
+    assert saved["sluice_updates"] == 2
+    optimizer.load_state_dict(saved)  # what a program does behind offload(restore=...)
+
+
+def test_a_parameter_that_is_replaced_is_noticed(pair):
+    """The engine would go on with the old one, and the forward with the new."""
+    _, model, _, optimizer = pair
+    model(*batch(0)[:1]).sum().backward()
+    place = model.blocks[0].up if hasattr(model.blocks[0], "up") else next(m for m in model.modules() if isinstance(m, nn.Linear))
+    kept = place.weight
+    place.weight = nn.Parameter(torch.zeros_like(kept))
+    with pytest.raises(sluice.ArgumentError, match="is another tensor than in offload"):
+        optimizer.step()
+    place.weight = kept
+    optimizer.zero_grad()
+    assert_still_right(pair)
+
+
+def test_a_parameter_with_other_memory_is_noticed(pair):
+    _, model, _, optimizer = pair
+    place = next(m for m in model.modules() if isinstance(m, nn.Linear))
+    kept = place.weight.data
+    model(*batch(0)[:1]).sum().backward()
+    place.weight.data = torch.zeros(place.weight.shape)
+    with pytest.raises(sluice.ArgumentError, match="or has other memory"):
+        optimizer.step()
+    place.weight.data = kept
+    optimizer.zero_grad()
+    assert_still_right(pair)
+
+
+def test_a_closed_optimizer_says_so(config):
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    optimizer.close()
+    for call in (optimizer.step, lambda: model(batch(0)[0]), optimizer.state_dict):
+        with pytest.raises(sluice.ArgumentError, match="the optimizer is closed"):
+            call()
+
+
+def test_reading_values_inside_a_step_says_what_to_do(pair):
+    _, model, _, optimizer = pair
+    model(batch(0)[0])
+    with pytest.raises(sluice.ArgumentError, match="a step is under way.*torch.no_grad"):
+        model.state_dict()
+    optimizer.zero_grad()
+    assert_still_right(pair)
+
+
+def test_a_config_of_deepspeed_is_named(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 3}, "train_batch_size": 4}')
+    for given in (str(file), {"zero_optimization": {"stage": 3}}):
+        with pytest.raises(sluice.ConfigError, match=r"is a key of DeepSpeed.*initialize\(\)"):
+            sluice.offload(tiny(), given, units=[Block])
+
+
+def test_a_write_outside_of_the_forward_shows_its_line(tmp_path):
+    """The process ends, since the page cannot be written; Python names the line."""
+    program = tmp_path / "writes.py"
+    program.write_text(f"""
+import sys
+sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
+import torch, sluice_offload as sluice
+from conftest import Block, tiny
+model = tiny()
+optimizer = sluice.offload(model, {{"placement": {{"parameters": "nvme"}}, "storage": {{"paths": [{str(tmp_path)!r}]}}}}, units=[Block])
+weight = next(m for m in model.modules() if isinstance(m, torch.nn.Linear)).weight
+with torch.no_grad():
+    weight.mul_(0.5)  # the line
+""")
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGSEGV, done
+    assert "Segmentation fault" in done.stderr and 'writes.py", line 10' in done.stderr, done.stderr

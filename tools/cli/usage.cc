@@ -81,7 +81,11 @@ std::string usage_mistake(const CLI::App& app, const CLI::ParseError& error) {
   if (has_commands && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr)
     return fmt::format("a command is missing: {}{}", fmt::join(command_names(*place.command), ", "),
                        help);
-  if (!rest.empty()) return fmt::format("nothing takes {}{}", fmt::join(rest, " "), help);
+  if (!rest.empty())
+    return fmt::format(
+        "nothing takes {}; each option has its own word, as in --data FILE, and a "
+        "setting is one word, --set KEY=VALUE{}",
+        fmt::join(rest, " "), help);
   return error.what() + help;
 }
 

@@ -110,10 +110,18 @@ class Vocabulary {
   std::optional<Tokenizer> tokenizer_;
 };
 
+// The newest checkpoint of a folder of checkpoints, or the path itself.
+std::string newest_in(const std::string& path) {
+  const std::filesystem::path latest = std::filesystem::path(path) / "latest";
+  std::error_code no_answer;
+  const bool is_root = std::filesystem::is_directory(latest, no_answer);
+  return is_root ? latest.string() : path;
+}
+
 }  // namespace
 
 int run_generate(const GenerateOptions& options) {
-  const ModelFile file(options.model_file);
+  const ModelFile file(newest_in(options.model_file));
   const gpt::GptConfig& config = file.config();
   if (options.prompt.empty())
     throw Error(ErrorCode::kInput,

@@ -90,8 +90,15 @@ void check_blocks(const ModelSpec& model, const PlanOptions& options, const Conf
 void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
   if (!options.gpu.empty() && !engine.memory.device_bytes)
     engine.memory.device_bytes = device_budget(gpu_preset(options.gpu), subject);
-  if (!options.host_memory.empty())
-    engine.memory.host_bytes = parse_size(options.host_memory) / subject.sharing_ranks;
+  if (!options.host_memory.empty()) {
+    const std::uint64_t bytes = parse_size(options.host_memory);
+    if (bytes < 1_MiB)
+      refuse_plan(
+          fmt::format("--host-memory {} is below 1 MiB; write the size with its unit, such "
+                      "as 64G",
+                      options.host_memory));
+    engine.memory.host_bytes = bytes / subject.sharing_ranks;
+  }
   subject.host = share_of_host(subject.is_on_host, subject.activation_bytes,
                                options.nodes ? subject.sharing_ranks : options.ranks);
   settle_budgets(engine.memory, subject.host);

@@ -143,12 +143,11 @@ class TrainRun {
       say("{}\n", describe(plan_orders(engine, model(), machine_of(memory_, engine_.rank_count())),
                            record_.order));
     }
-    const bool is_fixed =
-        record_.predicted.nvme_read_bytes_least == record_.predicted.nvme_read_bytes;
+    const Traffic& predicted = record_.predicted;
+    const bool is_fixed = predicted.nvme_read_bytes_least == predicted.nvme_read_bytes;
     say("{} {} from storage and writes {}\n",
         is_fixed ? "each step reads" : "on average, a step reads at most",
-        format_bytes(record_.predicted.nvme_read_bytes),
-        format_bytes(record_.predicted.nvme_write_bytes));
+        format_bytes(predicted.nvme_read_bytes), format_bytes(predicted.nvme_write_bytes));
     if (const std::uint64_t bytes = engine_.placement().commit_bytes; bytes != 0)
       say("a commit writes {} more, the state at home in memory\n", format_bytes(bytes));
     if (const std::uint64_t bytes = record_.predicted.gradient_spill_bytes; bytes != 0)

@@ -55,7 +55,7 @@ void require_rate(const std::string& setting, const std::string& key) {
                        fmt::join(kKeys, ", ")));
 }
 
-void apply_rate(const std::string& setting, const std::string& key, double factor, Rates& rates) {
+void apply_rate(const std::string& key, double factor, Rates& rates) {
   const auto scale_units = [&] {
     for (UnitTime& unit : rates.units) {
       unit.forward_s /= factor;
@@ -86,7 +86,7 @@ void apply(const std::string& setting, Scenario& scenario) {
   const std::string key = setting.substr(0, equals), value = setting.substr(equals + 1);
   const auto count = [&] { return static_cast<std::uint32_t>(number_in(setting, value)); };
   if (key == "drives")
-    return apply_rate(setting, "nvme", number_in(setting, value), scenario.rates);
+    return apply_rate("nvme", number_in(setting, value), scenario.rates);
   if (key == "prefetch_window") {
     scenario.window_units = count();
   } else if (key == "lanes") {
@@ -99,7 +99,7 @@ void apply(const std::string& setting, Scenario& scenario) {
     scenario.policy = policy_in(setting, value);
   } else {
     require_rate(setting, key);
-    apply_rate(setting, key, factor_in(setting, value), scenario.rates);
+    apply_rate(key, factor_in(setting, value), scenario.rates);
   }
 }
 

@@ -19,7 +19,7 @@ struct TensorPlace {
   std::string name;
   std::uint64_t offset_elements = 0;     // in the unit
   std::uint64_t element_count = 0;       // without padding
-  std::uint32_t hyperparameter_set = 0;  // see engine/plan/parameter_groups.h
+  std::uint32_t hyperparameter_set = 0;  // tensors with the same hyperparameters share one
   bool is_opaque = false;                // its elements are words of an opaque unit
 };
 

@@ -50,6 +50,7 @@ const std::vector<std::pair<const char*, json>> kKeys = {
     {"/memory/check", "warn"},
     {"/memory/save_buffers", 3},
     {"/memory/unified", "off"},
+    {"/memory/guard", "on"},
     {"/placement/parameters", "nvme"},
     {"/placement/optimizer", "host"},
     {"/placement/gradients", "device"},

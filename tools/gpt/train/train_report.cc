@@ -264,17 +264,24 @@ void ProgressDisplay::show(const StepRecord& record) {
 }
 
 void ProgressDisplay::show_bar(const StepRecord& record) {
+  if (!first_)
+    first_ = record.step - 1;  // after a resume, the steps before took no time of this run
   const double done = static_cast<double>(record.step) / static_cast<double>(steps_);
+  const double left = static_cast<double>(steps_ - record.step);
   const auto filled = static_cast<int>(done * kBarWidth);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
   std::string line = fmt::format(
       "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {}  {:.3f} s/step  r {} w {}  stall {:.3f} s",
       "", filled, "", kBarWidth - filled, record.step, steps_,
-      duration_text(elapsed.count() * (1 / done - 1)), record.loss, speed_text(record, 0),
-      record.time_s, format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes),
-      record.stall_s);
+      duration_text(elapsed.count() * left / static_cast<double>(record.step - *first_)),
+      record.loss, speed_text(record, 0), record.time_s, format_bytes(record.nvme_read_bytes),
+      format_bytes(record.nvme_write_bytes), record.stall_s);
   // A line that wraps could not be replaced by the next one. The important part stands first.
-  line.resize(std::min(line.size(), terminal_columns(STDOUT_FILENO) - 1));
+  const std::size_t columns = terminal_columns(STDOUT_FILENO) - 1;
+  if (line.size() > columns) {
+    const std::size_t whole = line.rfind("  ", columns);  // fields are whole, where one fits
+    line.resize(whole == std::string::npos ? columns : whole);
+  }
   say_text(fmt::format("\r{}\x1b[K", line));
   flush_said();
   bar_is_open_ = true;

@@ -94,6 +94,7 @@ class ProgressDisplay {
   std::uint64_t steps_;
   bool quiet_;
   bool is_terminal_;
+  std::optional<std::uint64_t> first_;  // the number of steps before the first one shown
   bool bar_is_open_ = false;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
