@@ -65,6 +65,7 @@ def _path(path: str) -> "Callable[[], str]":
         import torch
 
         from . import optim
+        from .engine import is_memory
         parameter = torch.nn.Parameter(torch.ones(_ELEMENTS))
         optimizer = optim.AdamW([("probe", parameter)], config={
             "placement": {"optimizer": "nvme"}, "memory": {"host": "16MiB"}, "storage": {"paths": [path]}})
@@ -77,7 +78,8 @@ def _path(path: str) -> "Callable[[], str]":
         report = optimizer.report
         optimizer.close()
         moved = report.nvme_read_bytes + report.nvme_write_bytes
-        return f"{path}: {moved / 2**20:.0f} MiB of state went there and back in {seconds:.2f} s"
+        where = "; it is memory (tmpfs), not a drive" if is_memory(path) else ""
+        return f"{path}: {moved / 2**20:.0f} MiB of state went there and back in {seconds:.2f} s{where}"
     return look
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from . import gpus, guards
 from . import library as lib
 from .detached import TYPES, Detached
-from .engine import Config, logger, read_config
+from .engine import Config, logger, read_config, warn_of_memory
 from .errors import NOT_COPIED, ArgumentError, NonFiniteError, SluiceError
 from .optim_state import Entry, States
 from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits, total_norm
@@ -99,6 +99,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
             if key in settings.get(section, {}):
                 logger.warning("%s.%s of the config has no effect here: parameters and gradients stay torch's, and only the "
                                "optimizer's state is placed; sluice_offload.offload() places all", section, key)
+        warn_of_memory(settings)
         optimizer["type"] = self._type
         self._state = optimizer.get("state", "fp32")
         if overlapped:  # torch computes on the others meanwhile

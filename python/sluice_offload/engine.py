@@ -73,6 +73,24 @@ def require_no_deepspeed(settings: "Mapping[str, Any]") -> None:
                           "DeepSpeed's, and `sluice config import FILE` turns it into one of Sluice")
 
 
+def is_memory(path: "str | os.PathLike[str]") -> bool:
+    """Whether a folder is in memory (tmpfs), and not on a drive."""
+    with contextlib.suppress(OSError), open("/proc/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        places = [line.split(" ")[1:3] for line in mounts]
+        real = os.path.realpath(path)
+        over = [(place, kind) for place, kind in places if real == place or real.startswith(place.rstrip("/") + "/")]
+        return max(over, key=lambda entry: len(entry[0]), default=("", ""))[1] in ("tmpfs", "ramfs")
+    return False
+
+
+def warn_of_memory(config: "Mapping[str, Any]") -> None:
+    """Logs a warning for each storage path that is memory: state there takes what the budgets save."""
+    for path in config.get("storage", {}).get("paths", []):
+        if isinstance(path, str) and is_memory(path):
+            logger.warning("storage.paths: %s is memory (tmpfs), not a drive, so state there takes memory beyond the budgets; name a "
+                           "folder on a drive", path)
+
+
 def names_type(config: "Mapping[str, Any]") -> bool:
     """Whether the config says which type all parameters have."""
     precision = config.get("precision")

@@ -14,7 +14,7 @@ from torch import nn
 from . import guards
 from .activations import ActivationStore, take_home
 from .described import take_over
-from .engine import Config, Engine, complete_config, config_of_text, logger, names_type, read_config, require_no_deepspeed
+from .engine import Config, Engine, complete_config, config_of_text, logger, names_type, read_config, require_no_deepspeed, warn_of_memory
 from .errors import ArgumentError
 from .gpu_copies import GpuCopies
 from .gpus import Place, place_of
@@ -106,6 +106,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
                             "offload() what is in it, model.module. Offloaded, it needs no wrapper")
     settings = read_config(config)
     require_no_deepspeed(settings)
+    warn_of_memory(settings)
     found = find_units(model, units, buffers, announced, keeps_types=not names_type(settings), local=local)
     place = place_of(((member.name, member.parameter) for unit in found.units for member in unit.members), device)
     if optimizer is not None:

@@ -53,6 +53,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self.resumed_step: Optional[int] = None  # of the durable store's commit, if training went on from one
         self._is_durable = bool(config.get("storage", {}).get("state", {}).get("name", ""))
         self.scales_loss = config["precision"].get("loss_scale", {}).get("static", 1) != 1
+        self._settings = {key: value for key, value in config["optimizer"].items() if key != "groups"}
         self.clip_norm = float(config["optimizer"].get("clip_norm", 1.0))
         patterns = config["optimizer"].get("groups", [])
         factors = [group.get("learning_rate_factor", 1.0) for group in [{}, *patterns]]
@@ -71,6 +72,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
     @staticmethod
     def _others(group: "dict[str, Any]") -> "dict[str, Any]":
         return {key: group[key] for key in _FIXED if key in group}
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\nThe engine's optimizer: {json.dumps(self._settings)}; Sluice's defaults for the rest"
 
     def bind(self, walk: Walk) -> None:
         self._walk = walk

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
 
-from sluice_offload import gpus
+from sluice_offload import engine, gpus
 from sluice_offload.__main__ import main
 
 
@@ -41,3 +42,14 @@ def test_says_what_does_not(tmp_path, capsys):
     broken = subprocess.run([sys.executable, "-m", "sluice_offload", "doctor"], capture_output=True, text=True,
                             env={**os.environ, "SLUICE_LIBRARY": str(tmp_path / "libsluice.so")})
     assert broken.returncode == 1 and "NO  library: cannot load" in broken.stdout and "Traceback" not in broken.stderr
+
+
+def test_memory_is_no_drive(capsys, caplog):
+    """State in /dev/shm would take the memory that the budgets save."""
+    if not os.access("/dev/shm", os.W_OK) or not engine.is_memory("/dev/shm"):
+        pytest.skip("/dev/shm is no tmpfs here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, caplog.at_level("WARNING"):
+        assert main(["doctor", "--path", folder]) == 0
+        assert "it is memory (tmpfs), not a drive" in capsys.readouterr().out
+        assert f"{folder} is memory (tmpfs)" in caplog.text
+    assert not engine.is_memory("/proc")
