@@ -113,7 +113,7 @@ void collect_keys(const json& schema, const std::string& parent, std::vector<std
   }
 }
 
-// What other programs call these keys, where no letters tell.
+// The names of these keys in other programs, where no letters tell.
 constexpr std::pair<std::string_view, std::string_view> kUsualNames[] = {
     {"lr", "optimizer.learning_rate"},
     {"batch_size", "batch.sequences"},

@@ -24,3 +24,16 @@ __all__ = ["ArgumentError", "ConfigError", "ForkedError", "NonFiniteError", "Off
            "OutOfMemoryError", "RanksError", "SafetensorsValues", "SluiceError", "StorageError", "find_units", "from_pretrained",
            "gathered", "initialize", "load_safetensors", "log_steps", "meta_parameters", "named_values", "offload", "open_safetensors",
            "optim", "save_pretrained", "save_safetensors", "trace"]
+
+# Other calls that programs make of DeepSpeed, and what stands for them here.
+_OF_DEEPSPEED = {
+    "init_distributed": "torch.distributed.init_process_group() before initialize() is enough, and so is torchrun alone",
+    "zero": "build the model under sluice_offload.meta_parameters(), and give values= to offload() or initialize()",
+    "add_config_arguments": "add --deepspeed_config to the program's own options; initialize(args=args) reads it",
+    "checkpointing": "torch.utils.checkpoint, and \"activations\" in the config",
+}
+
+
+def __getattr__(name: str) -> object:
+    hint = f"; instead: {_OF_DEEPSPEED[name]}" if name in _OF_DEEPSPEED else ""
+    raise AttributeError(f"module 'sluice_offload' has no attribute '{name}'{hint}")

@@ -31,12 +31,13 @@ class DeepspeedConfig:
         """The config that it stands for. `auto`: the values of capi/sluice.h's sluice_import_deepspeed(). Raises ConfigError
         with all that is refused. The log has what was understood otherwise than written, and what needs no key."""
         report = C.c_char_p()
-        values = json.dumps({**(auto or {}), "ranks": count_processes()}).encode()
+        given = {name.replace("-", "_"): value for name, value in (auto or {}).items()}
+        values = json.dumps({**given, "ranks": count_processes()}).encode()
         try:
             lib.library().import_deepspeed(self.text, os.fsencode(self.name), values, C.byref(report))
         except ConfigError as error:
             if "\n  " in str(error) and "give: --" in str(error) and "names" not in (auto or {}):
-                raise ConfigError(f"{error} (here as auto={{\"batch\": 4}}, with the option's name without dashes)") from None
+                raise ConfigError(f"{error} (here as auto={{\"batch\": 4}}, by the options' names without the first dashes)") from None
             raise
         assert report.value is not None
         answer = json.loads(report.value)

@@ -53,8 +53,11 @@ class Trainer(transformers.Trainer):
     must not contradict them (docs/deepspeed.md). sluice_keys: keys of Sluice for which DeepSpeed has none, such as
     {"memory": {"host": "8GiB"}}. sluice_units, sluice_buffers: `units` and `buffers` of offload()."""
 
-    def __init__(self, *args: Any, sluice: "Config | str | os.PathLike[str]", sluice_keys: "Mapping[str, Any] | None" = None,
+    def __init__(self, *args: Any, sluice: "Config | str | os.PathLike[str] | None" = None, sluice_keys: "Mapping[str, Any] | None" = None,
                  sluice_units: "Sequence[type | str] | None" = None, sluice_buffers: "Sequence[str]" = (), **kwargs: Any) -> None:
+        if sluice is None:
+            raise ArgumentError("Trainer(): sluice= is missing: the config that says where the state lives, such as "
+                                "{\"placement\": {\"optimizer\": \"nvme\"}, \"storage\": {\"paths\": [\"/nvme\"]}}")
         self._sluice_given = find_config(sluice)
         self._sluice_keys = sluice_keys or {}
         self._sluice_options: "dict[str, Any]" = {"units": sluice_units, "buffers": sluice_buffers}

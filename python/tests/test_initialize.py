@@ -460,3 +460,11 @@ def test_plain_configs_and_adamw_agree(config):
     with pytest.raises(sluice.ArgumentError, match="how large a micro-batch is"):
         engine.train_batch_size()
     engine.destroy()
+
+
+def test_other_calls_of_deepspeed_have_a_hint():
+    for name, words in (("init_distributed", "init_process_group"), ("zero", "meta_parameters"), ("checkpointing", "activations")):
+        with pytest.raises(AttributeError, match=words):
+            getattr(sluice, name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
+        sluice.nothing
