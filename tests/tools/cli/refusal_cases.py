@@ -105,7 +105,7 @@ ROWS = [
      ("storage needs", "the drives have 954 MiB", "take more or larger drives")),
     # tune
     (("tune", "gone.json", "-o", "out.json"), 2, ("gone.json", "name a file that exists")),
-    ((*TUNE, "--data", "gone.txt"), 2, ('"gone.txt"', "No such file or directory", "name another with --data or data.file")),
+    ((*TUNE, "--data", "gone.txt"), 2, ('"gone.txt"', "No such file or directory", "name another in data.file or with --data FILE")),
     ((*TUNE, "--keep", "memroy"), 2, ("--keep memroy: a config has no such key or section", "did you mean")),
     ((*TUNE, "--finalists", "0"), 2, ("--finalists", "0 not in range 1 to 20")),
     ((*TUNE, "--seconds", "0"), 2, ("--seconds", '"0" is not a number from 1')),
