@@ -33,8 +33,9 @@ class ActivationFlow {
   // Fails with kInvalidArgument if an access is still held, and with the engine's or the device's
   // first failure.
   void begin_again();
-  // Makes the next access of the plan. Work enqueued on `stream` after this call may read or write
-  // the activation. The call blocks until the access's transfers are on their way to the device.
+  // Makes the access that comes next in the plan. Work enqueued on `stream` after this call may
+  // read or write the activation. The call blocks until the access's transfers are on their way to
+  // the device.
   // Fails with kInvalidArgument if this access is not the next one, or if too many accesses are
   // held. Also fails with the engine's first failure.
   LeasedActivation acquire(const ActivationRef& ref, ActivationAction action, StreamId stream);

@@ -53,9 +53,9 @@ class GradientDrain {
 
   // Starts a step and forgets the norm of the previous step. Traces contain the number `step`. With
   // `reduces_each`, the ranks add up the gradient of every use. Otherwise the ranks add up each
-  // unit's sum over the step, and the home must hold the complete sum. For announced units, the
-  // ranks always add up the gradient of every use, because the schedule does not say which gradient
-  // is the last.
+  // unit's gradient only once, when this rank's sum over the step is complete. The gradient's home
+  // then has to be large enough for the whole unit. For announced units, the ranks always add up
+  // the gradient of every use, because the schedule does not say which gradient is the last.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 

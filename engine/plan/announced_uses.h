@@ -25,8 +25,8 @@ namespace sluice {
 
 class AnnouncedUses {
  public:
-  // All arguments must outlive the object. `model` is validated(). The units are those of `kind`.
-  // With one rank, all are of kind kShared.
+  // All arguments must outlive the object. `model` is validated(). The object is for the announced
+  // units of the kind `kind` alone. With one rank, all are of kind kShared.
   AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement,
                 AnnouncedKind kind = AnnouncedKind::kShared);
 

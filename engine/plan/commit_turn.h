@@ -1,7 +1,7 @@
 // The moment in a step at which the previous step's commit may begin. A flush makes a drive write
-// out its cache, and reads wait meanwhile. So the flush comes when the step needs the drives least,
-// which is after the fetches and before the stores of the next version. Until then, a drive's cache
-// empties beside computation.
+// out its cache. Reads have to wait until the flush ends. So the flush comes when the step needs
+// the drives least, which is after the fetches and before the stores of the next version. Until
+// then, a drive's cache empties beside computation.
 //
 // Thread rule: pure.
 #pragma once

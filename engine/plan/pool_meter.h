@@ -23,7 +23,8 @@ std::uint64_t capacity_of(const Placement& placement, MemoryPool pool);
 
 class PoolMeter {
  public:
-  // Sets the sizes of the pools of `placement`, and counts the pools that count all the time.
+  // Sets the sizes of the pools of `placement`. Pools that are in use all the time are counted at
+  // once.
   void open(const Placement& placement);
   void set_capacity(MemoryPool pool, std::uint64_t size_bytes);
   void lend(MemoryPool pool, std::uint64_t size_bytes);

@@ -17,7 +17,7 @@ class UpdatePolicy {
   UpdatePolicy(const Config::Optimizer& config, bool may_be_tentative)
       : config_(config), may_be_tentative_(may_be_tentative) {}
 
-  // Returns the policy for the step that begins. The result is never kAuto.
+  // Returns the policy for the step that is about to begin. The result is never kAuto.
   OverlapPolicy choose() const;
   // The factor by which the gradient is multiplied so that the norm respects clip_norm.
   double clip_factor(double norm) const;

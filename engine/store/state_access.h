@@ -72,8 +72,8 @@ class StateAccess {
   // The number of blocks that visit_blocks() has in memory at once.
   std::uint32_t place_count() const { return static_cast<std::uint32_t>(loaded_.size()); }
 
-  // Must be called when the state will change or has changed. Forgets the blocks in the lanes. On
-  // return, this object uses no lane.
+  // Must be called whenever the state changes, either just before or just after the change. Forgets
+  // the blocks in the lanes. On return, this object uses no lane.
   void invalidate();
 
  private:

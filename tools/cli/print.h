@@ -1,8 +1,8 @@
 // Text for people, on standard output (`say`) and standard error (`warn`). The functions of this
-// file do not throw, so a full disk behind a log never ends a run. Text that cannot be printed is
-// lost. If text for standard output is lost, one line on standard error reports the loss. On a
-// terminal, `say` breaks lines that are too long for the terminal. `say_text` prints its text
-// unchanged, which is needed for JSON.
+// file do not throw. So a run goes on even if its log is on a disk that is full. Text that cannot
+// be printed is lost. If text for standard output is lost, one line on standard error reports the
+// loss. On a terminal, `say` breaks lines that are too long for the terminal. `say_text` prints its
+// text unchanged, which is needed for JSON.
 //
 // Thread rule: any thread.
 #pragma once

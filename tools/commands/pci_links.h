@@ -1,6 +1,6 @@
 // The PCIe links of GPUs and drives, and the NUMA nodes to which these devices are attached. The
 // data comes from the kernel. A device may use fewer lanes than it could, or a drive may be
-// attached to another socket than the GPU. Both slow down a run without any error.
+// attached to another socket than the GPU. Either one makes a run slower, and no error is reported.
 //
 // Thread rule: any thread.
 #pragma once

@@ -1,5 +1,5 @@
-// These functions write traces for other programs, in three formats: Chrome's JSON, which Perfetto
-// opens, CSV, and JSON.
+// These functions write traces for other programs. There are three formats: CSV, JSON, and Chrome's
+// own JSON, which Perfetto opens.
 #pragma once
 
 #include <vector>

@@ -54,7 +54,8 @@ class Version : EnvironmentValue {
  public:
   explicit Version(const char* text) : EnvironmentValue("FAKE_NCCL_VERSION", text) {}
 };
-// The same file by another name: a library that is open keeps the version that it had.
+// Returns another name of the same file. A new name is needed because a library that is open keeps
+// the version that it was opened with.
 inline std::string fake_of(const std::string& dots) {
   const std::string path = FAKE_NCCL;
   return path.substr(0, path.rfind('/')) + dots + path.substr(path.rfind('/'));

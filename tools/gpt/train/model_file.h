@@ -44,7 +44,7 @@ class ModelFile {
   // tensors.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
-  // Fails with kInput if the file differs from `config`. The message names the first such key of
+  // Fails with kInput if the file differs from `config`. The message names the first key that differs, of
   // section "model".
   void require_shape_of(const gpt::GptConfig& config) const;
 
