@@ -44,8 +44,8 @@ class ModelFile {
   // tensors.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
-  // Fails with kInput if the file differs from `config`. The message names the first key that differs, of
-  // section "model".
+  // Fails with kInput if the file differs from `config`. The message names the first key of section
+  // "model" that differs.
   void require_shape_of(const gpt::GptConfig& config) const;
 
   // The saved masters, bit for bit, for Engine::initialize(). This object must outlive the result.
