@@ -149,7 +149,7 @@ int run_config_explain(const std::string& key) {
     throw Error(ErrorCode::kConfig,
                 fmt::format("neither Sluice nor DeepSpeed has a key \"{}\"{}{}", key,
                             nearest_key_hint(key, ""),
-                            of_deepspeed.empty() ? "" : " Or, of DeepSpeed" + of_deepspeed));
+                            of_deepspeed.empty() ? "" : " In DeepSpeed," + of_deepspeed.substr(1)));
   }
   if (own != nullptr) explain_own(key, *own);
   if (row != nullptr) explain_deepspeed(*row);

@@ -54,7 +54,7 @@ ROWS = [
     (("config", "diff", "config.json", "gone.json"), 2, ("gone.json", "name a file that exists")),
     (("config", "diff", "muon.json", "config.json"), 2, ("muon.json", 'optimizer.type "Muon"')),
     (("config", "explain", "memory.hots"), 2, ('"memory.hots"', 'did you mean "memory.host"?')),
-    (("config", "explain", "zero_optimization.stge"), 2, ('Or, of DeepSpeed; did you mean "zero_optimization.stage"?',)),
+    (("config", "explain", "zero_optimization.stge"), 2, ('In DeepSpeed, did you mean "zero_optimization.stage"?',)),
     (("config", "explain", ""), 2, ("the key is empty", "optimizer.beta2")),
     # plan
     (("plan", "gone.json"), 2, ("gone.json", "name a file that exists")),
