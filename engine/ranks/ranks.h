@@ -108,7 +108,8 @@ class Ranks {
   void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                   std::string_view subject);
   // Returns every rank's `own`, in the order of the ranks. The bytes are sent in pieces. Bytes and
-  // time grow with the number of ranks. The call blocks, and fails as all_reduce() does.
+  // time grow with the number of ranks. The call blocks until all ranks have exchanged their bytes.
+  // The call can fail in the ways in which all_reduce() can.
   std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
   // The call copies `data` of rank `root` to all other ranks.
   void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);

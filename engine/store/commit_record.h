@@ -1,5 +1,5 @@
-// A commit record as a C++ value, and its conversion to bytes and back. The conversion back also
-// reports the defects of the bytes.
+// A commit record as a C++ value, and its conversion to bytes and back. The conversion from bytes
+// also reports what is wrong with the bytes.
 //
 // Thread rule: pure.
 // Invariant: decode_commit() may get any bytes, but accepts only bytes that encode_commit() can

@@ -1,6 +1,6 @@
-// The meeting of ranks over sockets. Every rank connects to the ranks with lower numbers, and
-// accepts connections from the ranks with higher numbers. Both sides prove that they know each
-// other's secret.
+// How ranks find each other and connect over sockets. Every rank connects to the ranks with lower
+// numbers, and accepts connections from the ranks with higher numbers. Both sides prove that they
+// know each other's secret.
 //
 // Thread rule: one thread.
 #pragma once

@@ -29,7 +29,7 @@ inline Campaign campaign(std::uint64_t default_cases) {
       .cases = number("SLUICE_TEST_CASES", default_cases * number("SLUICE_TEST_CASES_SCALE", 1))};
 }
 
-// The seeds of a campaign, and the seed of the day, such as 20261122.
+// Returns the seeds of a campaign and, after them, the date as one more seed, such as 20261122.
 inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
   std::vector<std::uint64_t> seeds;
   for (std::uint64_t i = 0; i < campaign.cases; ++i) seeds.push_back(campaign.first_seed + i);

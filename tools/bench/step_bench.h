@@ -144,8 +144,8 @@ class StepBench {
   Stream stream_;
 };
 
-// The least time in seconds that the storage traffic of one step needs, with bf16 and all state on
-// storage. The step reads 14 bytes and writes 12 bytes per parameter.
+// The least time that the storage traffic of one step needs, in seconds. All state is on storage,
+// and parameters are bf16. The step reads 14 bytes and writes 12 bytes per parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
 // The function measures the rates of Adam and of gradient norms over split bf16 state. The

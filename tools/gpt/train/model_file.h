@@ -24,8 +24,8 @@ namespace sluice {
 // Requires: no step is active.
 void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine);
 
-// The text of config.json in a checkpoint's folder. With this file, transformers reads the folder
-// without a conversion.
+// The text of config.json in a checkpoint's folder. With this file in the folder, the library
+// transformers can read the folder as it is.
 std::string gpt2_config_text(const gpt::GptConfig& model);
 
 class ModelFile {
