@@ -29,6 +29,10 @@ if(NOT SLUICE_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_COMPILER ${SLUICE_NVCC})
     set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
     enable_language(CUDA)
+    # CMake 3.25 sets a property of this target, for whose library CUDA 13 has no file any more.
+    if(CMAKE_VERSION VERSION_LESS 3.26 AND NOT TARGET CUDA::nvToolsExt)
+      add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+    endif()
     find_package(CUDAToolkit REQUIRED)
     # CMake 3.25 knows no C++20 flag for nvcc and would silently fall back to C++17.
     if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION OR CMAKE_CUDA20_STANDARD_COMPILE_OPTION STREQUAL "")
