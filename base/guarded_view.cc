@@ -10,19 +10,10 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/unique_fd.h"
+#include "base/memory_file.h"
 
 namespace sluice {
 namespace {
-
-// Where vm.memfd_noexec demands it, a memory file has to declare that it is not executable; older
-// kernels do not know the flag.
-UniqueFd make_memory_file() {
-  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, from 6.3 on
-  UniqueFd file(::memfd_create("sluice leases", MFD_CLOEXEC | kNoExecSeal));
-  if (file.get() >= 0 || errno != EINVAL) return file;
-  return UniqueFd(::memfd_create("sluice leases", MFD_CLOEXEC));
-}
 
 [[noreturn]] void fail(std::uint64_t size_bytes, const char* purpose, const char* call) {
   throw Error(ErrorCode::kOutOfMemory,
@@ -38,7 +29,7 @@ GuardedView::GuardedView(std::span<std::byte> memory, const char* purpose) : mem
   SLUICE_CHECK(reinterpret_cast<std::uintptr_t>(memory.data()) % kPageBytes == 0,
                "guarded memory begins at a page");
   view_bytes_ = align_up(memory.size(), kPageBytes);
-  const UniqueFd file = make_memory_file();
+  const UniqueFd file = make_memory_file("sluice leases");
   if (file.get() < 0) fail(view_bytes_, purpose, "memfd_create");
   if (::ftruncate(file.get(), static_cast<off_t>(view_bytes_)) != 0)
     fail(view_bytes_, purpose, "ftruncate");

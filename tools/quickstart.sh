@@ -71,7 +71,7 @@ write_text() {
 }
 
 build_command() {
-  local cuda=OFF architectures=()
+  local cuda=OFF architectures=() line count=0
   if [[ -n ${SLUICE_QUICKSTART_CUDA:-} ]]; then
     cuda=ON
     architectures=("-DSLUICE_CUDA_ARCHITECTURES=$SLUICE_QUICKSTART_CUDA")
@@ -87,8 +87,10 @@ build_command() {
   export NINJA_STATUS='[%f of %t files] '
   if [[ -t 1 ]]; then
     cmake --build "$build" --parallel "$jobs" --target sluice
-  else # a log gets a line now and then, and all errors
-    cmake --build "$build" --parallel "$jobs" --target sluice | awk '!/^\[[0-9]+ of/ || ++n % 10 == 1 {print; fflush()}'
+  else # a log gets every tenth line of progress, and every other line; awk would hold lines back
+    cmake --build "$build" --parallel "$jobs" --target sluice | while IFS= read -r line; do
+      if [[ ! $line =~ ^\[[0-9]+\ of ]] || ((count++ % 10 == 0)); then echo "$line"; fi
+    done
   fi
 }
 

@@ -5,26 +5,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
+
+#include "base/memory_file.h"
 
 namespace sluice {
 namespace {
 
 // No process can shorten it under those that have mapped it.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
-// Where vm.memfd_noexec demands it, a memory file has to declare that it is not executable; older
-// kernels do not know the flag.
-int make_memory_file() {
-  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, from 6.3 on
-  const int file = ::memfd_create("sluice ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal);
-  if (file >= 0 || errno != EINVAL) return file;
-  return ::memfd_create("sluice ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-}
 
 }  // namespace
 
@@ -36,7 +28,7 @@ SharedSegment::SharedSegment(UniqueFd file, std::uint64_t size_bytes)
 }
 
 SharedSegment SharedSegment::make(std::uint64_t size_bytes) {
-  UniqueFd file(make_memory_file());
+  UniqueFd file = make_memory_file("sluice ranks");
   if (file.get() < 0 || ::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0 ||
       ::ftruncate(file.get(), static_cast<off_t>(size_bytes)) != 0 ||
       ::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0)

@@ -1,0 +1,15 @@
+// Files in memory, which several mappings or processes can share.
+//
+// Thread rule: any thread.
+#pragma once
+
+#include "base/unique_fd.h"
+
+namespace sluice {
+
+// Makes an empty file in memory. `name` shows in /proc/PID/maps. Seals can be added to the file.
+// The descriptor is closed at exec. If the kernel refuses, the result has no descriptor, and errno
+// says why.
+UniqueFd make_memory_file(const char* name);
+
+}  // namespace sluice
