@@ -2,8 +2,8 @@
 // constructor touches all of it. The memory has 2 MiB pages where the kernel grants such pages.
 // Physically contiguous memory can double the rate at which a drive transfers. The first touch of
 // memory is 10 to 50 times slower than any later touch, so arenas are made once and divided into
-// slots. With several NUMA nodes, a buffer's huge pages go to the nodes in turn. Movable, with one
-// owner; not thread-safe.
+// slots. On a machine with several NUMA nodes, the huge pages of one buffer are distributed over
+// the nodes in turn. A buffer has one owner, can be moved, and is not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ class AlignedBuffer {
   std::span<std::byte> span() const { return {data_, size_bytes_}; }
 
  private:
-  // Constant after construction. The mapping starts at or before data_, because data_ is moved up
-  // to the start of a huge page.
+  // These members are constant after construction. The mapping starts at or before data_, because
+  // data_ is moved up to the start of a huge page.
   std::byte* mapping_ = nullptr;
   std::uint64_t mapping_bytes_ = 0;
   std::byte* data_ = nullptr;

@@ -1,5 +1,5 @@
-// The control groups of this process, as folders of the file system. The functions read files, and
-// are otherwise pure.
+// Finds the control groups of this process as folders of the file system. The functions read files,
+// and are otherwise pure.
 #pragma once
 
 #include <initializer_list>
@@ -11,10 +11,11 @@ namespace sluice {
 
 // Returns the folders that hold the limits of one of `controllers` ("cpu", "memory"). The folder of
 // the process's own group comes first. The folders of the ancestor groups follow, because their
-// limits apply, too. Under cgroup version 2, all controllers share one folder; under version 1,
-// each controller has a hierarchy of its own. The list covers both. The two versions use different
-// file names, so a caller looks in each folder for the files of both versions. A folder in the list
-// need not exist. `proc_cgroup` is /proc/self/cgroup, `cgroup_root` is /sys/fs/cgroup.
+// limits apply, too. Under cgroup version 2, all controllers share one folder. Under version 1,
+// each controller has its own hierarchy of folders. The list covers both versions. The two versions
+// use different file names, so a caller looks in each folder for the files of both versions. A
+// folder in the list need not exist. `proc_cgroup` is /proc/self/cgroup, and `cgroup_root` is
+// /sys/fs/cgroup.
 std::vector<std::string> cgroup_folders(const std::string& proc_cgroup,
                                         const std::string& cgroup_root,
                                         std::initializer_list<std::string_view> controllers);

@@ -1,4 +1,5 @@
-// The distance between two words. Error messages use it to guess which word the user meant. Pure.
+// The distance between two words. Error messages use this distance to guess which word the user
+// meant. The function is pure.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +7,8 @@
 
 namespace sluice {
 
-// The Levenshtein distance: the smallest number of letters to add, drop or replace.
+// Returns the Levenshtein distance. This is the smallest number of letters that must be added,
+// dropped or replaced to turn `a` into `b`.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 }  // namespace sluice

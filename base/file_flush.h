@@ -1,6 +1,6 @@
-// Makes files durable, and detects the errors that a file system reports late. A write only puts
-// bytes into the page cache. The drive, the quota or the server may still refuse those bytes later.
-// This header also maps the errno of a file operation to an error code and a remedy.
+// These functions make files durable, and detect errors that a file system reports late. A write
+// only puts bytes into the page cache. The drive, the quota or the server may still refuse those
+// bytes later. This header also maps the errno of a file operation to an error code and a remedy.
 //
 // Thread rule: any thread.
 #pragma once
@@ -11,14 +11,15 @@
 
 namespace sluice {
 
-// Makes all bytes that were written through `descriptor` durable. Returns 0 or an errno. Returns 0
-// where the file system has no fsync (EINVAL, ENOTSUP). `descriptor` stays open.
+// Makes all bytes that were written through `descriptor` durable. Returns 0 or an errno. The result
+// is also 0 if the file system has no fsync (EINVAL, ENOTSUP). `descriptor` stays open.
 int flush_file(int descriptor);
 
 // Closes a duplicate of `descriptor`, and returns the errno of that close, or 0. Network file
-// systems (NFS, FUSE) write at every close, and report there that the bytes could not be stored.
-// `descriptor` stays open, with its locks. If the process may open no more files, no duplicate can
-// be made. The result is then 0, because flush_file() has already flushed the bytes.
+// systems (NFS, FUSE) write at every close. If they could not store the bytes, the close reports an
+// error. `descriptor` stays open, and keeps its locks. If the process may open no more files, no
+// duplicate can be made. In that case, the result is 0, because flush_file() has already flushed
+// the bytes.
 int closing_error(int descriptor);
 
 // Makes the names in `folder` durable. The result is the same as for flush_file(). The result is
@@ -26,12 +27,12 @@ int closing_error(int descriptor);
 // such a folder.
 int flush_folder(const std::string& folder);
 
-// The error code for `error`, the errno of a file operation: kNoSpace, kUnsupported or kIo. For any
-// other errno, the result is `otherwise`.
+// Returns the error code for `error`, the errno of a file operation: kNoSpace, kUnsupported or kIo.
+// For any other errno, the result is `otherwise`.
 ErrorCode file_error_code(int error, ErrorCode otherwise);
 
-// The remedy that ends an error message, such as "free space there, or name a file on another
-// disk".
+// Returns the remedy that ends an error message, such as "free space there, or name a file on
+// another disk".
 const char* file_remedy(int error);
 
 }  // namespace sluice

@@ -2,13 +2,14 @@
 // processor rounds to nearest, keeps denormals, and masks exceptions. Applications and libraries
 // often change the environment without notice. For example, loading a shared object linked with
 // -ffast-math sets flush-to-zero in the loading thread, and threads started later inherit this
-// setting. Results would then depend on which thread did the work. An object of this class sets the
-// environment of the current thread. The destructor restores the former environment. So after every
-// call, the application finds its own setting again, even if a callback of the application changed
-// the setting during the call.
+// setting. With such a setting, a result would depend on the thread that computes the result. An
+// object of this class sets the environment of the current thread. The destructor restores the
+// former environment. So every call leaves the application's own setting as it was, even if a
+// callback of the application changed the setting during the call.
 //
-// Sluice sets the environment wherever its work begins: in every thread that it starts, in every
-// public call that computes, and in every task that a calling thread runs in place of a worker.
+// Sluice sets the environment wherever a thread begins to work for Sluice: in every thread that
+// Sluice starts, in every public call that computes, and in every task that a calling thread runs
+// in place of a worker.
 //
 // Thread rule: the object belongs to the thread that makes it. On processors other than x86 and
 // aarch64, the class does nothing.
@@ -29,7 +30,7 @@ class FloatEnvironment {
 };
 
 // Sets the environment of the current thread until the thread ends, or until other code changes it.
-// Meant for a thread that Sluice has started.
+// The function is meant for threads that Sluice has started.
 void set_float_environment() noexcept;
 
 }  // namespace sluice

@@ -1,9 +1,9 @@
-// A second view of memory. The owner of the memory uses its first address as before. The pages of
-// the view are accessible only between open() and close(): any other access through the view ends
-// the process with SIGSEGV, in the instruction that made the access. So a use of memory that was
-// lent and given back is found where it happens. The kernel protects whole pages of 4 KiB, so that
-// a neighbor on the same page stays accessible as long. In /proc/PID/maps the memory is called
-// "sluice leases".
+// A view of memory at a second address. The owner of the memory keeps using the first address. The
+// pages of the view are accessible only between open() and close(). Any other access through the
+// view ends the process with SIGSEGV, in the instruction that made the access. So if code uses
+// memory that it has already given back, the process ends at that use. The kernel protects whole
+// pages of 4 KiB, so other data on an open page is accessible, too. In /proc/PID/maps, the memory
+// is called "sluice leases".
 //
 // Thread rule: any thread.
 #pragma once
@@ -33,8 +33,8 @@ class GuardedView {
   bool contains(const std::byte* address) const {
     return address >= memory_.data() && address < memory_.data() + memory_.size();
   }
-  // Opens `size_bytes` at `begin`, which lies in the memory. Returns the address in the view. Bytes
-  // may be opened several times; each call needs a close() of its own.
+  // Opens `size_bytes` at `begin`, which lies in the memory. Returns the address in the view. The
+  // same bytes may be opened several times. Each call of open() needs its own call of close().
   // Fails with kOutOfMemory if the kernel refuses to divide the mapping further.
   std::byte* open(const std::byte* begin, std::uint64_t size_bytes, Access access);
   // Undoes one call of open() with these arguments.
@@ -46,7 +46,8 @@ class GuardedView {
     std::uint32_t writers = 0;
     int protection() const;
   };
-  // Counts the pages of the range by `change`, and gives each page the protection that follows.
+  // Adds `change` to the user count of each page of the range, and gives each page the protection
+  // that its new count requires.
   bool count(const std::byte* begin, std::uint64_t size_bytes, Access access, int change);
 
   std::span<std::byte> memory_;

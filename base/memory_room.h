@@ -1,6 +1,6 @@
-// How much memory this process can use before the kernel kills it. This amount, called the room, is
-// the machine's free memory, limited by the process's control groups. The functions read files, and
-// are otherwise pure.
+// The amount of memory that this process can use before the kernel kills the process. This amount
+// is called the room. The room is the machine's free memory, limited by the process's control
+// groups. The functions read files, and are otherwise pure.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 namespace sluice {
 
 struct MemoryRoom {
-  // The room includes the memory that this process already uses. Memory used by other processes
+  // The room includes the memory that this process already uses. Memory that other processes use
   // counts as taken. Page cache counts as free, because the kernel can drop it. Swap does not count
   // as memory, because a step would wait for swap.
   std::uint64_t size_bytes = 0;
-  std::string bound;            // for example "the cgroup's limit of 200 MiB"
-  std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already has
+  std::string bound;            // the tightest limit, such as "the cgroup's limit of 200 MiB"
+  std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already uses
   // Processes on one machine, or in one control group, share one room. Processes that share a room
   // get the same id.
   std::uint64_t id = 0;

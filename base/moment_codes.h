@@ -1,14 +1,14 @@
 // Moments in 8 bits: block-wise dynamic quantization (Dettmers et al. 2022, "8-bit Optimizers via
 // Block-wise Quantization", as in bitsandbytes). Each group of 256 consecutive elements of a tensor
 // has one fp32 scale, the largest magnitude in the group. Each element has a code; the moment is
-// the code's value times the group's scale. For exp_avg, codes have both signs; for exp_avg_sq,
-// codes have no sign. These functions define the result; faster versions must give the same bits.
-// Pure, callable from any thread.
+// the code's value times the group's scale. The codes of exp_avg have both signs. The codes of
+// exp_avg_sq have no sign. These functions define the result, and faster versions must give the
+// same bits. The functions are pure, and any thread may call them.
 //
 // An element gets the code whose value is nearest to moment / scale. If two codes are equally near,
-// the element gets the lower code. A group of zeros has scale 0 and the codes of zero. If any value
-// of a group is infinite or NaN, the scale is infinite, and all values of the group are lost. The
-// highest code then marks each element that was infinite or NaN.
+// the element gets the lower code. A group of zeros has scale 0, and each of its codes is the code
+// of zero. If any value of a group is infinite or NaN, the scale is infinite, and all values of the
+// group are lost. In such a group, the highest code marks each element that was infinite or NaN.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,15 @@ inline constexpr std::uint64_t kMomentGroupElements = 256;
 
 enum class CodeBook : std::uint8_t { kSigned, kUnsigned };
 
-// The code that stands for the value 0.
+// Returns the code that stands for the value 0.
 SLUICE_HOST_DEVICE constexpr std::uint8_t zero_code(CodeBook book) {
   return book == CodeBook::kSigned ? 127 : 0;
 }
 inline constexpr std::uint8_t kLostCode = 255;
 
 // The values of the codes. On a GPU, the table is local to the function that reads it. On the host,
-// a table inside the function would be copied to the stack for every look-up.
+// the table is outside of the function, because a local table would be copied to the stack for
+// every look-up.
 #ifndef __CUDA_ARCH__
 inline constexpr float kSignedCodeValues[256] = {
 #include "base/moment_codes_signed.inc"
@@ -56,19 +57,21 @@ SLUICE_HOST_DEVICE constexpr float unsigned_code_value(std::uint32_t code) {
   return kUnsignedCodeValues[code];
 }
 
-// The value of a code when the scale is 1: the dynamic 8-bit map that bitsandbytes publishes.
+// Returns the value of a code for scale 1. The values are the dynamic 8-bit map that bitsandbytes
+// publishes.
 SLUICE_HOST_DEVICE constexpr float code_value(CodeBook book, std::uint32_t code) {
   return book == CodeBook::kSigned ? signed_code_value(code) : unsigned_code_value(code);
 }
 
-// The value halfway between two codes; this value is exact in fp64.
+// Returns the value halfway between the values of two neighboring codes. This value is exact in
+// fp64.
 SLUICE_HOST_DEVICE constexpr double code_middle(CodeBook book, std::uint32_t lower_code) {
   return (static_cast<double>(code_value(book, lower_code)) +
           static_cast<double>(code_value(book, lower_code + 1))) *
          0.5;
 }
 
-// The code of a value between -1 and 1.
+// Returns the code whose value is nearest to `value`. `value` is between -1 and 1.
 SLUICE_HOST_DEVICE inline std::uint8_t nearest_code(CodeBook book, float value) {
   std::uint32_t code = 0;  // the number of middles below `value`
   for (std::uint32_t step = 128; step != 0; step /= 2) {
@@ -81,7 +84,8 @@ SLUICE_HOST_DEVICE inline bool is_finite_moment(float value) {
   return (bits_from_float(value) & 0x7fffffffu) < 0x7f800000u;
 }
 
-// The magnitude of one moment. The largest magnitude in a group is the group's scale.
+// Returns the magnitude of one moment, which is infinite for a NaN. The largest magnitude in a
+// group is the group's scale.
 SLUICE_HOST_DEVICE inline float moment_magnitude(float value) {
   return is_finite_moment(value) ? float_from_bits(bits_from_float(value) & 0x7fffffffu)
                                  : float_from_bits(0x7f800000u);
@@ -97,7 +101,7 @@ SLUICE_HOST_DEVICE inline float decode_moment(CodeBook book, std::uint8_t code, 
   return code_value(book, code) * scale;
 }
 
-// Whether the encoded moment was infinite or NaN.
+// Returns whether the encoded moment was infinite or NaN.
 SLUICE_HOST_DEVICE inline bool is_lost_moment(std::uint8_t code, float scale) {
   return code == kLostCode && !is_finite_moment(scale);
 }

@@ -1,10 +1,10 @@
 // Moments in bf16, with stochastic rounding. A value between two neighboring bf16 numbers is
 // rounded to one of them at random. The nearer number is more likely. So rounding is correct on
-// average. Small changes of a moment then add up over the steps; rounding to nearest would lose
-// each of them. The random bits are a hash of the seed, the step, the tensor, and the element's
-// index in the whole tensor. So placement, block size, threads and ranks never change them. These
-// functions define the result; faster versions must give the same bits. Pure, callable from any
-// thread.
+// average. Small changes of a moment therefore add up over the steps. Rounding to nearest would
+// lose every small change. The random bits are a hash of the seed, the step, the tensor, and the
+// element's index in the whole tensor. So placement, block size, threads and ranks never change the
+// random bits. These functions define the result, and faster versions must give the same bits. The
+// functions are pure, and any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ SLUICE_HOST_DEVICE constexpr RoundingWords rounding_words(std::uint64_t key,
   const std::uint64_t mixed = mix_bits(key + (element >> 32));
   return {static_cast<std::uint32_t>(mixed), static_cast<std::uint32_t>(mixed >> 32)};
 }
-// 32 random bits of an element: the low half is for exp_avg, the high half for exp_avg_sq. The
-// constants come from Wellons' hash prospector (two rounds, bias 0.11).
+// Returns 32 random bits for one element. The low half is for exp_avg, and the high half is for
+// exp_avg_sq. The constants come from Wellons' hash prospector (two rounds, bias 0.11).
 SLUICE_HOST_DEVICE constexpr std::uint32_t random_bits(RoundingWords words, std::uint32_t element) {
   std::uint32_t x = element + words.first;
   x = (x ^ (x >> 16)) * 0x21f0aaadu;
@@ -62,9 +62,9 @@ SLUICE_HOST_DEVICE constexpr std::uint32_t random_bits(RoundingWords words, std:
 
 inline constexpr std::uint32_t kLargestBf16 = 0x7f7f;
 
-// Rounds `value` away from zero if the sum of its lost bits and `random` (16 bits) carries. A value
-// that bf16 can represent does not change. A finite value stays finite. Infinity and NaN do not
-// change.
+// Rounds `value` away from zero if the sum of `random` (16 bits) and the 16 lost bits of `value`
+// carries. A value that bf16 can represent does not change. A finite value stays finite. Infinity
+// and NaN do not change.
 SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t random) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
@@ -76,7 +76,7 @@ SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t 
 }
 
 // Rounding is to nearest, with ties to even. This function is for values that do not come from an
-// update, such as those of a checkpoint.
+// update, such as values from a checkpoint.
 SLUICE_HOST_DEVICE inline std::uint16_t nearest_moment(float value) {
   return round_moment(value, 0x7fffu + ((bits_from_float(value) >> 16) & 1u));
 }

@@ -1,5 +1,5 @@
-// The global gradient norm, as a sum whose bits do not depend on the order of addition. Each leaf
-// is the sum of the squares of 256 consecutive elements, added in fp64 in a fixed tree
+// Computes the global gradient norm as a sum whose bits do not depend on the order of addition.
+// Each leaf is the sum of the squares of 256 consecutive elements, added in fp64 in a fixed tree
 // (cpu_optim/gradient_ops.h). NormAccumulator adds each leaf to a fixed-point integer that is wide
 // enough for every possible leaf (Kulisch 1981). So leaves may arrive in any order from blocks,
 // threads and ranks, and the total always has the same bits. Accumulators can also be added as
@@ -20,15 +20,15 @@ class NormAccumulator {
   using Words = std::array<std::uint64_t, kLimbs + 1>;
 
   // Adds one leaf, which is a sum of squares of fp32 values. So a finite leaf is zero or in
-  // [2^-298, 2^330). If a leaf is infinite or NaN, the call changes only one thing: finite() is
-  // false from then on. Requires: the leaf is not negative.
+  // [2^-298, 2^330). An infinite or NaN leaf is not added, but from then on finite() returns false.
+  // Requires: the leaf is not negative.
   void add(double leaf);
 
   // Adds all leaves of `other`.
   void merge(const NormAccumulator& other);
 
-  // The results of words() for up to 2^32 accumulators can be added. Their sum equals words() of an
-  // accumulator into which all of them were merged.
+  // The results of words() for up to 2^32 accumulators can be added. The sum of these results
+  // equals words() of an accumulator into which all these accumulators were merged.
   Words words() const;
   static NormAccumulator of_words(const Words& words);
 

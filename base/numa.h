@@ -15,8 +15,8 @@ namespace sluice {
 
 class NumaNodes {
  public:
-  // The nodes of this machine within the process's affinity mask. The first call reads them. After
-  // stay_near(), the result is the part that stay_near() selected.
+  // The nodes of this machine within the process's affinity mask. The first call asks the system
+  // for the nodes. After stay_near(), the result is the part that stay_near() selected.
   static const NumaNodes& of_machine();
   // Restricts this process to `processors`, in the kernel's notation ("0-15,32-47"). Later buffers
   // and arenas lie on these processors' nodes, and threads of start_thread() run on these
@@ -27,27 +27,28 @@ class NumaNodes {
   // stay_near().
   static void bind_new_thread() noexcept;
 
-  // Makes nodes from a description in hwloc's notation ("node:2 core:4 pu:1"), for tests. Such an
-  // object binds no threads.
+  // Makes nodes from a description in hwloc's notation ("node:2 core:4 pu:1"), for tests. An object
+  // made in this way binds no threads.
   explicit NumaNodes(const std::string& synthetic);
   ~NumaNodes();
 
-  // The part of these nodes that contains `processors`, as stay_near() selects it. The result is
-  // null if the nodes contain none of the processors.
+  // Returns the part of these nodes that contains `processors`. stay_near() selects the same part.
+  // The result is null if the nodes contain none of the processors.
   std::unique_ptr<NumaNodes> near(const std::string& processors) const;
-  // Whether near() made this object.
+  // Returns whether near() made this object.
   bool is_part() const;
   // The processors of these nodes, in the kernel's notation.
   std::string processors() const;
 
   // The number of nodes that have processors for this process; at least 1.
   unsigned count() const;
-  // The node that does share `index` of `total` equal shares of work. Each node gets consecutive
-  // shares, in proportion to the number of its processors. Requires: index < total.
+  // Returns the node that does share number `index` of the work, which is divided into `total`
+  // equal shares. Each node gets consecutive shares, in proportion to the number of its processors.
+  // Requires: index < total.
   unsigned node_of(std::uint64_t index, std::uint64_t total) const;
 
-  // Binding is best effort: if the kernel refuses, the thread stays unbound, and only speed
-  // suffers.
+  // Binding is best effort. If the kernel refuses, the thread stays unbound, which affects only
+  // speed.
   void bind_this_thread(unsigned node) const noexcept;
   void unbind_this_thread() const noexcept;
 

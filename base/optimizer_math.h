@@ -1,7 +1,8 @@
 // The optimizers' formulas. Each function makes one step for one parameter. These functions define
 // the result. The SIMD and CUDA versions must give the same bits. Every operation is a separate
 // IEEE multiplication, addition, division or square root in fp32. Operations are never fused,
-// because the whole project is compiled with -ffp-contract=off. Pure, callable from any thread.
+// because the whole project is compiled with -ffp-contract=off. The functions are pure, and any
+// thread may call them.
 #pragma once
 
 #include <cmath>
@@ -14,9 +15,9 @@
 namespace sluice {
 
 // An fp32 master weight, split into a bf16 compute parameter (`high`) and a signed 16-bit
-// remainder. `high` is the master rounded half away from zero. Unlike rounding to nearest even,
-// this rounding can be undone, because the remainder's sign says on which side of `high` the master
-// lies.
+// remainder. `high` is the master rounded half away from zero. Rounding half away from zero can be
+// undone, because the remainder's sign says on which side of `high` the master lies. Rounding to
+// nearest even could not be undone.
 //   0x3f80_8000 -> high 0x3f81, low -0x8000;  back: 0x3f81_0000 - 0x8000 = 0x3f80_8000.
 // For finite masters from 0x7f7f8000 up, `high` is infinite, as it is with rounding to nearest
 // even. NaN is handled separately, because otherwise the split would turn 65,536 NaN patterns into
@@ -45,8 +46,8 @@ SLUICE_HOST_DEVICE inline float join_master(SplitMaster split) {
   return float_from_bits(high + static_cast<std::uint32_t>(static_cast<std::int32_t>(split.low)));
 }
 
-// The coefficients of one step, each rounded once from double to fp32. adam_coefficients() makes
-// them.
+// The coefficients of one step, each rounded once from double to fp32. The function
+// adam_coefficients() computes the coefficients.
 struct AdamCoefficients {
   float gradient_scale;  // clip factor / (loss scale * micro-batches * ranks)
   float beta1;
@@ -84,7 +85,7 @@ SLUICE_HOST_DEVICE inline AdamElement adam_element(const AdamCoefficients& c, Ad
   return adam_with_scaled_gradient(c, state, gradient * c.gradient_scale);
 }
 
-// Adam with L2 regularisation is AdamW without decay, and the gradient is
+// Adam with L2 regularisation is AdamW without decay, but with this gradient:
 //   g = gradient * gradient_scale + l2 * p
 struct AdamL2Coefficients {
   AdamCoefficients adam;  // with a decay_factor of exactly 1
@@ -116,7 +117,7 @@ struct LionCoefficients {
 };
 
 //   g = gradient * gradient_scale;  c = beta1*m + (1-beta1)*g;  m = beta2*m + (1-beta2)*g;
-//   p = p*decay_factor - learning_rate * sign(c), where sign of a zero is 0 and of a NaN is NaN
+//   p = p*decay_factor - learning_rate * sign(c), where sign(0) is 0 and sign(NaN) is NaN
 SLUICE_HOST_DEVICE inline AdamElement lion_element(const LionCoefficients& c, AdamElement state,
                                                    float gradient) {
   const float g = gradient * c.gradient_scale;
@@ -152,9 +153,9 @@ SLUICE_HOST_DEVICE inline AdamElement adagrad_element(const AdagradCoefficients&
   return {master, state.exp_avg, sum};
 }
 
-// Stochastic gradient descent with momentum (Polyak 1964) and with decay as an L2 term. The form is
-// that of Sutskever et al. 2013, but the learning rate stays outside of the sum. SGD keeps only
-// exp_avg, which holds the momentum.
+// Stochastic gradient descent with momentum (Polyak 1964) and with decay as an L2 term. The formula
+// is that of Sutskever et al. 2013, except that the momentum does not contain the learning rate.
+// SGD keeps only exp_avg, which holds the momentum.
 struct SgdOptions {
   double momentum = 0.9;
   double weight_decay = 0.0;

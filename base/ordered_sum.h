@@ -1,8 +1,9 @@
 // The sum that a reduction over ranks has to give. Element i of the target is the sum of the
 // elements i of all sources. The elements are added in fp32 in the order of the sources. The result
-// is rounded once to the target's type. This order is part of the definition. So the bits do not
-// depend on which rank adds, or on how the data is divided. The header is in base/ because two
-// modules need it: gpu/ in its collectives, and cpu_optim/rank_sum.h, which computes the sum.
+// is rounded once to the target's type. The order of the additions is part of the definition. So
+// the bits of the sum do not depend on the rank that adds, or on the division of the data. The
+// header is in base/ because two modules need the header: the collectives of gpu/, and
+// cpu_optim/rank_sum.h, which computes the sum.
 //
 // Thread rule: a SumFunction is callable from any thread on disjoint memory.
 #pragma once
@@ -15,7 +16,7 @@
 namespace sluice {
 
 struct OrderedSum {
-  void* target = nullptr;  // disjoint from the sources, or a source of equal type
+  void* target = nullptr;  // disjoint from every source, or equal to a source of the same type
   DType target_type = DType::kFp32;
   std::span<const void* const> sources = {};  // at least one
   DType source_type = DType::kFp32;

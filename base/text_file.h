@@ -1,6 +1,6 @@
-// Reads small text files as a whole: configs, calibrations, manifests. If the path names a folder,
-// the file never ends, or the drive fails, the call returns the reason, and each caller can report
-// it.
+// Reads small text files as a whole: configs, calibrations, manifests. The call returns a reason if
+// the path names a folder, if the file never ends, or if the drive fails. So each caller can report
+// the reason.
 //
 // Thread rule: any thread.
 #pragma once
@@ -12,13 +12,13 @@
 namespace sluice {
 
 // Returns the bytes of a file or a pipe. Returns nothing if the file cannot be read or has more
-// than `bytes_max` bytes. In that case `why` is the reason, and `error` is the errno of the failed
-// call.
+// than `bytes_max` bytes. If the call returns nothing, `why` is the reason, and `error` is the
+// errno of the failed call.
 std::optional<std::string> read_text_file(const std::string& path, std::uint64_t bytes_max,
                                           std::string& why, int* error = nullptr);
 
-// Returns the first line of a file without the line's end, for example of a kernel file in /proc or
-// /sys. The result is empty if there is no such file.
+// Returns the first line of a file, such as a kernel file in /proc or /sys, without the line's end.
+// The result is empty if the file does not exist.
 std::string first_line(const std::string& path);
 
 }  // namespace sluice

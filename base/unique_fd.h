@@ -1,5 +1,5 @@
-// A file descriptor with one owner. The destructor closes the descriptor. Movable, but not
-// copyable.
+// A file descriptor with one owner. The destructor closes the descriptor. The class is movable, but
+// not copyable.
 #pragma once
 
 #include <unistd.h>

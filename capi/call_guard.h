@@ -1,5 +1,6 @@
-// Code that runs around every call of the C interface. It turns exceptions into a status and a
-// message. It also ensures that only one thread at a time, in only one process, uses a handle.
+// Code that runs around every call of the C interface. The code turns exceptions into a status and
+// a message. The code also ensures that only one thread at a time uses a handle, and only in the
+// process that made the handle.
 #pragma once
 
 #include <sys/types.h>
@@ -34,8 +35,9 @@ void require(const void* pointer, const char* call, const char* name);
 
 struct CallbackFailed {};
 
-// Runs `call` and turns its exception into a status. The call computes in the environment of
-// base/float_environment.h, and leaves the caller's environment as it was.
+// Runs `call` and turns an exception from `call` into a status. `call` runs in the floating-point
+// environment of base/float_environment.h. The caller's environment is the same afterwards as
+// before.
 template <typename Call>
 sluice_status guarded(const Call& call) noexcept {
   const FloatEnvironment environment;
@@ -55,10 +57,10 @@ sluice_status guarded(const Call& call) noexcept {
   }
 }
 
-// Runs the call `name` on `handle` and turns its exception into a status. The call is refused if
+// Runs the call `name` on `handle` and turns an exception into a status. The call is refused if
 // another thread is inside a call on `handle`, or if another process made `handle`. If another
-// process made the handle, the guard reads only its owner, because the handle's threads and pools
-// do not exist in this process.
+// process made the handle, the guard reads only Handle::owner, because the threads and pools of the
+// handle do not exist in this process.
 template <typename Call>
 sluice_status guarded(Handle* handle, const char* name, const Call& call) noexcept {
   if (handle != nullptr && !handle->is_mine())

@@ -17,7 +17,7 @@
 
 #include "capi/call_guard.h"
 
-// A lease of the application's, and the stream that it is for.
+// A lease that the application holds, and the stream for which the lease was acquired.
 struct HeldLease {
   sluice::Lease lease;
   sluice::StreamId stream;
@@ -33,7 +33,7 @@ struct sluice_engine : sluice::Handle {
   // Wraps a C callback in the type of function that the engine needs. The handle, `values` and
   // `context` must outlive the result.
   sluice::InitialValues initial_values(sluice_values values, void* context) const;
-  // Adds lines for sluice_next_note(), and keeps only the newest hundred.
+  // Adds lines for sluice_next_note(). Only the newest hundred lines are kept.
   void add_notes(std::span<const std::string> added);
   void show_phase(sluice::RunPhase phase) {
     if (status) status->enter(phase);
@@ -47,7 +47,8 @@ struct sluice_engine : sluice::Handle {
     show_phase(phase);
     return Shown{*this};
   }
-  // The number of a tensor's elements, or of its bytes if the tensor is opaque.
+  // Returns the number of a tensor's elements. If the tensor is opaque, returns the number of its
+  // bytes.
   std::uint64_t count_of(const sluice::TensorPlace& tensor) const {
     return tensor.is_opaque ? opaque_bytes[sluice::index_of(tensor.id)] : tensor.element_count;
   }
@@ -60,8 +61,8 @@ struct sluice_engine : sluice::Handle {
   std::unique_ptr<sluice::Collectives> collectives;  // null for one rank
   std::unique_ptr<sluice::Engine> engine;
   sluice::Stream stream;                    // for leases that the caller waits for
-  std::map<void*, sluice::Stream> streams;  // those of the application on the GPU, adopted
-  std::optional<sluice::Event> handover;    // between two of them; made when it is needed
+  std::map<void*, sluice::Stream> streams;  // the application's streams on the GPU, adopted
+  std::optional<sluice::Event> handover;    // between two of these streams; made when needed
   std::optional<sluice::Step> step;
   std::optional<sluice::Inference> inference;
   std::map<std::uint64_t, HeldLease> leases;
@@ -85,7 +86,7 @@ struct EngineDevice {
 };
 using MakeDevice = std::function<EngineDevice(const Config& config)>;
 
-// Makes the engine behind a handle; `make_device` gives its device.
+// Makes a handle and its engine. `make_device` makes the device of the engine.
 std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice_model& model,
                                            const MakeDevice& make_device);
 
@@ -93,7 +94,7 @@ std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice
 // call for messages, and `pass` is a sluice_pass.
 sluice_lease acquire_for(const char* call, sluice_engine& engine, std::uint32_t unit,
                          std::int32_t pass, const Stream& stream);
-// Runs `acquire`, and returns SLUICE_PENDING if that waits for more than `milliseconds`.
+// Runs `acquire`. Returns SLUICE_PENDING if `acquire` waits for more than `milliseconds`.
 sluice_status within(sluice_engine* engine, const char* call, std::uint32_t milliseconds,
                      const std::function<void(const char* name)>& acquire);
 

@@ -13,10 +13,11 @@
 namespace sluice {
 
 // Fails with kInvalidArgument if a pointer is null although values are needed. The message says
-// which pointer. Other checks of the model are left to the engine. `parameters` is the dtype of the
-// parameters. Opaque tensors are counted in words of this dtype's size.
+// which pointer. The engine makes all other checks of the model. `parameters` is the dtype of the
+// parameters. The elements of opaque tensors are words of the size of this dtype.
 ModelSpec model_from_c(const sluice_model& model, DType parameters);
-// One entry per tensor: the number of bytes of an opaque tensor, and 0 for any other tensor.
+// The result has one entry per tensor. The entry of an opaque tensor is its number of bytes, and
+// the entry of any other tensor is 0.
 std::vector<std::uint64_t> opaque_bytes_of(const sluice_model& model);
 
 // Fails with kInvalidArgument if the unit does not exist.

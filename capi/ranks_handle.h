@@ -14,6 +14,6 @@ struct sluice_ranks : sluice::Handle {
 
   std::optional<sluice::SocketDoor> door;  // until the ranks are connected
   const std::string endpoint;
-  std::unique_ptr<sluice::SocketWorld> world;  // null until then
+  std::unique_ptr<sluice::SocketWorld> world;  // null until the ranks are connected
   bool has_engine = false;
 };

@@ -9,17 +9,17 @@
 //             sluice_finish_step,
 //   sluice_close, sluice_engine_destroy.
 //
-// Computation runs on the calling thread, over host memory; sluice_gpu.h has the calls for
+// Computation runs on the calling thread, in host memory. sluice_gpu.h has the calls for
 // computation on an NVIDIA GPU. Between the return of sluice_acquire and the call of
 // sluice_release, computation may read the parameters and write the gradients.
 //
-// Threads: only one thread at a time may call an engine, but the thread may change. A call during
-// another call of the same engine is refused with SLUICE_INVALID_ARGUMENT. Different engines are
-// independent. Processes: an engine belongs to the process that made it. In a forked child every
-// call is refused with SLUICE_FORKED, and sluice_engine_destroy does nothing. Errors: every call
-// returns SLUICE_OK or the status of a failure; sluice_last_error() describes the failure. A wrong
-// argument, including a null pointer, is refused and changes nothing. These checks cannot detect an
-// invalid pointer, such as an engine that has already been destroyed.
+// Threads: only one thread at a time may call an engine, but different threads may take turns. A
+// call during another call of the same engine is refused with SLUICE_INVALID_ARGUMENT. Different
+// engines are independent. Processes: an engine belongs to the process that made it. In a forked
+// child every call is refused with SLUICE_FORKED, and sluice_engine_destroy does nothing. Errors:
+// every call returns SLUICE_OK or the status of a failure; sluice_last_error() describes the
+// failure. A wrong argument, including a null pointer, is refused and changes nothing. These checks
+// cannot detect an invalid pointer, such as an engine that has already been destroyed.
 #pragma once
 
 #include <stdint.h>
@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-// This number increases whenever this file changes, except when something is only added at its end.
+// This number increases with every change of this file, except for additions at the end.
 #define SLUICE_ABI_VERSION 2
 
 typedef enum sluice_status {
@@ -66,19 +66,20 @@ typedef enum sluice_frozen {
   // The unit is frozen, and its tensors are bytes of any meaning, such as quantized weights. The
   // engine keeps these bytes in their order, and never computes with them. Checkpoints and durable
   // stores know only the number of words of an opaque tensor, and compare this number with the
-  // model. A word is as large as a parameter. An opaque tensor has as many words as its bytes fill.
-  // Types and shapes are compared only by the caller.
+  // model. A word is as large as a parameter. The bytes of an opaque tensor are rounded up to whole
+  // words. Only the caller can compare types and shapes.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
-// This value can be added to a sluice_frozen. The unit is then in neither the forward nor the
-// backward order. A step that uses the unit announces this with sluice_announce(). The experts of a
-// mixture-of-experts model are such units.
+// This flag can be added to a sluice_frozen. The unit is then neither in forward_order nor in
+// backward_order. A step announces with sluice_announce() that it will use the unit. The experts of
+// a mixture-of-experts model are such units.
 #define SLUICE_ANNOUNCED 4
-// Added to a sluice_frozen without SLUICE_ANNOUNCED: the unit's parameters stay in device memory,
-// and its leases in forward and inference may last until the step ends.
+// This flag can be added to a sluice_frozen without SLUICE_ANNOUNCED. The unit's parameters then
+// stay in device memory. Leases of the unit in forward and inference may last until the step ends.
 #define SLUICE_PINNED 8
 
-// Tensors that computation needs together. Transfers and leases are always of a whole unit.
+// A unit: tensors that computation needs together. A unit is always transferred and leased as a
+// whole.
 typedef struct sluice_unit {
   const char* name;  // unique in the model
   const sluice_tensor* tensors;
@@ -86,15 +87,16 @@ typedef struct sluice_unit {
   int32_t is_frozen;  // a sluice_frozen, with flags: SLUICE_ANNOUNCED, SLUICE_PINNED, SLUICE_LOCAL
 } sluice_unit;
 
-// Tensor numbers count from 0 through all units, in the order of `units`.
+// The tensors of all units are numbered from 0, in the order of `units`.
 typedef struct sluice_model {
   const sluice_unit* units;
   uint32_t unit_count;
   // The largest number of units that computation holds at the same time; at least 1.
   uint32_t concurrent_leases;
-  // The order in which one micro-batch uses the units, leaving out announced units. If null,
-  // forward uses the order 0, 1, ..., and backward the reverse. A step in another order waits for
-  // transfers. The next step is then expected in the new order.
+  // The orders in which one micro-batch uses the units. Announced units are left out. A null
+  // forward_order stands for 0, 1, ..., and a null backward_order for the reverse of forward_order.
+  // A step that uses another order waits for transfers. The next step is then expected to use the
+  // new order.
   const uint32_t* forward_order;
   const uint32_t* backward_order;
   uint32_t forward_count;
@@ -116,11 +118,11 @@ typedef enum sluice_state {
 
 typedef struct sluice_step_options {
   double learning_rate;
-  // The sum of the micro-batches' gradients is divided by this number; 0 = micro_batches, which
-  // gives the mean.
+  // The sum of the micro-batches' gradients is divided by this number. 0 stands for micro_batches,
+  // which gives the mean.
   double gradient_divisor;
   // One learning rate for each entry of the config's optimizer.groups, in the order of the config.
-  // If null, the rate of a group is learning_rate times the group's factor.
+  // If the pointer is null, the rate of a group is learning_rate times the group's factor.
   const double* group_learning_rates;
   uint32_t group_count;
   uint32_t micro_batches;  // the expected number; at least 1
@@ -149,7 +151,7 @@ typedef struct sluice_step_report {
 } sluice_step_report;
 
 typedef struct sluice_lease {
-  const void* parameters;  // of the unit: sluice_unit_info.parameter_bytes
+  const void* parameters;  // of the unit; sluice_unit_info.parameter_bytes long
   void* gradients;         // zero at first; null except in backward of a trained unit
   uint64_t id;             // never 0; never reused
 } sluice_lease;
@@ -163,7 +165,7 @@ typedef struct sluice_unit_info {
 
 typedef struct sluice_tensor_info {
   uint64_t offset_elements;  // in its unit's parameters and gradients, of the parameters' type
-  uint64_t element_count;    // of an opaque unit: bytes
+  uint64_t element_count;    // bytes if the unit is opaque
   uint32_t unit;
   uint32_t reserved;
 } sluice_tensor_info;
@@ -173,32 +175,33 @@ typedef struct sluice_traffic {
   uint64_t nvme_write_bytes;
 } sluice_traffic;
 
-// The function fills `values` with the fp32 values of elements [first, first + count) of a tensor,
-// on the calling thread. The function returns 0 to continue, or any other number to stop. The
-// function must not call the same engine. For a tensor of an opaque unit, `first` and `count` are
-// bytes, and `values` points to bytes.
+// The function runs on the calling thread. It fills `values` with the fp32 values of elements
+// [first, first + count) of a tensor. The function returns 0 to continue, or any other number to
+// stop. The function must not call the same engine. For a tensor of an opaque unit, `first` and
+// `count` count bytes, and `values` points to bytes.
 typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, float* values,
                              uint64_t count);
 
 uint32_t sluice_abi_version(void);
 const char* sluice_version(void);
-// The message of the calling thread's last failed call; empty before the first failure. The text is
-// valid until the thread's next failed call.
+// Returns the message of the calling thread's last failed call. The message is empty before the
+// first failure, and is valid until the thread's next failed call.
 const char* sluice_last_error(void);
 
-// `config_json` is the text of a config file (docs/configuration.md); only the engine's part is
-// read. The device is host memory of the size that memory.device gives.
+// `config_json` is the text of a config file (docs/configuration.md). The call reads only the
+// engine's part. The device is host memory of the size that memory.device gives.
 sluice_status sluice_engine_create(const char* config_json, const sluice_model* model,
                                    sluice_engine** engine);
 // Ends an active step without an update. If sluice_close() was not called, the update of the last
-// step may stay unfinished; sluice_last_error() then describes the update's failure. Null does
-// nothing.
+// step may stay unfinished. If this update has failed, sluice_last_error() describes the failure.
+// With a null `engine`, the call does nothing.
 void sluice_engine_destroy(sluice_engine* engine);
 
 // Sets the fp32 master weights, and sets the moments to zero. Called once, before the first step.
 // After a successful call, another call is refused.
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
-// Waits for every update, and reports a failed one. Only sluice_engine_destroy() may follow.
+// Waits for every update, and reports the failure of an update. After this call, only
+// sluice_engine_destroy() may be called.
 sluice_status sluice_close(sluice_engine* engine);
 // Returns when all updates have been applied and the updated state is at home.
 sluice_status sluice_drain(sluice_engine* engine);
@@ -226,20 +229,20 @@ sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id);
 
 // Copies `element_count` elements of a tensor's state to `target`. `kind` is a sluice_state. Must
 // not be called while a step is active. A tensor of an opaque unit has only SLUICE_PARAMETER, and
-// `first` and `element_count` are bytes.
+// `first` and `element_count` then count bytes.
 sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t kind,
                                 uint64_t first, uint64_t element_count, void* target);
 sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);
 sluice_status sluice_unit_describe(sluice_engine* engine, uint32_t unit, sluice_unit_info* info);
 sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
                                      sluice_tensor_info* info);
-// The bytes that one step of `micro_batches` moves to and from storage. The result is exact under
-// optimizer.overlap "serial", and a prediction otherwise.
+// Gives the bytes that one step of `micro_batches` micro-batches moves to and from storage. Under
+// optimizer.overlap "serial", the result is exact. Otherwise the result is a prediction.
 sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_batches,
                                        sluice_traffic* traffic);
 // Returns one line for the user, about a choice that the machine forced or about the last step.
-// Each line is returned only once. The result is null when no lines are left. Valid until the next
-// call of this function for the same engine.
+// Each line is returned only once. The result is null when no lines are left. The line is valid
+// until the next call of this function for the same engine.
 sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 
 // Writes all of the state as a checkpoint into a new folder below `root`. The folder appears whole
@@ -250,27 +253,29 @@ sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep
                           const char* application);
 // Begins to write the same checkpoint as sluice_save(), while training goes on. The checkpoint
 // holds the state after the last step. The config has to contain "memory": {"save_buffers": N}. If
-// another save is under way, the call finishes that save first.
+// another save is under way, the call first waits until that save has finished.
 sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
                                 const char* application);
 // `*has_one` says whether a checkpoint of sluice_begin_save() has appeared. Each checkpoint is
-// reported once, by one of these two functions. For a reported checkpoint, sluice_saved_path()
-// gives the path. sluice_finish_save() first waits until the save under way has ended. No step may
-// be active. sluice_poll_save() only asks; it does not finish a checkpoint. The checkpoint appears
-// during a later call of sluice_begin_step(), sluice_finish_save(), sluice_begin_save(),
-// sluice_save(), sluice_replace_values() or sluice_close(). A checkpoint that has not appeared is
-// lost if the program ends without sluice_finish_save() or sluice_close(). If a save fails, one
-// call reports the failure: one of these two functions, sluice_begin_save() or sluice_begin_step().
-// After a failure, nothing of the checkpoint is left.
+// reported only once, by sluice_poll_save() or sluice_finish_save(). For a reported checkpoint,
+// sluice_saved_path() gives the path. sluice_finish_save() first waits until the save under way has
+// ended. During sluice_finish_save(), no step may be active. sluice_poll_save() does not finish a
+// checkpoint. The checkpoint appears during a later call of sluice_begin_step(),
+// sluice_finish_save(), sluice_begin_save(), sluice_save(), sluice_replace_values() or
+// sluice_close(). A checkpoint that has not appeared is lost if the program ends without
+// sluice_finish_save() or sluice_close(). If a save fails, the next call of sluice_poll_save(),
+// sluice_finish_save(), sluice_begin_save() or sluice_begin_step() reports the failure. After a
+// failure, nothing of the checkpoint is left.
 sluice_status sluice_poll_save(sluice_engine* engine, int* has_one);
 sluice_status sluice_finish_save(sluice_engine* engine, int* has_one);
-// Sets the whole state from the checkpoint in `folder`, instead of sluice_initialize(). Training
-// then continues with the same bits as an uninterrupted run.
+// Sets the whole state from the checkpoint in `folder`. The program makes this call instead of
+// sluice_initialize(). Training then continues with the same bits as an uninterrupted run.
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
-// Replaces sluice_initialize() if the config has storage.state (docs/durable.md). The call resumes
-// from the durable store's last commit and sets `*is_new` to 0. If there is no store, the call
-// makes a store from `values` and sets `*is_new` to 1. If `accepts_changes` is not 0, the call
-// resumes even if numbers in the config differ from those of the commit.
+// The program makes this call instead of sluice_initialize() if the config has storage.state
+// (docs/durable.md). The call resumes from the durable store's last commit and sets `*is_new` to 0.
+// If there is no store, the call makes a store from `values` and sets `*is_new` to 1. If
+// `accepts_changes` is not 0, the call resumes even if numbers in the config differ from those of
+// the commit.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
 // Sets a text that is saved with the commit of each step that finishes after this call. The text
@@ -278,20 +283,21 @@ sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values,
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
 // Commits the last step now, even if no commit is due. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
-// The last step whose commit is durable. After sluice_engine_create(), this is the step from which
-// sluice_open_or_create() will continue. `*has_one` is 0 if no step is committed, or if there is no
-// durable store.
+// Gives the last step whose commit is durable. After sluice_engine_create(), this is the step from
+// which sluice_open_or_create() will continue. `*has_one` is 0 if no step is committed, or if there
+// is no durable store.
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
 // sluice_application_text() returns the text saved with the checkpoint of sluice_restore() or the
-// commit of sluice_open_or_create(). The call sluice_saved_path() returns the path of the last
-// checkpoint that sluice_save(), sluice_poll_save() or sluice_finish_save() reported. Before these
-// calls, both texts are empty. A text is valid until the next of these calls for the same engine.
+// commit of sluice_open_or_create(). sluice_saved_path() returns the path of the last checkpoint
+// that sluice_save(), sluice_poll_save() or sluice_finish_save() reported. Before the first of
+// these calls, both texts are empty. A text is valid until the next of these calls for the same
+// engine.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
 // An optimizer for programs that keep parameters and gradients themselves, in host memory or on a
-// GPU (sluice_gpu.h). It keeps moments and exact fp32 masters in host memory or
-// on NVMe. Threads, processes and errors follow the same rules as for an engine.
+// GPU (sluice_gpu.h). The optimizer keeps moments and exact fp32 masters in host memory or on NVMe.
+// Threads, processes and errors follow the same rules as for an engine.
 //
 // The program first calls sluice_optimizer_create. In each step, the program calls
 // sluice_optimizer_begin, and then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end,
@@ -307,9 +313,9 @@ typedef struct sluice_optimizer_tensor {
   uint32_t is_on_gpu;      // not 0: only with sluice_optimizer_create_on_gpu()
 } sluice_optimizer_tensor;
 
-// One step for one tensor. Parameter and gradient are contiguous. They belong to the optimizer
-// until sluice_optimizer_wait() for the tensor has returned. An optimizer ignores the
-// hyperparameters that it does not have.
+// One step for one tensor. The parameter and the gradient are contiguous. Both belong to the
+// optimizer until sluice_optimizer_wait() for the tensor has returned. The optimizer ignores
+// hyperparameters that its type does not use.
 typedef struct sluice_update {
   void* parameter;
   const void* gradient;
@@ -346,7 +352,7 @@ sluice_status sluice_optimizer_create(const char* config_json,
                                       const sluice_optimizer_tensor* tensors, uint32_t tensor_count,
                                       sluice_optimizer** optimizer);
 // If the program has not waited for the update of a parameter, the parameter may be only partly
-// updated. Null does nothing.
+// updated. With a null `optimizer`, the call does nothing.
 void sluice_optimizer_destroy(sluice_optimizer* optimizer);
 // Starts `updates` in the given order, after earlier updates that are still running.
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
@@ -370,52 +376,54 @@ sluice_status sluice_optimizer_describe(sluice_optimizer* optimizer,
                                         sluice_optimizer_report* report);
 // Returns a line for the user about a choice that this machine forced, or about a tensor whose
 // state is no longer finite. Each line is returned only once. The result is null when no lines are
-// left. Valid until the next call of this function for the same optimizer.
+// left. The line is valid until the next call of this function for the same optimizer.
 sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** note);
 
-// Whether `text` is a DeepSpeed config. A DeepSpeed config has keys of DeepSpeed, and no key that
-// belongs only to Sluice.
+// Sets `*is_deepspeed` to 1 if `text` is a DeepSpeed config, and to 0 otherwise. A DeepSpeed config
+// has keys of DeepSpeed, and no key that belongs only to Sluice.
 sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
 // Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config for training on the host.
-// Messages call the DeepSpeed config `file_name`. `values_json` gives the values for "auto", under
-// the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}. Null means no
-// values. {"ranks": 2} is the number of processes, by default 1. {"hidden_size": 768} is the
-// model's hidden size; if DeepSpeed's persistence threshold is "auto", ten times this size is used.
-// {"names": {"lr": "args.learning_rate"}} is the name by which messages call a value that does not
-// come from the command line. `report` is the JSON that `sluice config import --json` prints, and
-// contains the config. The text is valid until the thread's next call of this function. Fails with
-// SLUICE_CONFIG; the message names everything that is refused.
+// Messages call the DeepSpeed config `file_name`. `values_json` gives the values of keys that are
+// "auto", under the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}.
+// Null means no values. {"ranks": 2} gives the number of processes, which is 1 by default.
+// {"hidden_size": 768} gives the model's hidden size. If DeepSpeed's persistence threshold is
+// "auto", the threshold becomes ten times the hidden size. {"names": {"lr": "args.learning_rate"}}
+// gives names for values that do not come from the command line. Messages use these names. `report`
+// is the JSON that `sluice config import --json` prints, and contains the config. The text is valid
+// until the thread's next call of this function. Fails with SLUICE_CONFIG; the message names
+// everything that is refused.
 sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
                                       const char* values_json, const char** report);
-// The learning rates of updates [first, first + count), as the config's optimizer.schedule sets
-// them. The first update is update 0.
+// Gives the learning rates of updates [first, first + count) under the config's optimizer.schedule.
+// The first update is update 0.
 sluice_status sluice_learning_rates(const char* config_json, uint64_t first, uint64_t count,
                                     double* rates);
 // Plans a run on this machine without making an engine. `plan_json` is JSON with the pools of each
 // tier, the sum of each tier, and the bytes that a step reads from and writes to storage. The text
-// is valid until the thread's next call of this function. Fails as sluice_engine_create() does,
-// except where that call fails to make files.
+// is valid until the thread's next call of this function. Fails in the same cases as
+// sluice_engine_create(), except for failures to make files.
 sluice_status sluice_plan(const char* config_json, const sluice_model* model,
                           const char** plan_json);
 
-// Several processes that train one model together, each on its own part of every batch. Each
-// process is a rank. The ranks share the state as sharding.stage of the config says
+// Ranks are several processes that train one model together. Each rank computes its own part of
+// every batch. The config's sharding.stage says how the state is divided among the ranks
 // (docs/design/ranks.md). The gradient is the mean over the ranks. Ranks of one host share memory.
 // Ranks of different hosts use TCP connections, which are not encrypted.
 //
-// Each rank calls sluice_ranks_create and sluice_ranks_endpoint. The program brings every rank's
-// endpoint to all ranks, for example through the store of its launcher. Then each rank calls
+// Each rank calls sluice_ranks_create and sluice_ranks_endpoint. The program sends every rank's
+// endpoint to all ranks, for example through the store of the launcher. Then each rank calls
 // sluice_ranks_connect and sluice_engine_create_ranked. From then on all ranks make the same calls
-// of the engine in the same order. For example, they call sluice_acquire with the same units, and
-// also sluice_read_state, sluice_save and sluice_close together. A call waits for other ranks no
-// longer than sharding.timeout, and then fails with SLUICE_RANKS.
+// of the engine in the same order. For example, all ranks call sluice_acquire with the same units,
+// and all ranks call sluice_read_state, sluice_save and sluice_close at the same points. A call
+// waits for other ranks no longer than sharding.timeout, and then fails with SLUICE_RANKS.
 typedef struct sluice_ranks sluice_ranks;
 
 // Begins to listen at `address`. The address is an IP address of this host that all other ranks can
 // reach. If all ranks are on this host, "127.0.0.1" is enough.
 sluice_status sluice_ranks_create(const char* address, uint32_t rank, uint32_t rank_count,
                                   sluice_ranks** ranks);
-// The engine of these ranks has to be destroyed first. Null does nothing.
+// The engine that was made from `ranks` has to be destroyed first. With null `ranks`, the call does
+// nothing.
 void sluice_ranks_destroy(sluice_ranks* ranks);
 // Returns a line of text that other ranks need to connect to this rank. The line contains a secret:
 // any process that has the line can join the ranks. The line is valid until sluice_ranks_destroy().
@@ -426,14 +434,14 @@ sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
                                    const char* const* endpoints);
 // Does the same as sluice_engine_create(), for the engine of this rank. The call also fails with
 // SLUICE_RANKS if the ranks differ in config or model. Only one engine can be made from `ranks`,
-// and `ranks` must outlive it.
+// and `ranks` must outlive this engine.
 sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_model* model,
                                           sluice_ranks* ranks, sluice_engine** engine);
 
-// Reads the text of a config file, which may have comments, as `sluice train` does. `config_json`
-// is the config as JSON. The text is valid until the thread's next call of this function. Messages
-// call the config `file_name`. Fails with SLUICE_CONFIG if the text does not parse, a key is
-// unknown, or a value has the wrong type or is out of range.
+// Reads the text of a config file in the same way as `sluice train`. The text may have comments.
+// `config_json` is the config as JSON. The text is valid until the thread's next call of this
+// function. Messages call the config `file_name`. Fails with SLUICE_CONFIG if the text does not
+// parse, a key is unknown, or a value has the wrong type or is out of range.
 sluice_status sluice_read_config(const char* text, const char* file_name, const char** config_json);
 
 // Sets the masters and the parameters of `tensors` between two steps. Moments and step stay as they
@@ -443,19 +451,19 @@ sluice_status sluice_read_config(const char* text, const char* file_name, const 
 sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
                                     uint32_t tensor_count, sluice_values values, void* context);
 
-// The function replaces each of `count` sums by its sum over the group, modulo 2^64.
-// MPI_Allreduce() with MPI_UINT64_T and MPI_SUM, in place, is such a function. The function returns
-// 0 for success. Any other number is a failure, which stops the engine with SLUICE_RANKS. The
-// function must not call the same engine.
+// The function replaces each of `count` sums by its sum over the group, modulo 2^64. An example is
+// an in-place MPI_Allreduce() with MPI_UINT64_T and MPI_SUM. The function returns 0 for success.
+// Any other number is a failure, which stops the engine with SLUICE_RANKS. The function must not
+// call the same engine.
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
 // All members clip by the group's norm, skip the same steps and keep the same loss scale. During
 // sluice_finish_step() and sluice_gradient_norm(), the engine calls `add` once, on the calling
-// thread. All members of the group have to make these calls equally often. `elsewhere` lists the
-// tensors that another member counts, because that member has an equal copy. If `add` is null, the
-// engine leaves the group. Must not be called while a step is active. `context` must stay valid
-// until the group ends or the engine is destroyed.
+// thread. All members of the group have to make these calls equally often. `elsewhere` lists
+// tensors that are counted by another member, which has an equal copy. If `add` is null, the engine
+// leaves the group. Must not be called while a step is active. `context` must stay valid until the
+// group ends or the engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
@@ -463,30 +471,32 @@ sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void
 // These uses follow all uses that were announced before. The engine begins to fetch these units at
 // once. Before sluice_finish_step(), the program acquires these units in this order, at any place
 // between the other units. With several ranks, all ranks announce at the same point, and each rank
-// acquires the units that any rank has announced. `uses` gets the units to acquire, in the order of
-// acquisition, and `use_count` their number. `uses` needs room for every announced unit of the
-// model.
+// acquires the units that any rank has announced. The call writes the units to acquire to `uses`,
+// in the order of acquisition, and writes their number to `use_count`. `uses` needs room for every
+// announced unit of the model.
 sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
                               int32_t pass, uint32_t* uses, uint32_t* use_count);
 
 // The report of sluice_trace_stop() about the trace.
 typedef struct sluice_trace_result {
   uint64_t records;     // in the file
-  uint64_t lost;        // that came too fast for the file
+  uint64_t lost;        // records that came too fast for the file
   uint64_t file_bytes;  // of the file
 } sluice_trace_result;
 
 // From this call to sluice_trace_stop(), all engines and optimizers of this process write a trace
 // to the file `path`. The trace has every transfer, update, computation and wait. `sluice trace`
-// reads it (docs/tracing.md). The file replaces an older file. An engine describes itself in the
-// file when it is created. So create the engine after this call. Each of the `rank_count` processes
-// writes its own file. `rank` is the number of this process. Fails with SLUICE_INPUT if the file
-// cannot be created, and with SLUICE_INVALID_ARGUMENT if a trace is running. In a forked child,
-// this call and sluice_trace_stop() fail with SLUICE_FORKED.
+// reads the file (docs/tracing.md). The file replaces an older file. When an engine is created, the
+// engine writes its description to the file. A program should therefore create engines after this
+// call. Each of the `rank_count` processes writes its own file. `rank` is the number of this
+// process. Fails with SLUICE_INPUT if the file cannot be created, and with SLUICE_INVALID_ARGUMENT
+// if a trace is running. In a forked child, this call and sluice_trace_stop() fail with
+// SLUICE_FORKED.
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
-// The call writes the remaining records and closes the file. `result` may be null. Does nothing
-// without a trace.
-// Fails with SLUICE_IO if the file could not be written whole. It can be read up to its end.
+// The call writes the remaining records and closes the file. `result` may be null. If no trace is
+// running, the call does nothing.
+// Fails with SLUICE_IO if the file could not be written whole. The file can then be read up to its
+// end.
 sluice_status sluice_trace_stop(sluice_trace_result* result);
 
 // Does the same as sluice_acquire(), but waits for at most about `milliseconds`. If the unit is not
@@ -496,8 +506,8 @@ sluice_status sluice_trace_stop(sluice_trace_result* result);
 sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, sluice_lease* lease);
 
-// Figures of a training that only the application knows and `sluice top` shows. An unknown number
-// is 0, and an unknown loss is NaN.
+// Figures of a training that only the application knows. `sluice top` shows these figures. An
+// unknown number is 0, and an unknown loss is NaN.
 typedef struct sluice_figures {
   double loss;             // of the next step that finishes
   uint64_t tokens;         // of each step, over all ranks
@@ -507,21 +517,22 @@ typedef struct sluice_figures {
 } sluice_figures;
 
 // Shows this engine in `sluice top` until the engine is destroyed. Each sluice_finish_step() writes
-// the step's figures to a page in $XDG_RUNTIME_DIR/sluice, a file that only the user can read. May
-// be called again between steps, with the newest figures. Without XDG_RUNTIME_DIR, nothing happens.
-// A process has only one page, which belongs to the engine that was shown first. If an engine has
-// no page, a note says why (sluice_next_note).
+// the step's figures to a page, which is a file in $XDG_RUNTIME_DIR/sluice that only the user can
+// read. The program may make this call again between steps, with newer figures. Without
+// XDG_RUNTIME_DIR, the call does nothing. A process has only one page, which belongs to the engine
+// that was shown first. If an engine has no page, a note says why (sluice_next_note).
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
 
 // Waits for the gradients that have come so far in this step. `*norm` is the norm that
 // sluice_finish_step() would report now with this divisor, or NaN if a gradient is not finite. If
-// the divisor is 0, the divisor of sluice_begin_step() is used. The step goes on, also after a
-// failure. All ranks make this call.
+// the divisor is 0, the divisor of sluice_begin_step() is used. The step continues after this call,
+// even if the call fails. All ranks make this call.
 sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
-// Added to a sluice_frozen with SLUICE_ANNOUNCED: with several ranks, this rank alone has the unit,
-// such as an expert (UnitSpec::is_local). In its place, each rank has a unit of equal shapes, with
-// names of its own. sluice_announce() with such units names no others, and is this rank's alone.
+// This flag can be added to a sluice_frozen with SLUICE_ANNOUNCED. With several ranks, only this
+// rank then has the unit, such as an expert (UnitSpec::is_local). At the same place of the model,
+// each other rank has a unit with equal shapes and different names. A call of sluice_announce()
+// with local units lists only local units, and only this rank makes the call.
 #define SLUICE_LOCAL 16
 
 #ifdef __cplusplus

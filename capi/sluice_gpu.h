@@ -1,10 +1,12 @@
-// The calls of Sluice's interface in C for programs that compute on an NVIDIA GPU. The GPU's memory
-// then has the parameters and gradients of the units in use, within memory.device of the config.
-// All other calls are those of sluice.h. Threads, processes and errors follow the same rules.
+// The calls of Sluice's C interface for programs that compute on an NVIDIA GPU. With these calls,
+// the parameters and gradients of the units in use are in the GPU's memory. They take at most
+// memory.device of the config. All other calls are in sluice.h. The rules of sluice.h for threads,
+// processes and errors also hold here.
 //
-// The program computes on CUDA streams of its own. The engine and the optimizer order their copies
-// with the work on these streams, so the calling thread does not wait for the GPU. Each stream that
-// the program names has to stay valid until the engine or the optimizer is destroyed.
+// The program computes on CUDA streams of its own. The copies of the engine and the optimizer run
+// in the right order with the work on these streams, so the calling thread does not wait for the
+// GPU. A stream that the program passes to a call has to stay valid until the engine or the
+// optimizer is destroyed.
 #pragma once
 
 #include "sluice.h"
@@ -13,11 +15,12 @@
 extern "C" {
 #endif
 
-// Why the GPU `gpu` cannot be used; empty if it can. Valid until the thread's next call of this.
+// Says why the GPU number `gpu` cannot be used. The text is empty if the GPU can be used. The text
+// is valid until the thread's next call of this function.
 sluice_status sluice_why_no_gpu(int32_t gpu, const char** why);
 
-// Several GPUs that train one model together, each in a process or a thread of its own. They are
-// ranks, as sluice.h describes, and NCCL connects them.
+// One of several GPUs that train one model together. Each GPU has a process or a thread of its own.
+// The GPUs are ranks, as sluice.h describes, and NCCL connects them.
 typedef struct sluice_gpu_ranks {
   const char* id;  // of sluice_gpu_ranks_id(), the same for all ranks
   uint32_t rank;
@@ -25,14 +28,14 @@ typedef struct sluice_gpu_ranks {
 } sluice_gpu_ranks;
 
 // Makes the text by which the ranks find each other. One rank calls this function, and the program
-// brings the text to all ranks. Valid until the thread's next call of this. The library opens NCCL
-// (libnccl.so.2) here.
+// sends the text to all ranks. The text is valid until the thread's next call of this function. The
+// call opens the library of NCCL (libnccl.so.2).
 sluice_status sluice_gpu_ranks_id(const char** id);
 
 // Does the same as sluice_engine_create(), for computation on the GPU number `gpu`. The config has
-// to contain memory.device, since the program needs memory of the GPU beside the engine. `ranks` is
-// null for one GPU. With several, the call waits for the other ranks, and compares their configs
-// and models.
+// to contain memory.device, because the program also needs memory of the GPU for itself. With one
+// GPU, `ranks` is null. With several GPUs, the call waits for the other ranks, and compares the
+// configs and models of all ranks.
 // Fails with:
 // - SLUICE_CONFIG: the config has no memory.device.
 // - SLUICE_UNSUPPORTED: the GPU cannot be used.
@@ -42,21 +45,22 @@ sluice_status sluice_engine_create_on_gpu(const char* config_json, const sluice_
                                           int32_t gpu, const sluice_gpu_ranks* ranks,
                                           sluice_engine** engine);
 
-// Does the same as sluice_acquire_within(), for work that the program enqueues on `gpu_stream`, a
-// cudaStream_t; null is the default stream. The call returns when the unit's transfers are on their
-// way, and later work on `gpu_stream` waits for their end. The addresses of the lease are in the
-// GPU's memory.
-// After sluice_acquire() and sluice_acquire_within() of such an engine, the transfers have ended,
-// so work on every stream may use the lease. All of that work has to end before sluice_release().
+// Does the same as sluice_acquire_within(), for work that the program enqueues on `gpu_stream`.
+// `gpu_stream` is a cudaStream_t, and null is the default stream. The call returns when the unit's
+// transfers are on their way, and later work on `gpu_stream` waits for their end. The addresses of
+// the lease are in the GPU's memory.
+// When sluice_acquire() or sluice_acquire_within() returns a lease of such an engine, the transfers
+// have ended, so work on any stream may use the lease. All work that uses the lease has to end
+// before sluice_release().
 sluice_status sluice_acquire_on_gpu(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, void* gpu_stream, sluice_lease* lease);
-// Does the same as sluice_release(). The lease ends when the work that is now on `gpu_stream` has
-// ended, and the work that is now on the stream of sluice_acquire_on_gpu(). The program does not
-// wait for that.
+// Does the same as sluice_release(). The lease ends when the work that is now on `gpu_stream`, and
+// on the stream of sluice_acquire_on_gpu(), has ended. The calling thread does not wait for this
+// work.
 sluice_status sluice_release_on_gpu(sluice_engine* engine, uint64_t lease_id, void* gpu_stream);
 
 // Does the same as sluice_plan(), for an engine on a GPU. No GPU is needed. If the config has no
-// memory.device, the plan takes as much of a GPU's memory as it can use.
+// memory.device, the plan assumes a GPU with as much memory as the plan can use.
 sluice_status sluice_plan_on_gpu(const char* config_json, const sluice_model* model,
                                  const char** plan_json);
 
@@ -69,8 +73,8 @@ sluice_status sluice_optimizer_create_on_gpu(const char* config_json,
                                              uint32_t tensor_count, int32_t gpu,
                                              sluice_optimizer** optimizer);
 // Does the same as sluice_optimizer_begin(). Tensors on the GPU are read after the work that is now
-// on `gpu_stream`, a cudaStream_t; null is the default stream. sluice_optimizer_wait() returns when
-// the parameter on the GPU is written.
+// on `gpu_stream`. `gpu_stream` is a cudaStream_t, and null is the default stream.
+// sluice_optimizer_wait() returns when the parameter on the GPU is written.
 sluice_status sluice_optimizer_begin_on_gpu(sluice_optimizer* optimizer,
                                             const sluice_update* updates, uint32_t update_count,
                                             void* gpu_stream);

@@ -1,8 +1,8 @@
 // The optimizer's arithmetic, spread over the cores: updates, gradient accumulation and the squared
 // norm. Work is divided into chunks whose size does not depend on the number of threads, so that
 // the thread count changes no bit. The object owns a oneTBB arena.
-// Thread rule: several threads may call at the same time. Each call blocks until its own work is
-// done.
+// Thread rule: several threads may call the functions at the same time. Each call blocks until its
+// own work is done.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,8 @@ class CpuOptimizer {
   // keep their alignment.
   NewState update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
   // Limits the rate of later update() calls of all optimizers in this process. An update that is
-  // faster than the limit sleeps for the remaining time. 0 removes the limit. The limit is for
-  // benchmarks that need an exact rate.
+  // faster than the limit sleeps for the remaining time. The value 0 removes the limit. The limit
+  // is for benchmarks that need an exact rate.
   static void set_update_pace(std::uint64_t parameters_per_second) {
     pace_ = parameters_per_second;
   }

@@ -1,9 +1,10 @@
-// The CPU's work on a gradient before the optimizer: accumulation over micro-batches, and the
-// squared norm. Results depend only on the arguments. Any thread may call the functions on disjoint
-// memory. The *_reference functions are the scalar definitions. The other functions give the same
-// bits faster (simd_target_name() names their instruction set). Each array is aligned at least for
-// its element type. The caller's floating-point environment has no effect on any result and stays
-// unchanged, as in update.h. If a result is NaN, its sign and payload may differ.
+// These functions do the CPU's work on gradients before the optimizer runs: they accumulate
+// gradients over micro-batches, and compute the squared norm. Results depend only on the arguments.
+// Any thread may call the functions on disjoint memory. The *_reference functions are the scalar
+// definitions. The other functions give the same bits faster (simd_target_name() names their
+// instruction set). Each array is aligned at least for its element type. The caller's
+// floating-point environment has no effect on any result and stays unchanged, as in update.h. The
+// sign and the payload of a NaN result may differ from those of the definition.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +29,8 @@ void accumulate_gradient(DType dtype, void* target, const void* source,
 
 // Adds the squared norm of `gradient` to `total`, leaf by leaf. Inside a leaf, lane j of 8 adds the
 // squares of elements j, j+8, j+16, ... in order, in fp64. Each square is exact in fp64. The lanes
-// are then added as ((0+4)+(2+6))+((1+5)+(3+7)). A last leaf with fewer than 256 elements counts as
-// if padded with zeros. `gradient` starts at a leaf boundary.
+// are then added as ((0+4)+(2+6))+((1+5)+(3+7)). A last leaf with fewer than 256 elements is summed
+// as if it were padded with zeros. `gradient` starts at a leaf boundary.
 void add_squared_norm_reference(DType dtype, const void* gradient, std::uint64_t element_count,
                                 NormAccumulator& total);
 void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,

@@ -1,7 +1,7 @@
 // Converts runs of moments to 8-bit codes (base/moment_codes.h) and back. A run is a part of one
 // tensor's moment, and begins at the start of a group. The last group of a run may be shorter. All
-// functions ignore the caller's floating-point settings. Pure, callable from any thread on disjoint
-// memory.
+// functions ignore the caller's floating-point settings. The functions are pure, and any thread may
+// call them on disjoint memory.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct MomentCodes {
   float* scales = nullptr;
 
   bool exist() const { return codes != nullptr; }
-  // The part from element `begin` on.
+  // Returns the codes and scales from element `begin` on.
   // Requires: `begin` is a multiple of kMomentGroupElements.
   MomentCodes from(std::uint64_t begin) const;
 };
@@ -29,14 +29,14 @@ struct MomentCodes {
 struct CodeLines {
   static constexpr std::size_t kCount = 7;
 
-  float begins[kCount];  // the smallest magnitude of each; the first one has all smaller ones, too
+  float begins[kCount];  // where each line begins; line 0 also covers smaller magnitudes
   float slopes[kCount];
   float offsets[kCount];
 };
 // The numbers of a code book, as the vector kernels need them.
 struct CodeKernelTable {
   alignas(64) float values[256];
-  alignas(64) float limits[256];  // the largest value of each code, by rounding
+  alignas(64) float limits[256];  // the largest value that rounds to each code
   CodeLines lines;
 };
 const CodeKernelTable& code_kernel_table(CodeBook book);
@@ -47,9 +47,9 @@ void encode_moments(CodeBook book, std::span<const float> values, const MomentCo
 // Tests compare encode_moments() with it.
 void encode_moments_reference(CodeBook book, std::span<const float> values,
                               const MomentCodes& moment);
-// Encodes like encode_moments(), but with an addition: if the values of a group come from
-// decode_moments(), the new codes stand for exactly these values. The largest magnitude alone does
-// not give the scale of such a group, because the lowest signed code stands for -0.993.
+// Encodes like encode_moments(), but also keeps decoded values exact: if the values of a group come
+// from decode_moments(), the new codes stand for exactly these values. The largest magnitude alone
+// does not give the scale of such a group, because the lowest signed code stands for -0.993.
 void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
 
 // Decodes elements [begin, begin + values.size()) of a run. `begin` may lie inside a group.

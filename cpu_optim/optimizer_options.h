@@ -1,5 +1,5 @@
 // Names of the optimizers, and checks of their hyperparameters. The checks are here, because the
-// loops of the updates check nothing. Pure functions, callable from any thread.
+// loops of the updates check nothing. The functions are pure, and any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,13 @@
 
 namespace sluice {
 
-// Whether `kind` keeps exp_avg, and whether it keeps exp_avg_sq. Every optimizer keeps at least one
-// of the two moments.
+// These functions return whether `kind` keeps exp_avg and whether `kind` keeps exp_avg_sq. Every
+// optimizer keeps at least one of the two moments.
 bool keeps_exp_avg(OptimizerKind kind);
 bool keeps_exp_avg_sq(OptimizerKind kind);
 
-// Fails with kInvalidArgument. The message gives the hyperparameter, its value and its range.
+// Fails with kInvalidArgument if a hyperparameter is out of its range. The message gives the
+// hyperparameter, its value and its range.
 void validate(const OptimizerOptions& options);
 
 // Returns the coefficients of step number `step`. The first step is step 1. Fails with

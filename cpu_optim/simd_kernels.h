@@ -1,11 +1,11 @@
 // The vector kernels, and the choice of the kernels that this process uses. One source is compiled
-// once per instruction set. Internal to cpu_optim and its tests. Other code calls update_simd(),
-// accumulate_gradient() and add_squared_norm(), which also set the floating-point environment. The
-// functions change nothing but their outputs, so any thread may call them.
+// once per instruction set. The header is internal to cpu_optim and its tests. Other code calls
+// update_simd(), accumulate_gradient() and add_squared_norm(), which also set the floating-point
+// environment. The functions change nothing but their outputs, so any thread may call them.
 //
 // Invariant: every kernel gives the bits of the scalar definition (base/optimizer_math.h,
-// gradient_ops.h) for all results that are not NaN. Where the definition gives NaN, the kernel
-// gives NaN, too, but sign and payload may differ.
+// gradient_ops.h) for all results that are not NaN. If the definition gives NaN, the kernel gives
+// NaN, too, but the sign and the payload may differ.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace sluice {
 
 // The result of a vector kernel for its arrays' elements [0, element_count). The scalar definition
-// handles the remaining elements, fewer than two vectors.
+// handles the remaining elements, which fill less than two vectors.
 struct VectorResult {
   std::string_view target_name;  // the instruction set of the compiled kernel
   std::uint64_t element_count = 0;
@@ -39,10 +39,10 @@ struct SimdKernels {
   VectorResult (*lion)(const LionCoefficients& coefficients, const UpdateArrays& arrays);
   VectorResult (*adagrad)(const AdagradCoefficients& coefficients, const UpdateArrays& arrays);
   VectorResult (*sgd)(const SgdCoefficients& coefficients, const UpdateArrays& arrays);
-  // Updates bf16 moments without fp32 arrays between the steps. For fp32 parameters and gradients,
-  // or for a split master with fp32 or bf16 gradients. The words of base/moment_rounding.h must be
-  // the same for all elements. The pointer is null if the kernel would be no faster with this
-  // instruction set.
+  // Updates bf16 moments without fp32 arrays between the steps. The kernel handles fp32 parameters
+  // with fp32 gradients, and split masters with fp32 or bf16 gradients. The words of
+  // base/moment_rounding.h must be the same for all elements. The pointer is null if, with this
+  // instruction set, the kernel would be no faster than the other kernels.
   VectorResult (*adam_bf16)(const AdamCoefficients& coefficients, const UpdateArrays& arrays);
   void (*move)(const UpdateArrays& arrays, std::uint32_t seed);
   // Rounds new moments to bf16. All elements share `words`, and the low 32 bits of their indices
@@ -50,10 +50,11 @@ struct SimdKernels {
   // scalar definition handles the rest.
   std::uint64_t (*round_vectors)(const FreshMoments& moments, const UpdateArrays& target,
                                  RoundingWords words, std::uint32_t first_element);
-  // The next two kernels encode or decode moments in whole groups. Each returns the number of
-  // elements that it has handled. The scalar definition handles what follows: the next group, or
-  // the rest. A pointer is null if the kernel would be no faster than the definition with this
-  // instruction set.
+  // The next two kernels encode or decode moments in whole groups. Each kernel returns the number
+  // of elements that it has handled. The scalar definition handles the elements that follow. These
+  // are either a group that the kernel cannot handle, or a last part that is shorter than a group.
+  // A pointer is null if, with this instruction set, the kernel would be no faster than the
+  // definition.
   std::uint64_t (*encode_code_groups)(CodeBook book, const float* values,
                                       std::uint64_t element_count, const MomentCodes& moment);
   std::uint64_t (*decode_code_groups)(CodeBook book, const MomentCodes& moment,
@@ -78,8 +79,9 @@ struct SimdKernels {
 // list is never empty.
 std::span<const SimdKernels> available_simd_kernels();
 
-// The kernels called `name`, in upper or lower case. If `name` is empty, the best kernels. Fails
-// with kConfig if no kernels of this name are available. The message lists the available names.
+// Returns the kernels called `name`, in upper or lower case. If `name` is empty, the function
+// returns the best kernels. Fails with kConfig if no kernels of this name are available. The
+// message lists the available names.
 const SimdKernels& select_simd_kernels(std::string_view name);
 
 // The kernels that this process uses, chosen by select_simd_kernels(). The name comes from the

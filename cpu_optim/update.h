@@ -1,9 +1,9 @@
-// One optimizer step over host memory, in one fused pass. The pass reads the gradient, updates the
-// moments and the master, writes the compute parameter, and detects values that are not finite. The
-// call update_reference() applies the scalar definition (base/optimizer_math.h) in a loop, and is
-// the oracle in tests. The call update_simd() gives the same bits on every instruction set
-// (Highway, chosen at run time). The results of both functions depend only on the arguments. Any
-// thread may call the functions on disjoint memory.
+// Makes one optimizer step over arrays in host memory, in one fused pass. The pass reads the
+// gradient, updates the moments and the master, writes the compute parameter, and detects values
+// that are not finite. The call update_reference() applies the scalar definition
+// (base/optimizer_math.h) in a loop, and is the oracle in tests. The call update_simd() gives the
+// same bits on every instruction set (Highway, chosen at run time). The results of both functions
+// depend only on the arguments. Any thread may call the functions on disjoint memory.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-// The way the fp32 master weight is kept.
+// The layout in which the fp32 master weight is stored.
 enum class MasterLayout : std::uint8_t {
   kFp32,       // `parameter` is the fp32 master itself
   kSplitBf16,  // `parameter` is the bf16 compute parameter, `low` is the 16-bit remainder
@@ -27,14 +27,15 @@ enum class MasterLayout : std::uint8_t {
   kFp16,       // `master` is fp32; `parameter` is `master` rounded to fp16, and is never read
 };
 
-// The coefficients of one step, for one of the optimizers. The type that the variant holds selects
-// the optimizer. The *_coefficients() functions of base/optimizer_math.h make such coefficients
-// without checks; coefficients_of() makes them with checks (optimizer_options.h).
+// The coefficients of one step, for one of the optimizers. The type of the coefficients selects the
+// optimizer. The *_coefficients() functions of base/optimizer_math.h make such coefficients without
+// checks; coefficients_of() makes them with checks (optimizer_options.h).
 using UpdateCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                         AdagradCoefficients, SgdCoefficients>;
 
-// Whether the optimizer keeps exp_avg (which is also the momentum of Lion and SGD), and whether it
-// keeps exp_avg_sq (which is also the sum of Adagrad).
+// These functions return whether the optimizer keeps exp_avg, and whether the optimizer keeps
+// exp_avg_sq. The momentum of Lion and SGD is stored as exp_avg. The sum of Adagrad is stored as
+// exp_avg_sq.
 bool keeps_exp_avg(const UpdateCoefficients& coefficients);
 bool keeps_exp_avg_sq(const UpdateCoefficients& coefficients);
 
@@ -42,9 +43,9 @@ bool keeps_exp_avg_sq(const UpdateCoefficients& coefficients);
 // elements and are updated in place. Arrays that the layout or the optimizer does not use are null.
 // A moment is stored as fp32, bf16 or codes. Both moments have the same format. If the moments are
 // codes, the run begins at the start of a group of its tensor. If the moments are bf16, `rounding`
-// says which elements of the tensor the run has. Moments in bf16 or codes are converted to fp32,
-// updated, and converted back. The update of the weight uses the new moments before they are
-// converted back.
+// holds the position of the run in the tensor. Moments in bf16 or codes are converted to fp32,
+// updated, and converted back. The weight is updated with the new fp32 moments, before these
+// moments are converted back.
 struct UpdateArrays {
   MasterLayout master_layout = MasterLayout::kFp32;
   DType gradient_dtype = DType::kFp32;
@@ -71,19 +72,20 @@ struct UpdateArrays {
   }
 };
 
-// Elements [begin, begin + count) of `arrays`. The result points into the same memory.
+// Returns the elements [begin, begin + count) of `arrays`. The result points into the memory of
+// `arrays`.
 UpdateArrays slice(const UpdateArrays& arrays, std::uint64_t begin, std::uint64_t count);
 
 // The bytes that one update reads and writes per element. A byte that is both read and written
-// counts in both numbers. The scales of codes, 4 bytes for 256 elements, are left out.
+// counts in both numbers. The scales of codes are left out. They take 4 bytes per 256 elements.
 struct UpdateBytes {
   std::uint64_t read = 0;
   std::uint64_t write = 0;
 };
 UpdateBytes bytes_per_element(const UpdateArrays& arrays);
 
-// The bits of the smallest magnitude that counts as not finite: either the master itself or the
-// parameter rounded from it is then not finite.
+// Returns the bits of the smallest magnitude of a master that counts as not finite. From this
+// magnitude on, the master itself or the parameter rounded from the master is not finite.
 constexpr std::uint32_t non_finite_magnitude(MasterLayout layout) {
   switch (layout) {
     case MasterLayout::kFp32: return 0x7f800000;
@@ -96,9 +98,10 @@ inline bool is_finite_master(MasterLayout layout, float master) {
   return (bits_from_float(master) & 0x7fffffffu) < non_finite_magnitude(layout);
 }
 
-// Whether all new masters, all compute parameters rounded from them, and all new moments are
-// finite. A moment may overflow while the master stays finite. For example, if exp_avg_sq is
-// infinite, the parameter never moves again, because the step is divided by the root of exp_avg_sq.
+// Says whether all new values are finite. These values are the masters, the compute parameters
+// rounded from the masters, and the moments. A moment may overflow while the master stays finite.
+// For example, if exp_avg_sq is infinite, the parameter never moves again, because the step is
+// divided by the root of exp_avg_sq.
 enum class NewState : std::uint8_t { kFinite, kNonFinite };
 
 // Both functions round to nearest and do not flush denormals. Both functions ignore the caller's
@@ -108,7 +111,7 @@ enum class NewState : std::uint8_t { kFinite, kNonFinite };
 NewState update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 NewState update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 
-// Where a value is not finite.
+// The place of a value that is not finite.
 struct NonFiniteState {
   std::uint64_t element = 0;
   std::string_view part;
@@ -121,15 +124,16 @@ NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
 // Reads and writes the same bytes as update_simd(), in the same streams, in the same order, and
 // with the same instruction set. No byte changes, except that parameters of kFp16 become zero. No
-// update can be faster than this function, so its speed is the limit. `seed` must be 0, in a way
-// that the compiler does not know.
+// update can be faster than this function, so the speed of this function is an upper limit. `seed`
+// must be 0, but the compiler must not know this value.
 void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 
-// The instruction set that update_simd() and gradient_ops.h use here: AVX3 (AVX-512), AVX2, SSE4,
-// SSSE3 or SCALAR on x86. The environment variable SLUICE_SIMD=name, in upper or lower case, forces
-// an instruction set. The variable is read once. Fails with kConfig if SLUICE_SIMD names an
-// instruction set that this build or this processor lacks. update_simd() and the functions of
-// gradient_ops.h then fail, too. So a program should call simd_target_name() when it starts.
+// Returns the name of the instruction set that update_simd() and gradient_ops.h use on this
+// processor. On x86, the name is AVX3 (AVX-512), AVX2, SSE4, SSSE3 or SCALAR. The environment
+// variable SLUICE_SIMD=name, in upper or lower case, forces an instruction set. The variable is
+// read once. Fails with kConfig if SLUICE_SIMD names an instruction set that this build or this
+// processor lacks. With such a name, update_simd() and the functions of gradient_ops.h fail, too.
+// So a program should call simd_target_name() when it starts.
 std::string_view simd_target_name();
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
 // Turns an update of fp32 moments into an update of a run whose moments are bf16 or 8-bit codes.
-// Internal to cpu_optim. Pure, callable from any thread on disjoint memory.
+// The header is internal to cpu_optim. The functions are pure, and any thread may call them on
+// disjoint memory.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 
 namespace sluice {
 
-// This many decoded moments fit into the first-level cache, beside the code tables.
+// The number of decoded moments that fit into the first-level cache together with the code tables.
 inline constexpr std::uint64_t kDecodedElements = 4 * kMomentGroupElements;
 
 // The new moments in fp32. A pointer is null if the optimizer does not keep that moment.
@@ -47,14 +48,15 @@ inline void round_moments_reference(const FreshMoments& moments, const UpdateArr
   }
 }
 
-// Converts `values` to fp32 in `target`, and returns `target`. Returns null if there is no moment.
+// Converts `values` to fp32 in `target`, and returns `target`. Returns null if `values` is null,
+// because the optimizer does not keep the moment.
 inline float* decoded_bf16(const std::uint16_t* values, std::uint64_t count, float* target) {
   if (values == nullptr) return nullptr;
   for (std::uint64_t i = 0; i < count; ++i) target[i] = float_from_bf16(values[i]);
   return target;
 }
-// Calls `update` for one part of `arrays` after another, with fp32 moments in place of the encoded
-// ones. `update` returns a NewState.
+// Divides `arrays` into parts, and calls `update` for one part after another. In each call, fp32
+// moments replace the encoded moments. `update` returns a NewState.
 template <class Update>
 NewState update_encoded(const UpdateArrays& arrays, const MomentConversions& convert,
                         const Update& update) {

@@ -1,12 +1,12 @@
 // Threads that run the iterations of a loop. The class wraps a oneTBB arena behind an interface
 // without TBB. Thread rule: several threads may call for_each() at the same time. Each call blocks
-// until its own iterations are done, and runs some of them.
+// until its own iterations are done. The calling thread runs some of these iterations.
 //
 // libtbb is not compiled with ThreadSanitizer. So the sanitizer does not see that work goes to a
-// worker, or that a thread waits for the worker. Without help, the sanitizer would report a race on
-// every array. The file worker_arena.cc is compiled without the sanitizer. In builds with the
-// sanitizer, two atomics in this header show it both orderings. The sanitizer still finds races
-// between iterations, and races with other threads.
+// worker, or that a thread waits for the worker. Without further measures, the sanitizer would
+// report a race on every array. The file worker_arena.cc is compiled without the sanitizer. In
+// builds with the sanitizer, two atomics in this header show both orderings to the sanitizer. The
+// sanitizer still finds races between iterations, and races with other threads.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,8 @@ class WorkerArena {
 
   void run(std::uint64_t count, Call call, const void* body);
 
-  // Two atomics are needed, because one atomic would order the iterations among themselves.
+  // Two atomics are needed, because a single atomic would also order the iterations among
+  // themselves.
 #if defined(__SANITIZE_THREAD__)
   using Edge = std::atomic<std::uint64_t>;
   static void publish(Edge& edge) {

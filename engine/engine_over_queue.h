@@ -1,7 +1,7 @@
 // An engine whose storage queue is wrapped, so that tests and benchmarks can slow the drive down or
-// make requests fail. Not for applications.
+// make requests fail. Applications do not use this header.
 //
-// Thread rule: as Engine.
+// Thread rule: the same as for Engine.
 #pragma once
 
 #include <sluice/engine.h>

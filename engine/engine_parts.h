@@ -1,5 +1,5 @@
-// The components of an engine, and the code that several of its calls share. Only for engine.cc and
-// its siblings.
+// The components of an engine, and the code that several of its calls share. Only engine.cc,
+// engine_parts.cc and engine_save.cc include this header.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -48,26 +48,29 @@ enum class SaveWait : std::uint8_t { kNo, kYes };
 struct Engine::Parts {
   Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
         const QueueDecorator& decorate, Collectives* collectives);
-  // The parts are planned and made in the environment of base/float_environment.h.
+  // Makes the parts. During the call, the thread has the floating-point environment of
+  // base/float_environment.h.
   static std::unique_ptr<Parts> make(const Config& config, const ModelSpec& model, Device& device,
                                      const QueueDecorator& decorate, Collectives* collectives);
   ~Parts() { link->cut(); }
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // The call reads elements [first_element, ...) of a tensor. Ranks that share the state make this
-  // call together. If one rank cannot read its part, the call fails on all ranks.
+  // Fills `target` with elements of a tensor, from element `first_element` on. Ranks that share the
+  // state make this call together. If one rank cannot read its part, the call fails on all ranks.
   void read(TensorId id, StateKind kind, std::uint64_t first_element, std::span<std::byte> target);
   void require_idle(const char* call);
   void require_no_state(const char* call) const;
   void require_durable(const char* call) const;
   // Whether all ranks have the tensor.
   bool is_shared(const std::string& tensor) const;
-  // The state of all ranks, with the local units of each. All ranks make this call together.
+  // Describes the state of all ranks, including the local units of each rank. All ranks make this
+  // call together.
   StateDescription description_of_all();
-  // Gives the state its values, and makes a durable store's first commit of these values.
+  // Sets the initial values of the state. With a durable store, the call also makes the first
+  // commit, which contains these values.
   void fill(StateSource& source, const std::string& application, const char* call);
-  // Gives `tensors` other masters between two steps.
+  // Replaces the masters of `tensors` by `values`. Must be called between two steps.
   void replace_values(std::span<const TensorId> tensors, const InitialValues& values);
   // Continues a run from the last commit of a durable store.
   void open_store();
@@ -94,16 +97,15 @@ struct Engine::Parts {
   ActivationFlow activations;
   StateAccess state;
   std::shared_ptr<EngineLink> link = std::make_shared<EngineLink>();
-  // A checkpoint that is being written beside training, and the result of the last checkpoint,
-  // until a call has taken the result.
+  // A checkpoint that is being written while training goes on.
   struct Save {
     std::unique_ptr<CheckpointWriter> writer;
     std::uint64_t step = 0;
     std::uint64_t begin_ns = 0;
     std::int64_t blocked_ns = 0;
   };
-  // Gives the checkpoint its name, if all ranks have written their parts. With `waits`, the call
-  // first waits until all ranks have written their parts.
+  // Gives the checkpoint its name, if all ranks have written their parts. With SaveWait::kYes, the
+  // call first waits until all ranks have written their parts.
   void advance_save(SaveWait wait);
   // Throws the failure of the last checkpoint, unless a call has thrown this failure already.
   void throw_save_failure();
@@ -115,7 +117,7 @@ struct Engine::Parts {
   bool is_initialized = false;
   bool is_closed = false;
   std::function<void(const std::string&)> last_words;
-  RanksHold ranks_hold{ranks};  // last: a constructor that throws also lets go of them
+  RanksHold ranks_hold{ranks};  // last: released first, even if the constructor throws
 };
 
 }  // namespace sluice

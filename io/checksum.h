@@ -1,6 +1,6 @@
-// The checksum of a block's bytes. The checksum is XXH3 with 64 bits. One core computes it at about
-// 12 GB/s. The checksum finds accidental damage, but is no defence against deliberate forgery.
-// Pure; any thread.
+// The checksum of a block's bytes. The checksum is XXH3 with 64 bits. One core computes the
+// checksum of about 12 GB per second. The checksum finds accidental damage, but does not protect
+// against deliberate forgery. Pure; any thread.
 #pragma once
 
 #include <cstddef>

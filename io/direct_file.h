@@ -1,6 +1,7 @@
-// A file for O_DIRECT transfers. Its full size is allocated beforehand. A scratch file has no name,
-// so the kernel frees its space even if the process crashes. A file made by create_unnamed() can
-// get a name later. Movable, with one owner. Any thread may use the descriptor.
+// A file for O_DIRECT transfers. The full size of the file is allocated when the file is made. A
+// scratch file has no name, so the kernel frees its space even if the process crashes. A file made
+// by create_unnamed() can get a name later. A DirectFile can be moved, and has one owner. Any
+// thread may use the descriptor.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +11,18 @@
 
 namespace sluice {
 
-// The free bytes that an unprivileged user may take in the file system of `directory`. Fails with
-// kInput.
+// Returns the number of free bytes that an unprivileged user may take in the file system of
+// `directory`.
+// Fails with kInput.
 std::uint64_t free_bytes(const std::string& directory);
 
 class DirectFile {
  public:
   // Creates an unnamed file of `size_bytes` (rounded up to whole pages) in `directory`, with mode
-  // 0600. Uses O_TMPFILE. If the file system lacks O_TMPFILE, the call creates a named file and
-  // removes the name immediately. The space is allocated by this call, so that ENOSPC cannot happen
-  // later. Fails with:
+  // 0600. The call uses O_TMPFILE. If the file system lacks O_TMPFILE, the call creates a named
+  // file and removes the name immediately. The call allocates the space, so later writes cannot
+  // fail with ENOSPC.
+  // Fails with:
   // - kInput: `directory` is missing, is not a directory, is not writable, or its file system
   //   cannot preallocate.
   // - kNoSpace: there is too little space. The message gives the needed and the free bytes.
@@ -30,8 +33,8 @@ class DirectFile {
   // system has a flag against copy-on-write, the call sets this flag for the file. Fails with the
   // errors of create_scratch(), and with kUnsupported if the file system has no unnamed files.
   static DirectFile create_unnamed(const std::string& directory, std::uint64_t size_bytes);
-  // Gives the file a name that no other file has. The folder is not synced. Fails with kInput if
-  // the name is taken, and with kIo if the file system reports an error.
+  // Gives the file a name that no other file has. The call does not sync the folder.
+  // Fails with kInput if the name is taken, and with kIo if the file system reports an error.
   void link_as(const std::string& path);
   // Opens an existing file.
   // Fails with kInput if the file is missing, is not a regular file, or is not writable, with
@@ -50,14 +53,14 @@ class DirectFile {
 
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
-  // Offset, length and memory address must be multiples of this number. The number comes from
-  // statx(STATX_DIOALIGN). If the kernel reports no number, the result is 4096. The result is at
-  // least 512.
+  // The offset, the length and the memory address of a transfer must be multiples of the result.
+  // The result comes from statx(STATX_DIOALIGN). If the kernel reports no number, the result is
+  // 4096. The result is at least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
   // False if the file system refused O_DIRECT. In that case all reads and writes go through the
   // page cache.
   bool is_direct() const { return is_direct_; }
-  // The path, or "DIRECTORY/(scratch)", for messages.
+  // The name of the file in messages: the file's path, or "DIRECTORY/(scratch)".
   const std::string& name() const { return name_; }
 
  private:

@@ -7,7 +7,7 @@ namespace sluice {
 
 enum class Duplex : std::uint8_t {
   kFull,  // reads and writes at the same time, each at its rate
-  kHalf,  // reading R and writing W bytes takes R / r + W / w
+  kHalf,  // at rates r and w, reading R bytes and writing W bytes takes R / r + W / w
 };
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// The table of what Sluice does when a transfer fails with an errno. The queues use the table to
-// decide whether to repeat a transfer, and the engine uses it to decide whether to read a block
-// again. Error messages end with the advice from this table. Pure; any thread.
+// A table that says what Sluice does when a transfer fails with an errno. With this table, the
+// queues decide whether to repeat a transfer, and the engine decides whether to read a block again.
+// Error messages end with the advice from this table. Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-// kReread is for errors that may not occur again. For example, a drive could not read a sector, or
-// a link dropped a command.
+// kReread is for errors that a second request may avoid. For example, a drive could not read a
+// sector, or a link dropped a command.
 enum class ErrnoAction : std::uint8_t {
   kRetry,   // nothing was moved; the queue tries again, at most kRetriesMax times in a row
   kReread,  // the request fails, but one new request may succeed
@@ -22,16 +22,16 @@ struct ErrnoRule {
   const char* advice = "";  // ends a message: "check the drive with smartctl"
 };
 
-// The rule for `error`, a positive errno, of a transfer of `kind`.
+// Returns the rule for a transfer of `kind` that has failed with `error`, a positive errno.
 //   errno                                reads        writes, flushes
 //   EINTR, EAGAIN, ECANCELED             kRetry       kRetry
 //   EIO, ETIMEDOUT, EILSEQ, EREMOTEIO,
 //     EBADMSG                            kReread      kFail
 //   everything else                      kFail        kFail
-// A write is not attempted again after EIO, because the state of the drive is unknown. Even if a
-// later read succeeds, this proves nothing about the write. A flush is not repeated either, because
-// the kernel reports a lost page only once. A second flush would report success although the page
-// is lost.
+// A write is not attempted again after EIO, because the state of the drive is unknown. A later
+// successful read proves nothing about the write. A flush is not repeated either, because the
+// kernel reports a lost page only once. A second flush would report success although the page is
+// lost.
 ErrnoRule errno_rule(IoKind kind, int error);
 
 }  // namespace sluice

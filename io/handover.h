@@ -1,10 +1,10 @@
 // A queue through which any thread passes requests to the thread that owns a ring. A Handover has a
-// queue with room for `capacity` requests, and an eventfd. The owner sleeps in the kernel while it
-// reads the eventfd. A new request wakes the owner.
+// queue with room for `capacity` requests, and an eventfd. The owner of the ring reads the eventfd,
+// and sleeps in the kernel during this read. A new request wakes the owner.
 //
-// Thread rule: any thread may call put() and stop(). Only the owner calls take(). Invariants:
-// requests leave in the order of pending_list.h. If take() has emptied the queue and had room for
-// more requests, the next put() makes wake_descriptor() readable.
+// Thread rule: any thread may call put() and stop(). Only the owner calls take().
+// Invariants: requests leave in the order of pending_list.h. If a call of take() moves fewer
+// requests than count_max, the next put() makes wake_descriptor() readable.
 #pragma once
 
 #include <condition_variable>
@@ -35,8 +35,9 @@ class Handover {
   // From this call on, take() returns true and wake_descriptor() is readable.
   void stop();
 
-  // A blocking eventfd, for the owner to sleep on. A read of 8 bytes returns as soon as take()
-  // would find something. The descriptor is valid while this object lives.
+  // Returns a blocking eventfd on which the owner sleeps. A read of 8 bytes returns as soon as
+  // there is a request for take(), or stop() has been called. The descriptor is valid while this
+  // object lives.
   int wake_descriptor() const { return wake_.get(); }
 
  private:

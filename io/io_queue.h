@@ -6,9 +6,10 @@
 // - drive_queues combines several queues, one per drive.
 //
 // Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks of
-// uring_queue run on the queue's owner thread. Those of thread_queue run on several worker threads
-// at the same time, and those of sync_queue run inside submit(). Callbacks may compute, for example
-// a checksum. Callbacks must not block for long, and must not submit to the queue that calls them.
+// uring_queue run on the queue's owner thread. Callbacks of thread_queue run on several worker
+// threads at the same time. Callbacks of sync_queue run inside submit(). Callbacks may compute, for
+// example a checksum. Callbacks must not block for long, and must not submit to the queue that
+// calls them.
 // Invariants: every request completes exactly once. Either all bytes of the request have moved, or
 // the request has an errno. Short transfers are resumed. After EINTR and EAGAIN, a transfer is
 // retried a limited number of times. A read that reaches the end of the file ends with EIO. Waiting
@@ -36,9 +37,9 @@ inline constexpr std::size_t kIoPriorities = 3;
 // One transfer, or one flush. The caller owns the request. Until on_complete has been called, the
 // caller must not move or change the request or `data`. For files opened with O_DIRECT, offset,
 // length and address are multiples of DirectFile::alignment_bytes(). A flush has no data and no
-// length. A flush covers those writes to its file that completed, on any queue, before the flush
-// was submitted. It covers no other writes. After a failed flush, the success of a later flush
-// proves nothing, because the kernel may have dropped the pages.
+// length. A flush covers the writes to its file that had completed when the flush was submitted.
+// These writes may come from any queue. A flush covers no other writes. After a failed flush, the
+// success of a later flush proves nothing, because the kernel may have dropped the pages.
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   IoPriority priority = IoPriority::kNormal;
@@ -86,46 +87,47 @@ class IoQueue {
   virtual ~IoQueue() = default;
 
   // Adds every request to the queue. sync_queue also completes every request during this call. The
-  // call blocks while the queue is full. The call of on_complete is the last thing that a queue
-  // does with a request.
+  // call blocks while the queue is full. After a queue has called on_complete, it does not use the
+  // request any more.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
 
   // Returns when every request submitted before the call has completed and its callback has
   // returned.
   virtual void wait_idle() = 0;
 
-  // The counts so far. A successful transfer counts with the bytes that the caller asked for.
+  // Returns the counts so far. A successful transfer counts with the number of bytes that the
+  // caller asked for.
   virtual IoCounters counters() const = 0;
-  // The part of counters() that belongs to requests whose IoRequest::drive is this number. A queue
-  // that does not know drives counts everything for drive 0.
+  // Returns the counts of the requests whose IoRequest::drive is `drive`. A queue that does not
+  // distinguish drives counts all requests for drive 0.
   virtual IoCounters drive_counters(std::uint32_t drive) const {
     return drive == 0 ? counters() : IoCounters{};
   }
 
   virtual std::string_view name() const = 0;
 
-  // A line of text for the user about a feature that this queue cannot use on this machine, and
-  // why. The text is empty if there is no such feature.
+  // Returns a line of text for the user. The line names a feature that this queue cannot use on
+  // this machine, and the reason. The line is empty if there is no such feature.
   virtual std::string_view note() const { return {}; }
 };
 
 struct IoQueueOptions {
   std::uint32_t depth = 64;  // requests in the kernel at the same time, 1..4096
-  // The number of further requests that submit() accepts before it blocks; 0 = `depth`. The engine
-  // asks for room for all requests that can be in flight at once, so that its scheduler never waits
-  // for a drive.
+  // The number of further requests that submit() accepts before the call blocks; 0 = `depth`. The
+  // engine asks for enough room for all requests that can be in flight at the same time. So the
+  // engine's scheduler never waits for a drive.
   std::uint32_t backlog = 0;
-  // Memory that most requests use. With uring_queue, the kernel pins this memory once instead of
-  // for every request. If the kernel refuses, note() tells the reason, and nothing else changes.
-  // The memory must outlive the queue.
+  // Memory that most requests use. With uring_queue, the kernel pins this memory only once, and not
+  // again for every request. If the kernel refuses, note() tells the reason, and nothing else
+  // changes. The memory must outlive the queue.
   std::span<std::byte> memory = {};
   // Descriptors of the files that most requests name. uring_queue registers these descriptors with
   // the kernel. The descriptors must stay open while the queue lives.
   std::span<const int> files = {};
 };
 
-// Makes the reference queue, which moves the bytes inside submit() and ignores the depth. Fails
-// with kInvalidArgument if the depth is out of bounds.
+// Makes the reference queue, which moves the bytes inside submit() and ignores the depth.
+// Fails with kInvalidArgument if the depth is out of bounds.
 std::unique_ptr<IoQueue> make_sync_queue(const IoQueueOptions& options);
 
 // Makes a queue that calls pread and pwrite on min(depth, 32) threads.

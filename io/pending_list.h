@@ -1,10 +1,10 @@
 // The requests of one queue that have not started yet, by priority. Requests of higher priority
-// leave first. Requests of the same priority leave in the order of arrival. The requests themselves
-// are linked, so the list needs no memory and has no limit.
+// leave first. Requests of the same priority leave in the order of arrival. The list links the
+// requests themselves. So the list needs no memory of its own, and has no limit.
 //
-// Thread rule: a list is not thread-safe, and each queue guards its own list. Invariant: no request
-// starves. When requests of a priority have been passed over kPassedOverMax times in a row, one of
-// them goes next.
+// Thread rule: a list is not thread-safe, and each queue guards its own list.
+// Invariant: no request starves. When requests of a priority have been passed over kPassedOverMax
+// times in a row, one of them goes next.
 //   Example: with a depth of 1, there is one low request, and high requests come without end. Then
 //   16 high requests go first, and the low one follows.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// If the number is larger, urgent requests wait less, but a write-back waits longer while there are
-// many reads.
+// With a larger number, urgent requests wait for less time. But a write-back then waits longer
+// while there are many reads.
 inline constexpr std::uint32_t kPassedOverMax = 16;
 
 // A request and its ticket in the queue's ledger. The request belongs to the caller and must stay

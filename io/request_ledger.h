@@ -1,9 +1,10 @@
 // Counts the requests of a queue. wait_idle() needs the number of open requests. counters() needs
 // the results of the requests that have ended. Every queue has its own ledger.
 //
-// Thread rule: any thread. Invariant: each request is opened once, ends once, and is then closed
-// once. A request is closed after its callback has returned. wait_idle() ignores requests that are
-// opened after the call, so that submissions by other threads cannot delay it forever.
+// Thread rule: any thread.
+// Invariant: each request is opened once, ends once, and is then closed once. A request is closed
+// after its callback has returned. wait_idle() ignores requests that are opened after the call, so
+// that submissions by other threads cannot delay the call forever.
 #pragma once
 
 #include <condition_variable>
@@ -22,8 +23,8 @@ class RequestLedger {
   // other requests follow in order.
   std::uint64_t open(std::uint64_t request_count);
 
-  // Counts one attempt at `request`. Must be called before on_complete. A thread that on_complete
-  // wakes then finds the request already counted.
+  // Counts one attempt at `request`. Must be called before on_complete. Then a thread that
+  // on_complete wakes finds the request in the counts.
   void count(const IoRequest& request, TransferStep step);
 
   // Called when the request with `ticket` has ended and its callback has returned.

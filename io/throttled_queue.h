@@ -1,11 +1,14 @@
-// An IoQueue that emulates a slower drive on top of a real one. The queue passes every request on
-// to a real queue. It completes a request no earlier than a drive with the given bandwidth and
-// latency would. Benchmarks and tests use it, because the speed of real drives drifts. A limit is
-// met exactly if the real drive is clearly faster. The emulated drive works on one read and one
-// write at a time. With half duplex, it works on only one request at a time. Requests are taken by
-// priority, and then in the order of arrival. The bytes of a request move at the given rate.
-// Requests complete in the same order, `latency` later. All times are computed from the arrival
-// times, not from when a thread woke up, so that delays do not add up. Waiting costs no CPU.
+// An IoQueue that emulates a slower drive on top of a real drive. The queue passes every request on
+// to a real queue. The throttled queue completes a request no earlier than a drive with the given
+// bandwidth and latency would complete the request. Benchmarks and tests use the throttled queue,
+// because the speed of real drives varies over time. If the real drive is clearly faster than a
+// limit, the limit is met exactly. The emulated drive works on one read and one write at a time.
+// With half duplex, the emulated drive works on only one request at a time. The drive takes
+// requests by priority, and requests of the same priority in the order of arrival. The bytes of a
+// request move at the given rate. The request completes `latency_ns` after its bytes have moved, so
+// requests complete in the order in which the drive took them. All times are computed from the
+// times of arrival, not from the times at which threads wake up. So delays do not add up. Waiting
+// uses no processor time.
 //
 // Thread rule: as IoQueue. Callbacks run on a thread of this queue, in order of completion.
 // Invariants: as IoQueue. The owner of a request sees the real queue's result (bytes, errno).
@@ -25,8 +28,8 @@ struct ThrottleOptions {
   std::uint64_t write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
   std::uint64_t latency_ns = 0;  // per request, after its transfer; overlaps with other requests
-  // How long a flush occupies the drive; a flush takes its turn among the writes. With half duplex,
-  // a flush takes its turn among all requests.
+  // The time for which a flush occupies the drive. A flush takes its turn among the writes. With
+  // half duplex, a flush takes its turn among all requests.
   std::uint64_t flush_ns = 0;
   // The size of the drive's write cache (io/write_cache_model.h); 0 = none. A flush first writes
   // the contents of this cache.
@@ -35,9 +38,9 @@ struct ThrottleOptions {
 
 class ThrottledQueue : public IoQueue {
  public:
-  // The time by which the real drive completed requests later than the emulated drive would have,
-  // summed over all requests. A result above 0 shows that the real drive was sometimes slower than
-  // the given limits.
+  // The total delay by the real drive. The delay of a request is the time by which the real drive
+  // completed the request later than the emulated drive. The result is the sum over all requests. A
+  // result above 0 shows that the real drive was sometimes slower than the given limits.
   virtual std::uint64_t late_ns() const = 0;
 };
 

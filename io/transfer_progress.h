@@ -1,11 +1,11 @@
-// Decides what a queue does with a request after one attempt. All queues use these functions to
-// follow the rules of io_queue.h about short transfers, EINTR, EAGAIN and the end of the file.
-// Kernels rarely produce short transfers. So the functions depend only on their arguments, and
-// tests can try each case.
+// These functions decide what a queue does with a request after one attempt. All queues use the
+// functions to follow the rules of io_queue.h about short transfers, EINTR, EAGAIN and the end of
+// the file. The results of the functions depend only on the arguments. So tests can try each case,
+// although kernels rarely produce short transfers.
 //
-// Thread rule: the functions are pure, and the request belongs to the caller. Invariant: every
-// attempt starts a whole number of pages after the start of the request. So every attempt has the
-// same alignment for O_DIRECT as the request.
+// Thread rule: the functions are pure, and the request belongs to the caller.
+// Invariant: every attempt starts a whole number of pages after the start of the request. So every
+// attempt has the same alignment for O_DIRECT as the request.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,8 @@ namespace sluice {
 inline constexpr std::uint32_t kRetriesMax = 16;
 
 // The largest number of bytes that one attempt moves. The kernel's limit is 2 GiB minus one page,
-// and io_uring stores the length in 32 bits. A larger request continues like a short transfer.
+// and io_uring stores the length in 32 bits. A larger request is continued in the same way as a
+// short transfer.
 inline constexpr std::uint64_t kAttemptBytesMax = std::uint64_t{1} << 30;
 
 enum class TransferStep : std::uint8_t {

@@ -1,5 +1,5 @@
-// An io_uring instance. The class wraps the part of liburing that uring_queue uses. It reports what
-// a kernel or a container refuses.
+// An io_uring instance. The class wraps the part of liburing that uring_queue uses. The class also
+// reports the features that the kernel or a container refuses.
 //
 // Thread rule: any thread may make a ring. After begin(), only the thread that called begin() uses
 // the ring.
@@ -28,8 +28,8 @@ class UringRing {
   };
 
   // Makes room for `entries` submissions, and for at least the same number of completions. Fails
-  // with kUnsupported. If the kernel only refuses to register memory or files, the constructor
-  // succeeds and note() tells the reason.
+  // with kUnsupported if the kernel refuses the ring. If the kernel refuses only to register memory
+  // or files, the constructor succeeds, and note() tells the reason.
   UringRing(unsigned entries, const IoQueueOptions& options);
   UringRing(const UringRing&) = delete;
   UringRing& operator=(const UringRing&) = delete;
@@ -52,7 +52,7 @@ class UringRing {
 
   // The next two functions are for an unusable ring. take_back() appends completions with `result`
   // for all entries that the kernel has never taken. look() checks for completions of the entries
-  // that the kernel has taken. It returns whether the kernel allows this check.
+  // that the kernel has taken. look() returns false if the kernel does not allow this check.
   void take_back(std::vector<Completion>& target, int result);
   bool look();
 

@@ -8,6 +8,7 @@
 #include <exception>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "gpu/cuda/cuda_environment.h"
 #include "tools/cli/command_table.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/help_format.h"
 #include "tools/cli/option_checks.h"
 #include "tools/cli/option_files.h"
 #include "tools/cli/print.h"
@@ -229,7 +231,8 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Sluice trains models whose training state fits neither the GPU nor the host's memory.",
       "sluice");
-  app.require_subcommand(0, 1);  // `help` takes the names of others
+  app.formatter(std::make_shared<sluice::HelpFormat>());  // the commands added below take it, too
+  app.require_subcommand(0, 1);                           // `help` takes the names of others
   Commands commands;
   add_commands(app, commands);
   sluice::check_numbers(app);

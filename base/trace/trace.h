@@ -27,7 +27,7 @@
 
 namespace sluice {
 
-// Files hold these numbers, so they must never change.
+// Trace files hold these numbers, so the numbers must never change.
 enum class TraceKind : std::uint8_t {
   kRead = 0,          // storage to host
   kWrite = 1,         // host to storage
@@ -115,26 +115,27 @@ void trace_enable(std::uint32_t ring_records);
 // Announcements (trace_begin) are left out.
 std::vector<TraceRecord> trace_take();
 
-// Not part of the interface. trace_enabled() reads this flag.
+// This flag is not part of the interface. The function trace_enabled() reads the flag.
 inline std::atomic<bool> trace_is_on{false};
 
-// Appends the record to the trace, if one is running. The counters do not change.
+// Returns whether a trace is running.
 inline bool trace_enabled() {
   return trace_is_on.load(std::memory_order_relaxed);
 }
 
+// Appends the record to the running trace. The counters do not change.
 void trace_append(const TraceRecord& record);
 
-// Records the span while a trace runs, without counting it.
+// Records the span if a trace is running. The counters do not change.
 inline void trace_record(const TraceRecord& record) {
   if (trace_enabled()) trace_append(record);
 }
 
-// Counts the span, and records it while a trace runs.
+// Counts the span, and records the span if a trace is running.
 void trace_span(const TraceRecord& record);
 
-// Announces that a span has begun. While a trace runs, the call records `record` without an end. A
-// reader of an unfinished trace assumes that an announced span lasts to the end of the trace,
+// Announces that a span has begun. If a trace is running, the call records `record` without an end.
+// A reader of an unfinished trace assumes that an announced span lasts to the end of the trace,
 // unless the full record of the span follows.
 inline void trace_begin(TraceRecord record) {
   record.end_ns = 0;
@@ -142,9 +143,10 @@ inline void trace_begin(TraceRecord record) {
 }
 
 // While this object lives and a trace goes to a file, the drainer's thread calls `poll` about every
-// 25 ms. It then writes the new records immediately. A TracePoll records spans whose end no other
-// thread would notice. Once the destructor has returned, `poll` is not running and is never called
-// again. `poll` must not make or destroy a TracePoll, and must not start or stop a trace.
+// 25 ms. After these calls, the drainer writes the new records immediately. A TracePoll records
+// spans whose end no other thread would notice. Once the destructor has returned, `poll` is not
+// running and is never called again. `poll` must not make or destroy a TracePoll, and must not
+// start or stop a trace.
 class TracePoll {
  public:
   explicit TracePoll(std::function<void()> poll);

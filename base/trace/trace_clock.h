@@ -16,8 +16,8 @@ namespace sluice {
 // The time of the steady clock in nanoseconds. All records and reports use this time base.
 std::uint64_t steady_now_ns();
 
-// The time that the counter and its last calibration give. Before the first calibration, the result
-// is the steady clock's time.
+// Returns the time that follows from the counter and the counter's last calibration. Before the
+// first calibration, the result is the steady clock's time.
 std::uint64_t trace_now_ns();
 
 // Calibrates the counter against the steady clock. The first call takes two milliseconds.

@@ -1,8 +1,8 @@
 // The layout of a trace file (docs/tracing.md). The file is a sequence of blocks. A block has a
 // header of 64 bytes and a payload. The payload is padded to a multiple of 64 bytes, so that
 // records are aligned in a mapped file. A block holds either records of one thread, or a text with
-// a name. The first block is a text named "sluice-trace", which describes the records. Everything
-// is little-endian.
+// a name. The first block is a text named "sluice-trace", which describes the records. All numbers
+// in the file are little-endian.
 //
 // Thread rule: pure. Invariant: a block whose checksum matches is whole. After a damaged block, a
 // reader searches for the next magic number and continues there.
@@ -24,7 +24,7 @@ inline constexpr std::size_t kTraceNameBytes = 16;
 inline constexpr std::uint32_t kTraceBlockRecordsMax = 4096;
 inline constexpr std::uint32_t kTraceSectionBytesMax = 256u << 20;
 
-// Files hold these numbers, so they must never change.
+// Trace files hold these numbers, so the numbers must never change.
 enum class TraceBlockType : std::uint32_t { kRecords = 1, kSection = 2 };
 
 struct TraceBlockHeader {

@@ -2,8 +2,8 @@
 // beside the GPU's work. The ranges have the same names as the spans in a trace. Ranges are off by
 // default, and NVTX is not loaded while ranges are off. While ranges are on, their cost depends on
 // the tool that listens. Steps, acquire(), finish(), transfers, copies, updates, norms and
-// collectives have ranges. A range also covers the computation under a lease, as long as the
-// application enqueues that computation.
+// collectives have ranges. The computation under a lease has a range, too. This range lasts as long
+// as the application enqueues the computation.
 //
 // Thread rule: any thread; a range may begin on one thread and end on another.
 #pragma once
@@ -28,8 +28,8 @@ void name_trace_units(const std::vector<std::string>& names);
 
 enum class TraceRangeId : std::uint64_t { kNone = 0 };
 
-// Not part of the interface. begin_trace_range() reads this flag, and calls start_nvtx_range() if
-// the flag is set.
+// This flag is not part of the interface. If the flag is set, begin_trace_range() calls
+// start_nvtx_range().
 inline std::atomic<bool> trace_ranges_are_on{false};
 TraceRangeId start_nvtx_range(const TraceRecord& record);
 void end_nvtx_range(TraceRangeId range);
@@ -59,8 +59,8 @@ class TraceRange {
   TraceRangeId id_;
 };
 
-// A span that begins and ends with a C++ scope. Makes a record and a range, both from construction
-// to destruction.
+// A span that begins and ends with a C++ scope. The object makes a record and a range. Both last
+// from construction to destruction.
 class TraceScope {
  public:
   explicit TraceScope(const TraceRecord& record) : record_(record), range_(record) {

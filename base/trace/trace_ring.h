@@ -1,4 +1,4 @@
-// A ring with one writer and one reader. It carries the records of one thread to the drainer.
+// A ring with one writer and one reader. The ring carries the records of one thread to the drainer.
 //
 // Thread rule: only the ring's own thread calls append(). Only one other thread at a time calls
 // drain(). Invariants: append() never waits. If the ring is full, append() drops the record and
@@ -20,8 +20,8 @@ namespace sluice {
 
 class TraceRing {
  public:
-  // `capacity` is rounded up to a power of two. A place in the ring takes memory only once it is
-  // used.
+  // `capacity` is rounded up to a power of two. A place in the ring takes no memory before its
+  // first use.
   TraceRing(std::uint32_t capacity, std::uint32_t thread, std::string name)
       : thread_(thread),
         name_(std::move(name)),
@@ -39,8 +39,8 @@ class TraceRing {
       lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       return;
     }
-    // If the ring is empty, the reader takes nothing now; it sees the new base together with the
-    // next record.
+    // While the ring is empty, the reader takes nothing. The reader sees the new base together with
+    // the next record.
     if (head == tail) base_ = head;
     records_[(head - base_) & (capacity_ - 1)].record = record;
     head_.store(head + 1, std::memory_order_release);  // publishes the record
@@ -57,7 +57,7 @@ class TraceRing {
     const std::uint64_t first = tail - base_;
     for (std::size_t i = 0; i < taken; ++i)
       target[i] = records_[(first + i) & (capacity_ - 1)].record;
-    tail_.store(tail + taken, std::memory_order_release);  // copied before overwritten
+    tail_.store(tail + taken, std::memory_order_release);  // the places may be reused
     return taken;
   }
 
@@ -74,7 +74,7 @@ class TraceRing {
   bool is_closed() const { return is_closed_.load(std::memory_order_acquire); }
 
  private:
-  // Not initialized, so that only used places take memory.
+  // The places are not initialized, so that only used places take memory.
   union Storage {
     Storage() {}
     TraceRecord record;
@@ -88,7 +88,7 @@ class TraceRing {
 
   // The writer's data and the reader's data are on separate cache lines.
   alignas(64) std::atomic<std::uint64_t> head_{0};
-  std::uint64_t base_ = 0;  // the number of the record in the first place; published by head_
+  std::uint64_t base_ = 0;  // the number of the record in records_[0]; published by head_
   std::atomic<std::uint64_t> lost_{0};
   std::atomic<bool> is_closed_{false};
   alignas(64) std::atomic<std::uint64_t> tail_{0};

@@ -3,7 +3,7 @@
 // Thread rule: any thread may call add_ring() and add_section(). Only one thread calls finish().
 // Invariants: a record reaches the file within kDrainPeriod after append(), plus the time that the
 // disk needs. If the disk fails, only the file ends, and the run continues. The first failure is
-// kept and finish() reports it.
+// kept, and finish() reports this failure.
 #pragma once
 
 #include <chrono>
@@ -23,7 +23,7 @@ namespace sluice {
 
 class TraceWriter {
  public:
-  // The time between two rounds in which the drainer empties all rings. A round costs some ten
+  // The time between two rounds in which the drainer empties all rings. A round takes about ten
   // microseconds. If the process is killed, the records of one round are lost.
   static constexpr std::chrono::milliseconds kDrainPeriod{25};
 
@@ -68,7 +68,7 @@ class TraceWriter {
   std::uint64_t lost_by_ended_ = 0;
   std::vector<TraceRecord> records_;
 
-  std::thread thread_;  // last: starts when everything else is ready
+  std::thread thread_;  // last, so that the thread starts after all other members are ready
 };
 
 }  // namespace sluice

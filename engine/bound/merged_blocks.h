@@ -1,8 +1,9 @@
 // The cost of a planned step that has very many blocks. Neighbouring blocks of a unit have the same
-// size and the same homes. So `factor` neighbouring blocks are simulated as one block of `factor`
-// times the size. The buffers keep their bytes, and a storage request of a merged block has
-// `factor` times the latency. So the merged step is a coarser version of the true step. In tests,
-// the time of the merged step is within 1 % of the true time. Pure; callable from any thread.
+// size and the same homes. So the simulation merges `factor` neighbouring blocks into one block of
+// `factor` times the size. The sizes of the buffers in bytes stay the same. A storage request of a
+// merged block has `factor` times the latency. So the merged step is a coarser version of the true
+// step. In tests, the time of the merged step is within 1 % of the true time. Pure; callable from
+// any thread.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ struct BlockSteps {
   std::uint32_t commit_every = 1;
 };
 
-// T_bound of `policy` (not kAuto). A simulation has at most `blocks_max` blocks, or one for each
-// unit if there are more units.
+// Returns T_bound of `policy`, which is not kAuto. The simulation has at most `blocks_max` blocks.
+// If there are more units than that, the simulation has one block per unit.
 StepCost bound_of_blocks(const BlockSteps& steps, const Rates& rates, OverlapPolicy policy,
                          std::uint64_t blocks_max = kBlocksSimulatedMax);
 

@@ -1,6 +1,6 @@
-// A training step under a placement, in the form that engine/bound/bound.h takes: its schedule, its
-// window and its activations. The step's description includes an example of the uses that the step
-// announces. Constant after construction, callable from any thread.
+// A training step under a placement, in the form that engine/bound/bound.h takes: the schedule, the
+// window and the activations of the step. The object also has an example of the uses that the step
+// announces. The object is constant after construction. Any thread may call its functions.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 
 namespace sluice {
 
-// Uses that the step announces. Announced uses come before use number `before_use` of the step's
-// schedule. The step announces these uses before use number `announced_before`, which is the same
-// use or an earlier use.
+// Uses that the step announces. They come before use number `before_use` of the step's schedule.
+// The step announces these uses before use number `announced_before`, which is the same use or an
+// earlier use.
 struct PlannedAnnouncement {
   std::uint32_t before_use = 0;
   std::uint32_t announced_before = before_use;
   Pass pass = Pass::kForward;
   std::vector<UnitId> units;
-  // Under optimizer.untouched "lazy": the number of updates that each unit has missed when the step
-  // begins. Before the first of its uses in the step, the unit makes up for these updates.
+  // Under optimizer.untouched "lazy", this is the number of updates that each unit has missed when
+  // the step begins. Each unit makes up for these updates before the step's first use of the unit.
   std::uint32_t missed_updates = 0;
 };
 

@@ -1,9 +1,9 @@
-// A queue whose items leave by their rank, the lowest first. Items mostly come in the order of
-// their ranks, urgency by urgency: these form one line for each urgency, and only the others are
-// sorted.
+// A queue whose items leave in the order of their ranks, lowest rank first. Most items of one
+// urgency also come in the order of their ranks. These items form one line for each urgency, and
+// only the other items are sorted.
 //
 // Thread rule: one thread.
-// Invariant: each line is in the order of its ranks.
+// Invariant: the items of each line are in the order of their ranks.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@ class RankedQueue {
     return item;
   }
 
-  // In the order in which they would leave.
+  // Calls `visit` with each item, in the order in which the items would leave the queue.
   template <typename Visit>
   void for_each(const Visit& visit) const {
     std::vector<Item> items = others_;

@@ -1,5 +1,5 @@
-// The commits of a durable store in the bound's simulation: what the commits write, and which
-// stores and updates wait for the commits. The rules of the simulation are in
+// Simulates the commits of a durable store for the bound. The simulation includes the writes of the
+// commits, and the stores and updates that wait for the commits. The rules of the simulation are in
 // engine/bound/bound_simulation.h, and the engine's own rules are in engine/flow/commits.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
@@ -24,19 +24,19 @@ class SimulatedCommits {
                    std::function<void(std::uint32_t block)> on_saved);
 
   bool are_made() const { return placement_.durable_copies != 0; }
-  // Whether `version` of a block may go to storage. For this, the earlier commits must have their
-  // tables, and a copy must be free.
+  // Returns whether `version` of a block may be written to storage. The earlier commits must have
+  // their tables, and a copy of the block must be free.
   bool may_store(std::uint64_t version) const;
-  // Takes note that the block is at home as `version`.
+  // Takes note that version `version` of the block is at home.
   void updated(std::uint32_t block, std::uint64_t version);
   bool is_saving(std::uint32_t block) const { return is_saving_[block]; }
 
   void step_began();
   // Whether the commit may wait for the fetches of the step (engine/plan/commit_turn.h).
   bool may_wait() const;
-  // Starts one save or one commit, if it may start. The commit of `held_version` must not start.
+  // Starts one save or one commit, if one may start. The commit of `held_version` is not started.
   bool pump(std::uint64_t held_version);
-  // Ends a job of a save or a flush.
+  // Handles the end of a job that belongs to a save or a flush.
   void end(const SimulatedJob& job);
 
  private:
@@ -61,9 +61,9 @@ class SimulatedCommits {
   const double flush_s_;
 
   std::uint64_t trained_blocks_ = 0;
-  std::uint64_t memory_blocks_ = 0;                // of these, with state at home in memory
-  std::map<std::uint64_t, std::uint64_t> stored_;  // by version: blocks
-  std::uint64_t saved_ = 0;                        // blocks, of the commit that is next
+  std::uint64_t memory_blocks_ = 0;                // trained blocks with state at home in memory
+  std::map<std::uint64_t, std::uint64_t> stored_;  // by version: the number of blocks
+  std::uint64_t saved_ = 0;                        // blocks of the next commit
   std::deque<Save> saves_;
   std::vector<bool> is_saving_;  // by block
   std::uint64_t save_count_ = 0;

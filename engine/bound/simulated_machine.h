@@ -1,10 +1,11 @@
-// The machine that the bound's simulation runs on: resources, the times that jobs take at given
-// rates, a calendar of ends, and the account of time and bytes. Each resource serves one job at a
-// time, lowest rank first, and never interrupts a job. Only ranks decide the order, so equal times
-// give equal schedules.
+// The machine on which the bound's simulation runs. The machine has resources, and computes from
+// rates how long a job takes. It keeps a calendar of the ends of jobs, and an account of time and
+// bytes. Each resource serves one job at a time and never interrupts a job. The waiting job with
+// the lowest rank is served first. Only the ranks decide the order of jobs, so equal times give
+// equal schedules.
 //
-// Times are whole ticks, so that equal sums are equal. A tick is a nanosecond, except for steps
-// that take years.
+// Times are whole numbers of ticks, so that sums of times have no rounding errors. A tick is a
+// nanosecond, except for steps that take years.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Invariant: all jobs that end at one instant have ended before any resource starts its next job.
@@ -22,23 +23,27 @@
 
 namespace sluice {
 
-// The meaning of a job's end, and the subject of the job.
+// The kinds of jobs. Each comment says what has happened when the job ends, and names the job's
+// subject.
 enum class SimulatedTask : std::uint8_t {
   kFetch,       // a block's parameters are in its slot
-  kCopyUp,      // the first fetch is on the device
+  kCopyUp,      // the fetch that came first is on the device
   kCompute,     // a use is computed
   kDrain,       // a use's gradient has left the device
   kAccumulate,  // a use's gradient is added to the earlier ones
   kNorm,        // a use's gradient has its norm
-  kLoad,        // a block: one part of its state is in the lane
-  kAdam,        // a block
-  kDeviceAdam,  // a block whose state is at home on the device
+  kLoad,        // one part of a block's state is in the lane
+  kAdam,        // a block is updated
+  kDeviceAdam,  // a block whose state is at home on the device is updated
+  kStreamUp,    // a block to be updated on the device is there
+  kStreamAdam,  // such a block is updated
+  kStreamDown,  // such a block is back
   kPublish,     // a block's new parameters are on the device
-  kWriteBack,   // a block: one part is home
+  kWriteBack,   // one part of a block is at home
   kSpillCopy,   // a block of a gradient that waits elsewhere has left the device
   kSpillSum,    // the sum so far is in host memory
-  kSpillAdd,    // the gradient is added to it, and in the norm
-  kSpillStore,  // a block of the gradient is where it waits
+  kSpillAdd,    // the gradient is added to the sum, and to the norm
+  kSpillStore,  // a block of the gradient is at its waiting place
   kSaveCopy,    // a block to be committed has left the device
   kSave,        // a block that is at home in memory is on storage
   kFlush,       // earlier writes of a commit are durable
@@ -50,22 +55,24 @@ struct SimulatedJob {
   std::uint64_t rank = 0;  // unique among the jobs that wait for one resource
 };
 
-// Returns a rank: jobs are ordered by urgency first, and then by `place`.
+// Returns the rank of a job. Jobs are ordered by urgency. Jobs of the same urgency are ordered by
+// `place`.
 constexpr std::uint64_t ranked(std::uint64_t urgency, std::uint64_t place) {
   return urgency << 56 | place;
 }
 
 class SimulatedMachine {
  public:
-  // `on_end` is called at every job's end. If a job takes no time, `on_end` is called before the
-  // call that started the job returns. The rates of `shape` must outlive the machine. A simulation
-  // of at most `steps` steps must not run out of ticks.
+  // `on_end` is called when a job ends. If a job takes no time, `on_end` is called before the call
+  // that started the job returns. The rates of `shape` must outlive the machine. The length of a
+  // tick is chosen so that `steps` steps do not run out of ticks.
   SimulatedMachine(const StepShape& shape, std::uint64_t steps,
                    std::function<void(const SimulatedJob&)> on_end);
 
   void read(const SimulatedJob& job, std::uint64_t size_bytes);
   void write(const SimulatedJob& job, std::uint64_t size_bytes);
-  // Occupies the drive as a write does, for `duration_s` and the time to empty the write cache.
+  // Occupies the drive in the same way as a write. A flush takes `duration_s`, and also the time to
+  // empty the write cache.
   void flush(const SimulatedJob& job, double duration_s);
   void copy_up(const SimulatedJob& job, std::uint64_t size_bytes);
   void copy_down(const SimulatedJob& job, std::uint64_t size_bytes);
@@ -74,16 +81,17 @@ class SimulatedMachine {
   void adam(const SimulatedJob& job, std::uint64_t element_count);
   void device_adam(const SimulatedJob& job, std::uint64_t element_count);
 
-  // Whether the CPU is idle and no job waits for it.
+  // Returns whether the CPU is idle and no job waits for the CPU.
   bool cpu_is_free() const;
 
   // Lets every idle resource start a job, and advances to the next instant at which jobs end.
   // Requires: a job is under way.
   void advance();
 
-  // Adds what is under way and what waits. Requires: there is no write cache.
+  // Adds the jobs that are under way and the jobs that wait to `state`. Requires: there is no write
+  // cache.
   void add_to(SimulatedState& state) const;
-  // Returns the cost since the start; step_s is the present time.
+  // Returns the cost since the start. The member step_s of the result is the present time.
   StepCost account() const;
 
  private:
@@ -98,7 +106,7 @@ class SimulatedMachine {
   struct Line {
     RankedQueue<Timed> waiting;
     bool is_busy = false;
-    bool ends_job = false;        // when it is free again; otherwise the job's latency follows
+    bool ends_job = false;        // when the line is free; otherwise the latency follows
     std::int64_t free_ticks = 0;  // of a busy line
     std::uint64_t number = 0;     // of the end, among those of one instant
     SimulatedJob job;

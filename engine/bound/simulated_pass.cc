@@ -19,6 +19,7 @@ SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
       units_(shape.layout.units().size()),
       is_updated_(updated_units(shape.layout, shape.placement, shape.schedule)),
       lanes_free_(shape.placement.lanes.count),
+      staging_free_(shape.placement.update_staging.count),
       block_at_place_(shape.layout.blocks().size()) {
   for (const ScheduledUse& use : shape.schedule) {
     if (use.final_gradient) arrival_order_.push_back(use.unit);
@@ -106,7 +107,7 @@ bool SimulatedPass::try_grant(std::uint32_t index) {
                   layout_.record_slot_bytes(BlockId{index}));
   }
   if (needs_slot(index)) load_parameters(index, is_bound);
-  if (gradient_tier(index) != Tier::kHost) {
+  if (fetches_gradients(index)) {
     ++block.pending;
     block.awaits_gradients = true;
     load_gradients(index);
@@ -194,8 +195,8 @@ void SimulatedPass::add_to(SimulatedState& state, std::uint64_t step) const {
        {trained_blocks_ == 0 ? 0 : pass_ - step, granted_ - step * trained_blocks_,
         normed_steps_ - step, home_ - step * trained_blocks_,
         sent_to_device_ - step * device_blocks_, updated_on_device_ - step * device_blocks_,
-        std::uint64_t{lanes_free_}, std::uint64_t{next_block_}, std::uint64_t{next_arrival_},
-        std::uint64_t{arrival_block_}})
+        std::uint64_t{lanes_free_}, std::uint64_t{staging_free_}, std::uint64_t{next_block_},
+        std::uint64_t{next_arrival_}, std::uint64_t{arrival_block_}})
     state.add(count);
 }
 
@@ -233,7 +234,7 @@ void SimulatedPass::note_if_ready(std::uint32_t index) {
 // In the order of their turns until the norm is known, then in unit order: forward is about to need
 // the blocks that are left at the turn from backward to forward.
 bool SimulatedPass::pump_adam() {
-  if (!machine_.cpu_is_free()) return false;
+  if (!may_start_update()) return false;
   const auto count = blocks_.size();
   const auto drop = [](Queue& queue, auto&& is_ready) {
     while (!queue.empty() && !is_ready(queue.top())) queue.pop();
@@ -252,9 +253,35 @@ bool SimulatedPass::pump_adam() {
     index = static_cast<std::uint32_t>(ready_blocks_.top() % count);
   }
   blocks_[index].is_ready = false;
-  machine_.adam({SimulatedTask::kAdam, index, ranked(1, 0)},
-                layout_.block(BlockId{index}).element_count);
+  start_update(index);
   return true;
+}
+
+void SimulatedPass::start_update(std::uint32_t index) {
+  if (!placement_.streams_updates)
+    return machine_.adam({SimulatedTask::kAdam, index, ranked(1, 0)},
+                         layout_.block(BlockId{index}).element_count);
+  --staging_free_;
+  machine_.copy_up({SimulatedTask::kStreamUp, index, ranked(1, blocks_[index].place)},
+                   streamed_bytes(index, /*with_gradients=*/true));
+}
+
+// The bytes that come for an update on the device, or go back after it.
+std::uint64_t SimulatedPass::streamed_bytes(std::uint32_t index, bool with_gradients) const {
+  const BlockId id{index};
+  const bool goes_up = with_gradients;
+  std::uint64_t bytes = layout_.record_bytes(id);
+  if (parameter_tier(index) != Tier::kDevice &&
+      !(goes_up && layout_.format().master == MasterLayout::kFp16))
+    bytes += layout_.parameter_bytes(id);
+  if (with_gradients && gradient_tier(index) != Tier::kDevice)
+    bytes += layout_.block(id).element_count * layout_.format().gradient_bytes();
+  return bytes;
+}
+
+void SimulatedPass::stream_back(std::uint32_t index) {
+  machine_.copy_down({SimulatedTask::kStreamDown, index, ranked(2, blocks_[index].place)},
+                     streamed_bytes(index, /*with_gradients=*/false));
 }
 
 void SimulatedPass::end(const SimulatedJob& job) {
@@ -262,6 +289,12 @@ void SimulatedPass::end(const SimulatedJob& job) {
   switch (job.task) {
     case SimulatedTask::kLoad: return part_loaded(index);
     case SimulatedTask::kAdam: return updated(index);
+    case SimulatedTask::kStreamUp:
+      return machine_.device_adam(
+          {SimulatedTask::kStreamAdam, index, ranked(1, blocks_[index].place)},
+          layout_.block(BlockId{index}).element_count);
+    case SimulatedTask::kStreamAdam: return stream_back(index);
+    case SimulatedTask::kStreamDown: ++staging_free_; return updated(index);
     case SimulatedTask::kDeviceAdam:
       ++updated_on_device_;
       publish(index);

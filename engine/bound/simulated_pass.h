@@ -1,5 +1,5 @@
-// The optimizer pass in the bound's simulation: the times of each block's turn, lane, reads, Adam
-// and writes. The rules are in engine/bound/bound_simulation.h.
+// Simulates the optimizer pass for the bound: the times at which each block has its turn, its lane,
+// its reads, its Adam and its writes. The rules are in engine/bound/bound_simulation.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Progress: a block in the pass waits for its own jobs, for the arrival of its parameters in its
@@ -29,13 +29,14 @@ class SimulatedPass {
   // Frees the slots of lanes whose blocks came home at this instant. Returns false when there are
   // no such lanes.
   bool settle();
-  // Lets one block take its turn, if any block may take its turn.
+  // Gives one block its turn, if a block may have its turn now.
   bool pump();
-  // The call starts the writes of one block that has waited for a commit, if the writes may start.
+  // If a block has waited for a commit and its writes may start now, the call starts them.
   bool pump_writes();
   // Takes note that a commit has saved the block. The block may then be updated again.
   void saved(std::uint32_t block);
-  // Starts the next Adam, if possible. Called only when no other job can start.
+  // Starts the next update of a block in a lane, if possible. Called only when no other job can
+  // start.
   bool pump_adam();
 
   // Takes note that the block's parameters have arrived in its slot.
@@ -45,17 +46,17 @@ class SimulatedPass {
   // Ends a job whose subject is a block.
   void end(const SimulatedJob& job);
 
-  // The number of updates of the block that are complete for fetches and for computation on the
-  // device.
+  // Returns the number of updates of the block that fetches, and computation on the device, can
+  // see.
   std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
   bool has_updated(UnitId unit, std::uint64_t steps) const;
-  // Whether this many updates of every block are home.
+  // Returns whether `steps` updates of every block are at home.
   bool is_home(std::uint64_t steps) const {
     return home_ == steps * trained_blocks_ && updated_on_device_ == steps * device_blocks_;
   }
 
-  // Adds the state at the begin of step `step`. Requires: no lane's block came home at this
-  // instant, and no store waits for a commit.
+  // Adds the state of the pass at the begin of step `step` to `state`. Requires: no lane's block
+  // came home at this instant, and no store waits for a commit.
   void add_to(SimulatedState& state, std::uint64_t step) const;
 
  private:
@@ -82,16 +83,24 @@ class SimulatedPass {
     return placement_.gradient_tier[index_of(layout_.block(BlockId{block}).unit)];
   }
   bool needs_lane(std::uint32_t block) const {
-    return needs_slot(block) || record_tier(block) != Tier::kHost ||
-           gradient_tier(block) != Tier::kHost;
+    return needs_slot(block) || record_tier(block) != Tier::kHost || fetches_gradients(block);
+  }
+  bool fetches_gradients(std::uint32_t block) const {
+    return placement_.lane_fetches_gradients(layout_.block(BlockId{block}).unit);
   }
   bool is_eager(std::uint32_t block) const;
   bool grant_by_unit();
   bool grant_by_arrival();
   bool try_grant(std::uint32_t index);
   bool needs_slot(std::uint32_t block) const {
-    return !placement_.updates_parameters_at_home(BlockId{block});
+    return placement_.update_takes_slot(BlockId{block});
   }
+  bool may_start_update() const {
+    return placement_.streams_updates ? staging_free_ != 0 : machine_.cpu_is_free();
+  }
+  void start_update(std::uint32_t index);
+  void stream_back(std::uint32_t index);
+  std::uint64_t streamed_bytes(std::uint32_t index, bool with_gradients) const;
   void load_parameters(std::uint32_t index, bool is_bound);
   void part_loaded(std::uint32_t index);
   bool may_update(std::uint32_t index) const;
@@ -121,13 +130,15 @@ class SimulatedPass {
   std::uint64_t pass_ = 0;  // the step whose blocks have their turn
   std::uint64_t granted_ = 0;
   std::uint32_t lanes_free_;
+  std::uint32_t staging_free_;       // places on the device for blocks that it updates
   std::uint32_t next_block_ = 0;     // by unit
   std::uint32_t next_arrival_ = 0;   // by arrival: unit
   std::uint32_t arrival_block_ = 0;  // and its block
   std::uint64_t normed_steps_ = 0;   // steps whose norm is known
 
-  // The blocks that wait only for the CPU, by their place in the pass and by unit. An entry whose
-  // block has left by the other queue is dropped when it is the first.
+  // Two queues of the blocks that wait only for the CPU: one in the order of places in the pass,
+  // and one in the order of units. A block leaves through one of the queues. The block's entry in
+  // the other queue is dropped when the entry comes first.
   using Queue = std::priority_queue<std::uint64_t, std::vector<std::uint64_t>, std::greater<>>;
   Queue ready_places_;
   Queue ready_blocks_;

@@ -1,7 +1,7 @@
-// The parameter slots of the bound's simulation, by the rules of engine/flow/parameter_slots.h. A
-// block has at most one slot, which fetches and lanes share. Each lane is entitled to a slot, and
-// some slots may keep bytes for a later user. Users that leave at the same instant leave in a fixed
-// order, after all other events of this instant.
+// Simulates the parameter slots for the bound, by the rules of engine/flow/parameter_slots.h. A
+// block has at most one slot, which fetches and lanes share. One slot is reserved for each lane.
+// Some slots may keep their bytes for a later user. If several users leave at the same instant,
+// they leave in a fixed order, after all other events of this instant.
 //
 // Thread rule: one thread, because one simulation owns the object.
 #pragma once
@@ -21,12 +21,14 @@ class SimulatedSlots {
  public:
   SimulatedSlots(const Placement& placement, std::size_t block_count);
 
-  // Whether the block has a slot, and whether the slot has the block's bytes.
+  // is_bound() says whether the block has a slot, and is_valid() says whether this slot has the
+  // block's bytes.
   bool is_bound(std::uint32_t block) const { return slots_[block].is_bound; }
   bool is_valid(std::uint32_t block) const { return slots_[block].is_valid; }
   void set_valid(std::uint32_t block) { slots_[block].is_valid = true; }
 
-  // Joins the block's slot, or binds a free one. Returns false when no slot is available now.
+  // Adds a user to the block's slot. If the block has no slot, the call binds a free slot to the
+  // block. Returns false if no slot is available now.
   bool take(std::uint32_t block, SimulatedUser user);
 
   // Removes a user of the block's slot at the next settle(). `keep` says that the bytes will be
@@ -37,7 +39,7 @@ class SimulatedSlots {
   // Requires: no user is leaving.
   void add_to(SimulatedState& state) const;
 
-  // Returns false when no user is leaving.
+  // Removes all users that are leaving. Returns false if no user is leaving.
   bool settle();
 
  private:

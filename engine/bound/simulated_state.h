@@ -1,6 +1,6 @@
-// A fingerprint of a simulation's state between two steps, with times and counts that go on from
-// step to step taken relative to the present. A simulation that comes to the same state again
-// repeats itself from there on.
+// A fingerprint of a simulation's state between two steps. Times and counts that grow from step to
+// step are added relative to their present values. If a simulation comes to the same state again,
+// the simulation repeats itself from then on.
 //
 // Thread rule: one thread.
 #pragma once

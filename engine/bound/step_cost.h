@@ -18,14 +18,15 @@
 
 namespace sluice {
 
-// The machine's rates for one rank. A rate of 0 means that the resource costs no time.
+// The machine's rates for one rank. If a rate is 0, the work takes no time.
 struct Rates {
   double read_bytes_per_second = 0;  // of all drives together
   double write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
   double latency_s = 0;  // of a storage request, beside its transfer
-  double flush_s = 0;    // for which each flush of a commit occupies the drives
-  // The drives' write cache, which a flush writes out first (io/write_cache_model.h); 0 = none.
+  double flush_s = 0;    // how long each flush of a commit occupies the drives
+  // The size of the drives' write cache; 0 = none. A flush first writes out this cache
+  // (io/write_cache_model.h).
   std::uint64_t write_cache_bytes = 0;
   double up_bytes_per_second = 0;    // host to device
   double down_bytes_per_second = 0;  // device to host
@@ -61,8 +62,8 @@ struct StepCost {
   Resource scarcest() const;
 };
 
-// A unit that makes up for the updates that it has missed, before the step uses it
-// (optimizer.untouched "lazy").
+// A late unit makes up for its missed updates before the step uses the unit (optimizer.untouched
+// "lazy").
 struct LateUnit {
   UnitId unit{};
   std::uint32_t missed_updates = 0;
@@ -78,8 +79,8 @@ struct StepShape {
   const ActivationPlan* activations = nullptr;  // null: the application keeps them
   // The number of updates from one commit to the next, if the placement has copies for commits.
   std::uint32_t commit_every = 1;
-  // For each use: kScheduled, or the number of uses that have been computed when the step announces
-  // the use. The list is empty if the step announces no use.
+  // The entry of a use is kScheduled, or the number of uses that have been computed when the step
+  // announces the use. The list is empty if the step announces no use.
   std::span<const std::uint32_t> announced_after = {};
   std::span<const LateUnit> late_units = {};  // of each step
 

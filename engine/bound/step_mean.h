@@ -1,5 +1,6 @@
-// The mean cost of a simulated step, over a number of steps behind those that fill the pipeline.
-// Once a state returns, all steps repeat themselves, so the rest of them need not be simulated.
+// Computes the mean cost of a simulated step. The first steps, which fill the pipeline, do not
+// count. When a state occurs again, all later steps repeat earlier steps, so the later steps need
+// not be simulated.
 //
 // Thread rule: one thread.
 #pragma once
@@ -18,9 +19,10 @@ class StepMean {
   StepMean(std::uint64_t warm_steps, std::uint64_t counted_steps)
       : warm_steps_(warm_steps), counted_steps_(counted_steps) {}
 
-  // Notes the cost of all steps so far at the end of one more step. Returns the mean once it is
-  // known, after all steps at the latest. `state` is that of the simulation, and is empty if the
-  // state is not known in full. The mean is the same with and without states.
+  // Called at the end of each step. `cost` is the cost of all steps so far. Returns the mean as
+  // soon as the mean is known, at the latest after all steps. `state` is the state of the
+  // simulation, or empty if the state is not completely known. The mean is the same with and
+  // without states.
   std::optional<StepCost> note(const StepCost& cost, const std::optional<SimulatedState>& state);
 
  private:

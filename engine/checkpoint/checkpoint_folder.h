@@ -1,10 +1,11 @@
 // Checkpoints in a folder. Each checkpoint has its own folder: "step-000000012", or
 // "step-000000012.1" if this step was saved before. A checkpoint appears whole or not at all. The
-// checkpoint is written under a name that begins with a dot, and the files and the folder are
-// synced. Then a rename, which is synced too, gives the checkpoint its name. "latest" is a link
-// that is replaced in the same way. Older checkpoints are removed only afterwards.
+// checkpoint is first written under a name that begins with a dot, and its files and its folder are
+// synced. Then the folder is renamed to the checkpoint's name, and the rename is synced, too. The
+// link "latest" is replaced in the same way. Older checkpoints are removed only after the new
+// checkpoint has its name.
 //
-// Thread rule: one thread calls the functions; with several ranks, it is a thread of rank 0.
+// Thread rule: one thread calls the functions. With several ranks, this thread belongs to rank 0.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ namespace sluice {
 
 struct CheckpointName {
   std::uint64_t step = 0;
-  std::uint32_t revision = 0;  // counts checkpoints saved at this step
+  std::uint32_t revision = 0;  // the number of earlier checkpoints of this step
 
   std::string text() const;
   auto operator<=>(const CheckpointName&) const = default;
@@ -30,20 +31,20 @@ struct CheckpointName {
 // Returns `text` as the name of a checkpoint, or nothing if `text` is no such name.
 std::optional<CheckpointName> checkpoint_name_from(std::string_view text);
 
-// Returns the checkpoints, newest first. The list is empty if there is no folder. Does not check
-// that the checkpoints can be read.
+// Returns the names of the checkpoints in `root`, newest first. The list is empty if `root` does
+// not exist. The function does not check whether the checkpoints can be read.
 // Fails with kInput if `root` cannot be listed.
 std::vector<CheckpointName> list_checkpoints(const std::string& root);
 
-// Lets only one process at a time write checkpoints to a folder. The lock ends with the object or
-// with the process.
+// A lock that lets only one process at a time write checkpoints to a folder. The lock ends with the
+// object or with the process.
 class CheckpointLock {
  public:
   // Makes the folder if it is missing, and removes half-written checkpoints of a killed process.
   // Fails with kInput if another process has the lock, or the folder cannot be made. The message
   // names the other process by host and number.
   explicit CheckpointLock(const std::string& root);
-  // The folders that were removed, because their checkpoints never became whole.
+  // The folders that the constructor has removed, because their checkpoints were incomplete.
   const std::vector<std::string>& removed() const { return removed_; }
 
  private:
@@ -63,14 +64,14 @@ class NewCheckpoint {
   ~NewCheckpoint();
 
   const std::string& folder() const { return folder_; }
-  // Makes a file of `size_bytes` that begins with `beginning`. The call reserves the room, so that
-  // a full disk is noticed in this call.
+  // Makes a file of `size_bytes` bytes that begins with `beginning`. The call reserves the space of
+  // the file, so a full disk is detected in this call.
   void create(const std::string& name, std::string_view beginning, std::uint64_t size_bytes) const;
-  // Writes a whole file, synced.
+  // Writes a whole file and syncs it.
   void write(const std::string& name, std::string_view text) const;
-  // Gives the checkpoint its name, and returns the path. Every file in the checkpoint has been
-  // synced already. Keeps the newest `keep` checkpoints up to this step, and all checkpoints of
-  // later steps; 0 = all.
+  // Gives the checkpoint its name, and returns the path. The caller has already synced every file
+  // in the checkpoint. The call keeps the newest `keep` checkpoints up to this step, and all
+  // checkpoints of later steps. If `keep` is 0, the call keeps the checkpoints of all steps.
   std::string commit(std::uint64_t step, std::uint32_t keep);
 
  private:
@@ -78,15 +79,17 @@ class NewCheckpoint {
   std::string folder_;  // empty once it has its name
 };
 
-// A file of a checkpoint that is being written. Any rank and any thread may write parts of it.
+// A file of a checkpoint that is being written. Any rank and any thread may write parts of the
+// file.
 class CheckpointFile {
  public:
   // Fails with kInput if the file is missing, because the ranks do not share `folder`, or if the
   // process may open no more files.
   CheckpointFile(const std::string& folder, const std::string& name);
-  // Whole pages go past the page cache if the file system allows it. If the bytes of such a page do
-  // not begin at a page of memory, they pass through `room`, which no other thread uses. `room`
-  // begins at a multiple of a page and has at least one page. Fails with kNoSpace or kIo.
+  // Whole pages are written without the page cache, if the file system allows such writes. Bytes of
+  // such pages whose address is not a multiple of a page are first copied to `room`. No other
+  // thread uses `room`. `room` begins at a multiple of a page and has at least one page.
+  // Fails with kNoSpace or kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);
   // Fails with kIo.

@@ -1,6 +1,7 @@
-// sluice_state.json, the manifest of a checkpoint (docs/checkpoints.md): what was trained, at which
-// step, and the lengths and checksums of everything in the folder. Tensors are checked in pieces,
-// so that reading a range requires only the pieces that overlap it.
+// The manifest of a checkpoint, sluice_state.json (docs/checkpoints.md). The manifest describes
+// what was trained and at which step. It also has the lengths and checksums of everything in the
+// folder. Each piece of a tensor has its own checksum. So a reader of a range reads only the pieces
+// that overlap the range.
 //
 // Thread rule: plain data and pure functions.
 #pragma once
@@ -17,12 +18,13 @@
 namespace sluice {
 
 inline constexpr std::string_view kManifestName = "sluice_state.json";
-// The end of messages about a checkpoint that cannot be read.
+// Messages about a checkpoint that cannot be read end with this text.
 inline constexpr std::string_view kCheckpointRemedy =
     "use another checkpoint (`sluice train --resume` takes the newest that is whole)";
 
-// The part of a tensor that a file has: the compute parameters, the masters, or a moment. Masters
-// are fp32. Beside bf16 parameters, a file has only the low halves of the masters.
+// The part of a tensor's state that a file stores: the compute parameters, the masters, or a
+// moment. Masters are fp32. If the parameters are bf16, the files store only the low halves of the
+// masters.
 enum class CheckpointPart : std::uint8_t { kWeight, kMaster, kMasterLow, kExpAvg, kExpAvgSq };
 std::string_view name_of(CheckpointPart part);
 
@@ -32,7 +34,7 @@ struct CheckpointManifest {
     std::uint64_t size_bytes = 0;
     Checksum128 beginning;  // of its header, with the length before it
     std::uint64_t beginning_bytes = 0;
-    std::string sha256 = {};  // of all of it; empty: not asked for
+    std::string sha256 = {};  // of the whole file; empty = not requested
   };
   struct Piece {
     std::uint64_t first_element = 0;
@@ -46,12 +48,12 @@ struct CheckpointManifest {
     std::string dtype;              // safetensors' name for it
     std::uint64_t begin_bytes = 0;  // in the file
     std::vector<Piece> pieces;      // in order, without gaps
-    std::string sha256 = {};        // of all of them; empty: not asked for
+    std::string sha256 = {};        // of all pieces; empty = not requested
   };
 
   StatePosition position;
   StateDescription state;
-  std::map<std::string, double> hyperparameters;  // for the reader; nothing depends on them
+  std::map<std::string, double> hyperparameters;  // only information for human readers
   std::vector<std::string> application;           // each rank's text
   std::vector<File> files;
   std::vector<Stored> stored;
@@ -60,7 +62,7 @@ struct CheckpointManifest {
 // Fails with kInvalidArgument if the application's texts are not UTF-8.
 std::string manifest_text(const CheckpointManifest& manifest);
 
-// `path` is for messages.
+// `path` is used only in messages.
 // Fails with:
 // - kDamaged: the text differs from what was written.
 // - kInput: the text never was a manifest of this format. The message names the field, the expected

@@ -1,8 +1,8 @@
 // The files of a checkpoint, and the place of each tensor in them. Weights in the compute type have
 // the model's own names, so that other programs can load them. Other files have the data that only
 // training needs: "NAME.exp_avg", "NAME.exp_avg_sq", and "NAME.master" (fp32) or "NAME.master_low"
-// (the half that bf16 lacks). The plan depends only on the model, so all ranks compute the same
-// plan for every number of ranks.
+// (the half that bf16 lacks). The plan depends only on the model. So all ranks compute the same
+// plan, and the plan is the same for every number of ranks.
 //
 // Thread rule: plain data and a pure function.
 #pragma once
@@ -32,13 +32,13 @@ struct CheckpointPlan {
 
   std::vector<File> files;
   std::vector<Tensor> tensors;
-  std::vector<std::vector<std::uint32_t>> stored_of;  // for each tensor of the model: in `tensors`
+  std::vector<std::vector<std::uint32_t>> stored_of;  // per model tensor: indices in `tensors`
   std::string index;                                  // model.safetensors.index.json
   std::uint64_t size_bytes = 0;
 };
 
-// A tensor lies whole in one file. Apart from files with a single larger tensor, no file has more
-// than `file_bytes_max` of data.
+// A tensor lies completely in one file. A file has at most `file_bytes_max` bytes of data. Only a
+// file with a single larger tensor has more.
 CheckpointPlan plan_checkpoint(const StateDescription& state, const StateFormat& format,
                                std::uint64_t file_bytes_max);
 

@@ -1,5 +1,5 @@
-// A checkpoint's folder as a source (sluice/checkpoint.h). Thread rule: any number of threads may
-// call read(); everything else is for one thread.
+// A source that reads the state from the folder of a checkpoint (sluice/checkpoint.h).
+// Thread rule: any number of threads may call read(). Only one thread may call the other functions.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ class CheckpointSource final : public StateSource {
   void verify();
 
  private:
-  // The bytes of a piece that has been read whole and found correct.
+  // The bytes of a piece that has been read completely, with the correct checksum.
   using Checked = std::shared_ptr<const std::span<const std::byte>>;
 
   void open_files();
@@ -50,13 +50,13 @@ class CheckpointSource final : public StateSource {
   void check_words(const std::string& tensor) const;
   const CheckpointManifest::Stored* find(const std::string& tensor, CheckpointPart part) const;
   bool was_frozen(const std::string& tensor) const;
-  // Calls `take(bytes, first, count)` with the elements of the range as they are stored, piece by
-  // piece.
+  // Calls `take(bytes, first, count)` for each piece of the range, with the elements in their
+  // stored form.
   template <class Take>
   void read_part(const CheckpointManifest::Stored& stored, std::uint64_t first_element,
                  std::uint64_t count, const Take& take);
   Checked load(const CheckpointManifest::Stored& stored, std::size_t piece);
-  // The words of an opaque unit.
+  // Reads words of an opaque unit.
   void read_words(const std::string& tensor, std::uint64_t first_element, std::span<float> values);
   void read_masters(const std::string& tensor, std::uint64_t first_element,
                     std::span<float> values);

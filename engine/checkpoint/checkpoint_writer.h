@@ -1,9 +1,9 @@
 // Writes a checkpoint. Rank 0 makes the folder and its files, and every rank writes the blocks that
-// it owns, on several threads. When all ranks have written, rank 0 adds the manifest and gives the
-// checkpoint its name.
+// the rank owns, on several threads. After all ranks have written, rank 0 adds the manifest and
+// gives the checkpoint its name.
 //
-// Thread rule: write() and sync() state their own rules. Everything else runs on the application's
-// thread, and all ranks take part.
+// Thread rule: the comments of write() and sync() state the rules of these functions. All other
+// functions run on the application's thread, and all ranks call them.
 #pragma once
 
 #include <cstddef>
@@ -27,13 +27,14 @@
 
 namespace sluice {
 
-// Values of the config that only inform readers of a checkpoint.
+// Returns values of the config that are only information for readers of a checkpoint.
 std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer);
 
 class CheckpointWriter {
  public:
-  // `layout` and `ranks` must outlive the writer. `description` is that of all ranks, and has the
-  // local units of each. `thread_count` is the number of threads that call write().
+  // `layout` and `ranks` must outlive the writer. `description` describes the state of all ranks,
+  // including the local units of each rank. `thread_count` is the number of threads that call
+  // write().
   CheckpointWriter(const Layout& layout, StateDescription description, std::uint32_t thread_count,
                    Ranks& ranks);
 
@@ -42,21 +43,22 @@ class CheckpointWriter {
   // failure, or that another rank has failed. After a failure, the contents of `root` are as
   // before.
   void begin(const std::string& root, const StatePosition& position, const SaveOptions& options);
-  // Whether this rank writes blocks. If several ranks have the same data, only the first of these
-  // ranks writes blocks that the ranks share. Each rank writes its local units.
+  // Returns whether this rank writes blocks. If several ranks have the same blocks, only the first
+  // of these ranks writes the blocks. Each rank writes its own local units.
   bool writes_blocks() const { return writes_shared_blocks() || has_local_; }
-  // Writes a block that this rank has, unless another rank writes it. Several threads may call this
-  // function, each with its own number and its own `room` of room_bytes().
+  // Writes a block that this rank has, unless another rank writes the same block. Several threads
+  // may call this function. Each thread uses its own number `thread` and its own `room` of
+  // room_bytes() bytes.
   // Fails with kNoSpace or kIo, naming the file.
   void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
   std::uint64_t room_bytes() const { return room_.size_bytes(); }
-  // Any thread calls this function after the last write(). On return, the data that this rank has
-  // written is on the drive.
+  // Any thread may call this function after the last write(). On return, the data that this rank
+  // has written is on the drive.
   // Fails with kIo, naming the file.
   void sync();
-  // Gives the checkpoint its name. `failure` says why this rank has not written its part.
-  // `application` has the texts of ranks that are not running. These texts replace the options'
-  // text.
+  // Gives the checkpoint its name. If this rank has not written its part, `failure` says why.
+  // `application` has the application's texts of ranks that are not running. These texts replace
+  // SaveOptions::application.
   // Fails with the errors of begin(), and with `failure`.
   SavedCheckpoint finish(const std::optional<Error>& failure,
                          std::vector<std::string> application = {});
@@ -71,9 +73,9 @@ class CheckpointWriter {
                        std::vector<std::string> application = {});
 
  private:
-  // A piece that this rank has written; sent to rank 0 as bytes.
+  // A piece that this rank has written. The rank sends this object to rank 0 as bytes.
   struct Written {
-    std::uint64_t stored = 0;  // its number in the plan
+    std::uint64_t stored = 0;  // the number of its tensor part in the plan
     CheckpointManifest::Piece piece;
   };
   // The files that a thread wrote last. The files stay open, because the next block usually goes to
@@ -89,7 +91,7 @@ class CheckpointWriter {
   CheckpointFile& open(OpenFiles& files, std::uint32_t index) const;
   std::vector<Written> write_block(const BlockView& view, OpenFiles& files,
                                    std::span<std::byte> room) const;
-  // Adds the digests that the options' sha256 computes of every file and tensor. All ranks take
+  // Adds the digests of all files and tensors, which SaveOptions::sha256 computes. All ranks take
   // part.
   void add_sha256(CheckpointManifest& manifest) const;
   std::string own_sha256(const CheckpointManifest& manifest) const;
@@ -98,7 +100,7 @@ class CheckpointWriter {
 
   const Layout& layout_;
   const StateDescription description_;
-  const bool has_local_;  // units of one rank each, of which there are several
+  const bool has_local_;  // local units, with several ranks
   const SaveRoom room_;
   Ranks& ranks_;
 
@@ -106,7 +108,7 @@ class CheckpointWriter {
   SaveOptions options_;
   StatePosition position_;
   CheckpointPlan plan_;
-  std::vector<std::uint32_t> described_;  // by tensor of the layout: in the description
+  std::vector<std::uint32_t> described_;  // by tensor of the layout: the number in the description
   std::optional<NewCheckpoint> fresh_;    // rank 0's
   std::string folder_;
   std::vector<OpenFiles> open_files_;  // by thread

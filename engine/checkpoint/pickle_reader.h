@@ -1,5 +1,5 @@
-// Reads the pickles of torch.save(): the small set of opcodes and names that tensors in
-// dictionaries use. Nothing is executed, and any other opcode or name is an error.
+// Reads pickles that torch.save() has written. The reader knows only the few opcodes and names that
+// dictionaries of tensors use. Any other opcode or name is an error. The reader executes nothing.
 //
 // Thread rule: plain data and a pure function.
 #pragma once

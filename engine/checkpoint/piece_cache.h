@@ -1,10 +1,10 @@
-// The pieces of a checkpoint that were read last. Blocks and pieces need not begin at the same
-// elements. So neighbouring ranges may need the same piece, which should be read only once. Pieces
-// in use always stay in memory. Only a few of the other pieces stay, or as many as threads have
-// used at the same time.
+// A cache of the pieces of a checkpoint that were read last. Blocks and pieces need not begin at
+// the same elements, so neighbouring ranges may need the same piece. The cache avoids a second read
+// of such a piece. Pieces in use always stay in memory. The cache also keeps a few other pieces, or
+// as many pieces as threads have used at the same time.
 //
-// Thread rule: any thread. If several threads want the same piece, one of them reads it and the
-// others wait.
+// Thread rule: any thread. If several threads want the same piece, one thread reads the piece and
+// the other threads wait.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +28,10 @@ class PieceCache {
   // `buffer` by other memory.
   using Read = std::function<std::span<const std::byte>(AlignedBuffer& buffer)>;
 
-  // The piece stays in memory as long as the returned pointer lives. The cache must outlive the
-  // pointer.
-  // Fails with the exception of `read`. The next call for the piece then reads again.
+  // Returns the piece. The piece stays in memory as long as the returned pointer exists. The cache
+  // must outlive the pointer.
+  // Fails with the exception of `read`. After a failure, the next call for the piece reads the
+  // piece again.
   std::shared_ptr<const std::span<const std::byte>> get(const Key& key, const Read& read);
 
  private:
@@ -45,8 +46,8 @@ class PieceCache {
     bool is_read = false;
   };
 
-  // A user of a piece. Uses are counted under the mutex. So a thread that reuses a piece's memory
-  // knows that the last user has finished reading.
+  // A user of a piece. The users of a piece are counted under the mutex of the cache. So a thread
+  // that reuses the memory of a piece knows that the last user has finished reading.
   class Use {
    public:
     Use(PieceCache& cache, const Key& key) : cache_(cache), piece_(cache.find_or_add(key)) {}

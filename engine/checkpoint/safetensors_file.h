@@ -1,7 +1,8 @@
 // The class reads files of named tensors in the safetensors format: 8 bytes of header length, a
-// JSON header, and raw little-endian data. The header is checked against the file's size first. The
-// requested data is read afterwards. The file is not mapped. A mapped file would count as the
-// process's memory, and SIGBUS would end the process if the file were truncated meanwhile.
+// JSON header, and raw little-endian data. The constructor checks the header against the file's
+// size. Later calls read the requested data. The file is not mapped into memory. A mapped file
+// would count as memory of the process. If a mapped file were truncated, SIGBUS would end the
+// process.
 //
 // Thread rule: constant after construction; any number of threads may read.
 #pragma once
@@ -41,25 +42,27 @@ class SafetensorsFile {
   // Finds a tensor of any type. The result is null if no tensor has that name.
   const Entry* find(const std::string& name) const;
   // The call copies bytes [first_byte, ...) of a tensor.
-  // Fails with kInput if the file has been truncated since, and with kIo.
+  // Fails with kInput if the file has been truncated since construction, and with kIo.
   // Requires: `entry` is of this file, and the range is inside the tensor.
   void read_bytes(const Entry& entry, std::uint64_t first_byte, std::span<std::byte> bytes) const;
 
   // The call copies bytes [offset_bytes, ...) of the file.
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
-  // Does the same as read_at(), but goes past the page cache if the file system allows this. Such
-  // reads run at the rate of the drive and leave other files in memory. Returns the bytes, which
-  // lie in `buffer`. Replaces `buffer` if it is too small.
+  // Does the same as read_at(), but does not use the page cache if the file system allows such
+  // reads. These reads run at the rate of the drive, and do not displace other files from the page
+  // cache. Returns the bytes, which lie in `buffer`. If `buffer` is too small, the call replaces
+  // `buffer`.
   std::span<const std::byte> read_direct(std::uint64_t offset_bytes, std::uint64_t size_bytes,
                                          AlignedBuffer& buffer) const;
 
   // The functions below are for fp32 tensors.
-  // Whether `name` is an F32 tensor.
+  // Returns whether `name` is an F32 tensor.
   bool has(const std::string& name) const;
   // Fails with kInput if there is no F32 tensor of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
   // The call copies elements [first_element, ...) to `values`.
-  // Fails with kInput if the name is unknown or the file has been truncated since, and with kIo.
+  // Fails with kInput if the name is unknown or the file has been truncated since construction, and
+  // with kIo.
   // Requires: the range is inside the tensor.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
 

@@ -1,6 +1,6 @@
-// The JSON header of a safetensors file, which lists the tensors and their places. One pass reads
-// the header and refuses anything outside the format immediately. So the cost of a damaged or
-// hostile header is limited by its own length, both in time and in memory.
+// The JSON header of a safetensors file, which lists the tensors and their places. The parser reads
+// the header in one pass, and fails at the first text that is outside the format. So the length of
+// a damaged or hostile header limits the time and the memory that the header can cost.
 //
 // Thread rule: pure.
 #pragma once
@@ -26,7 +26,8 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// The bytes of an element: 4 for "F32", 2 for "BF16"; 0 for an unknown type.
+// Returns the size of an element in bytes, such as 4 for "F32" and 2 for "BF16". The result is 0
+// for an unknown type.
 std::uint64_t safetensors_element_bytes(std::string_view dtype);
 
 // A tensor to be written.
@@ -38,9 +39,9 @@ struct SafetensorsEntry {
   std::uint64_t size_bytes() const;
 };
 
-// The beginning of a file: the header and its length, padded so that data begin at a multiple of
-// `align_bytes`. `align_bytes` is a multiple of 8. The tensors' data follow in the order of
-// `entries`, without gaps.
+// Returns the beginning of a file: the length of the header, and the header. The header is padded
+// so that the data begin at a multiple of `align_bytes`. `align_bytes` is a multiple of 8. The data
+// of the tensors follow in the order of `entries`, without gaps.
 std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
                                   const std::map<std::string, std::string>& metadata,
                                   std::uint64_t align_bytes = 8);

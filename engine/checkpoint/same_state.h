@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-// `where` names the state's place in messages.
+// In messages, `where` names the place of the saved state.
 // Fails with kInput if model, precision, optimizer or frozen units differ. The message names the
 // field, the found value, the value that the config asks for, and the remedy.
 void require_same_state(const StateDescription& own, const StateDescription& wanted,

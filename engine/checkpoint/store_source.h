@@ -1,10 +1,10 @@
-// A durable store as a source. The files of all ranks are read in place. So a state can continue at
-// another number of ranks, stage or block size, or become a portable checkpoint. The files of all
-// ranks must be on this host's paths. The source keeps other jobs out of the store as long as it
-// exists.
+// A source that reads the state from a durable store. The source reads the files of all ranks where
+// they are. So training can continue with another number of ranks, another stage or another block
+// size. The state can also become a portable checkpoint. The files of all ranks must be on this
+// host's paths. As long as the source exists, no other job can use the store.
 //
 // Thread rule: several threads may call read() at the same time; one thread makes all other calls.
-// Invariant: only the lock files' text is written.
+// Invariant: the source writes only the text of the lock files.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +29,9 @@ namespace sluice {
 
 class StoreSource final : public StateSource {
  public:
-  // Opens the newest commit that all ranks have. `job` is the random text of a job whose processes
-  // may all have the store as a source at the same time, once one of them has opened it. If `job`
-  // is empty, this process keeps all others out.
+  // Opens the newest commit that all ranks have. `job` is a random text that identifies a job.
+  // After one process of the job has opened the store, all other processes of the job may open the
+  // store, too. If `job` is empty, no other process can open the store.
   // Fails with:
   // - kInput: the store does not exist, another job is using it, or files of a rank are missing.
   // - kDamaged: the record of the store is damaged.
@@ -43,7 +43,7 @@ class StoreSource final : public StateSource {
 
   const DescribedRun& run() const { return run_; }
   const StateDescription& description() const { return description_; }
-  // Each rank's application text.
+  // The application's text of each rank.
   const std::vector<std::string>& application() const { return application_; }
 
   StatePosition position() const override { return position_; }
@@ -65,7 +65,7 @@ class StoreSource final : public StateSource {
     BlockView view = {};
     bool is_loaded = false;
     bool is_taken = false;
-    std::uint64_t use = 0;  // the last one's number
+    std::uint64_t use = 0;  // the number of the last use
   };
 
   // One rank's part.
@@ -92,13 +92,13 @@ class StoreSource final : public StateSource {
   StateDescription description_;
   std::vector<std::string> application_;
   StatePosition position_;
-  std::vector<Part> parts_;          // the ranks that have all of it between them
+  std::vector<Part> parts_;          // of the ranks that together have the whole state
   std::uint64_t record_offset_ = 0;  // in a slot's buffer
   std::uint64_t slot_bytes_ = 0;
 
   // Guarded by mutex_, except the content of a slot that is taken.
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Slot>> slots_;  // as many as threads have wanted at once, and more
+  std::vector<std::unique_ptr<Slot>> slots_;  // up to twice as many as threads have used at once
   std::uint64_t uses_ = 0;
 };
 

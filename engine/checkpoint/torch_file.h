@@ -1,6 +1,6 @@
-// A file of torch.save() that holds one tensor or one number. The file is a zip archive of a pickle
-// and of raw elements. Only requested ranges are read. Before the first read, the elements are
-// compared with the archive's checksum.
+// A file that torch.save() has written, with one tensor or one number. The file is a zip archive of
+// a pickle and of raw elements. Only requested ranges are read. Before the first read, the checksum
+// of the elements is compared with the archive's checksum.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -19,7 +19,7 @@ namespace sluice {
 
 class TorchFile {
  public:
-  // `key` names the entry to read if the file holds a dictionary.
+  // If the file holds a dictionary, `key` names the entry to read.
   // Fails with kInput, naming the file and the content found.
   TorchFile(const std::string& path, const std::string& key);
 

@@ -1,5 +1,5 @@
-// Reads the state from a universal checkpoint of DeepSpeed, the format that ds_to_universal writes.
-// Each parameter has a folder with an fp32 master, moments and the step. No pickle is executed.
+// Reads the state from a universal checkpoint of DeepSpeed, which ds_to_universal writes. Each
+// parameter has a folder with an fp32 master, moments and the step. No pickle is executed.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -16,8 +16,9 @@
 
 namespace sluice {
 
-// Returns the folder with the parameters: "zero" in `folder`, or in the folder of the tag that
-// "latest_universal" names. Returns nothing if `folder` is no universal checkpoint.
+// Returns the path of the folder "zero", which has the parameters. This folder lies in `folder`, or
+// in the folder of the tag that "latest_universal" names. Returns nothing if `folder` is not a
+// universal checkpoint.
 std::optional<std::string> universal_parameters(const std::string& folder);
 
 class UniversalSource final : public StateSource {
@@ -27,8 +28,9 @@ class UniversalSource final : public StateSource {
   explicit UniversalSource(const std::string& parameters);
 
   StatePosition position() const override { return position_; }
-  // Fails with kInput if a tensor is missing, superfluous or of another shape, parameters have made
-  // different numbers of steps, or the optimizer is not Adam's.
+  // Fails with kInput if a tensor is missing, superfluous or of another shape, or if parameters
+  // have made different numbers of steps. Also fails with kInput if the optimizer of `wanted` is
+  // neither Adam nor AdamW.
   void prepare(const StateDescription& wanted) override;
   // Fails with kInput, kDamaged or kIo.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
@@ -48,7 +50,7 @@ class UniversalSource final : public StateSource {
   std::map<std::string, std::string> folders_;  // by parameter
   StatePosition position_;
   std::string first_stepped_;  // a parameter that has a step
-  std::array<Open, 3> open_;   // by kind, the last: ranges come in order
+  std::array<Open, 3> open_;   // the last file of each kind, because ranges come in order
 };
 
 }  // namespace sluice

@@ -214,6 +214,8 @@ Config engine_config(const ConfigDocument& document) {
             {UntouchedPolicy::kUpdate, UntouchedPolicy::kSkip, UntouchedPolicy::kLazy});
   config.optimizer.lazy_max = static_cast<std::uint32_t>(document.integer("optimizer.lazy_max"));
   config.optimizer.overlap = overlap_from(document.string("optimizer.overlap"));
+  config.optimizer.update_on = named(document.string("optimizer.update_on"),
+                                     {UpdateProcessor::kCpu, UpdateProcessor::kDevice});
   if (const auto lanes = document.find_integer("optimizer.lanes"))
     config.optimizer.lanes = static_cast<std::uint32_t>(*lanes);
   config.memory.device_bytes = document.size_bytes("memory.device");

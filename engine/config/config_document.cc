@@ -181,7 +181,24 @@ struct ConfigDocument::Content {
     throw Error(ErrorCode::kConfig, place_of(key) + ": " + message);
   }
 
+  // One line for each key, in the order of the text.
+  void check_keys() const {
+    std::vector<UnknownKey> unknown = unknown_keys(values);
+    if (unknown.empty()) return;
+    std::ranges::stable_sort(unknown, {}, [this](const UnknownKey& of) {
+      const auto place = places.find(of.key);
+      return place == places.end() ? SIZE_MAX : place->second;
+    });
+    std::string message;
+    for (const UnknownKey& of : unknown) {
+      const std::string where = message.empty() ? "" : "\n" + place_of(of.key) + ": ";
+      message += fmt::format("{}unknown key \"{}\"{}", where, of.key, of.hint);
+    }
+    fail(unknown.front().key, message);
+  }
+
   void check() const {
+    check_keys();
     check_against_schema(
         values, config_schema(), "",
         [this](const std::string& key, const std::string& message) { fail(key, message); });

@@ -92,6 +92,10 @@ std::string_view name_of(OverlapPolicy policy) {
   return "unknown";
 }
 
+std::string_view name_of(UpdateProcessor processor) {
+  return processor == UpdateProcessor::kDevice ? "device" : "cpu";
+}
+
 std::string_view name_of(MicroBatchOrder order) {
   return order == MicroBatchOrder::kVertical ? "vertical" : "horizontal";
 }

@@ -72,10 +72,28 @@ void check_object(const json& value, const json& schema, const std::string& key,
   for (const auto& [name, member] : value.items()) {
     const std::string member_key = join_key(key, name);
     const auto known = properties.find(name);
-    if (known == properties.end())
-      complain(member_key,
-               fmt::format("unknown key \"{}\"{}", member_key, nearest_key_hint(name, key)));
-    check_against_schema(member, *known, member_key, complain);
+    if (known != properties.end()) check_against_schema(member, *known, member_key, complain);
+  }
+}
+
+void collect_unknown(const json& value, const json& schema, const std::string& key,
+                     std::vector<UnknownKey>& unknown) {
+  for (const json& choice : schema.value("anyOf", json::array())) {
+    if (has_type(value, choice.at("type").get<std::string>()))
+      return collect_unknown(value, choice, key, unknown);
+  }
+  if (value.is_object() && schema.contains("properties")) {
+    for (const auto& [name, member] : value.items()) {
+      const auto known = schema["properties"].find(name);
+      if (known == schema["properties"].end())
+        unknown.push_back({.key = join_key(key, name), .hint = nearest_key_hint(name, key)});
+      else
+        collect_unknown(member, *known, join_key(key, name), unknown);
+    }
+  }
+  if (value.is_array() && schema.contains("items")) {
+    for (std::size_t i = 0; i < value.size(); ++i)
+      collect_unknown(value[i], schema["items"], join_key(key, std::to_string(i)), unknown);
   }
 }
 
@@ -183,6 +201,12 @@ void check_against_schema(const json& value, const json& schema, const std::stri
       check_against_schema(value[i], schema.at("items"), entry, complain);
     }
   }
+}
+
+std::vector<UnknownKey> unknown_keys(const json& document) {
+  std::vector<UnknownKey> unknown;
+  collect_unknown(document, config_schema(), "", unknown);
+  return unknown;
 }
 
 std::string nearest_key_hint(const std::string& unknown, const std::string& parent) {

@@ -1,6 +1,6 @@
 // Checks JSON values against the part of JSON Schema that configs/sluice.schema.json uses: type,
-// properties (others are refused), enum, ranges, items, minItems, and format "size". One table
-// serves the check, the defaults and the documentation. Pure.
+// properties (unknown properties are refused), enum, ranges, items, minItems, and format "size".
+// The schema is the only table for the check, the defaults and the documentation. Pure.
 #pragma once
 
 #include <functional>
@@ -17,25 +17,36 @@ extern const char* const kConfigSchemaText;
 
 const nlohmann::json& config_schema();
 
-// The schema of a key such as "optimizer.beta1" or "optimizer.groups.0.tensors"; null for an
-// unknown key.
+// Returns the schema of a key such as "optimizer.beta1" or "optimizer.groups.0.tensors". The result
+// is null if the key is unknown.
 const nlohmann::json* find_key_schema(const std::string& key);
 
-// All keys of the schema that have a value, in dotted form, in the schema's order.
+// Returns all keys of the schema that have a value, in the order of the schema. The keys have the
+// dotted form, such as "optimizer.beta1".
 std::vector<std::string> config_keys();
 
-// A function that receives the key ("optimizer.beta1") and the problem of its value. The function
-// must throw.
+// A function that receives the key ("optimizer.beta1") and the problem with the key's value. The
+// function must throw.
 using SchemaComplaint = std::function<void(const std::string& key, const std::string& message)>;
 
 // Checks the value of `key`, and everything inside the value. An empty `key` stands for the whole
 // document.
+// The function does not complain of unknown keys, because unknown_keys() finds all of them at once.
 void check_against_schema(const nlohmann::json& value, const nlohmann::json& schema,
                           const std::string& key, const SchemaComplaint& complain);
 
-// Returns the end of a message, which asks whether the known key nearest to `unknown` was meant.
-// `schema` is the schema of the section `parent`. If this section has no near key, the hint names a
-// key from anywhere in the whole schema.
+struct UnknownKey {
+  std::string key;   // "optimizer.learning_rat"
+  std::string hint;  // from nearest_key_hint()
+};
+
+// Returns the keys in `document` that the schema does not have. Keys inside an unknown key are left
+// out.
+std::vector<UnknownKey> unknown_keys(const nlohmann::json& document);
+
+// Returns the end of a message: the question whether the user meant the known key that is nearest
+// to `unknown`. `parent` is the section that contains `unknown`. The nearest key may be in another
+// section.
 std::string nearest_key_hint(const std::string& unknown, const std::string& parent);
 
 }  // namespace sluice

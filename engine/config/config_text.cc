@@ -50,7 +50,8 @@ ordered_json optimizer_json(const Config::Optimizer& optimizer) {
                        {"non_finite", name_of(optimizer.non_finite)},
                        {"untouched", name_of(optimizer.untouched)},
                        {"lazy_max", optimizer.lazy_max},
-                       {"overlap", name_of(optimizer.overlap)}};
+                       {"overlap", name_of(optimizer.overlap)},
+                       {"update_on", name_of(optimizer.update_on)}};
   if (optimizer.lanes) json["lanes"] = *optimizer.lanes;
   return json;
 }

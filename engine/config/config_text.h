@@ -1,5 +1,5 @@
-// The config of an engine as the text of a config file. Trace files keep this text, and ranks
-// compare their texts. Pure; any thread.
+// Converts the config of an engine to the text of a config file. Trace files contain this text.
+// Ranks compare their texts to check that their configs are equal. Pure; any thread.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace sluice {
 
 // Returns JSON with all keys of configs/sluice.schema.json that the engine reads. From this JSON,
 // engine_config() makes the same config again. The JSON lacks Config::Activations::micro_batches
-// and order, because applications set them.
+// and order, because applications set these two members.
 std::string config_text(const Config& config);
 
 }  // namespace sluice

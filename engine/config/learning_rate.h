@@ -17,31 +17,34 @@ enum class ScheduleShape : std::uint8_t { kConstant, kLinear, kCosine, kOneCycle
 
 enum class WarmupShape : std::uint8_t { kLinear, kLog };
 
-// How updates are counted for the warm-up and the decay. `kSluice`: the first update makes the
-// first step of the warm-up, and the last update of the run ends the decay. `kDeepspeed`: as in
-// DeepSpeed's engine, which advances its scheduler after each update. Update s then has the
-// scheduler's step s - 1, and the first two updates have the starting rate.
+// How updates are counted for the warm-up and the decay. With `kSluice`, the first update is the
+// first step of the warm-up, and the last update of the run is the end of the decay. With
+// `kDeepspeed`, updates are counted as in DeepSpeed's engine, which advances its scheduler after
+// each update. Update s then has the rate of the scheduler's step s - 1, and the first two updates
+// have the starting rate.
 enum class ScheduleCount : std::uint8_t { kSluice, kDeepspeed };
 
 struct ScheduleOptions {
   ScheduleShape shape = ScheduleShape::kCosine;
   ScheduleCount count = ScheduleCount::kSluice;
   WarmupShape warmup = WarmupShape::kLinear;
-  double warmup_start = 0;  // the rate that the warm-up rises from
+  double warmup_start = 0;  // the rate from which the warm-up rises
   // The number of updates until the decay has ended; empty = all updates of the run.
   std::optional<std::uint64_t> steps;
 
-  // The rate goes from the minimum up to the peak and down again. Then the minimum decays.
+  // The rate rises from the minimum to the peak, and falls back to the minimum. After this cycle,
+  // the rate decays: it is the minimum divided by 1 + decay_rate * updates / decay_steps. If
+  // decay_rate or decay_steps is 0, the rate stays at the minimum.
   struct OneCycle {
     std::uint64_t first_steps = 2000;            // upwards; at least 1
     std::optional<std::uint64_t> second_steps;   // downwards; empty = as many
     std::uint64_t first_stairs = 0;              // levels upwards; 0 = continuous
     std::optional<std::uint64_t> second_stairs;  // downwards; empty = as many
-    std::uint64_t decay_steps = 0;               // after the cycle, the minimum is divided by
-    double decay_rate = 0;                       // 1 + rate * updates / steps; if one is 0 it stays
+    std::uint64_t decay_steps = 0;               // after the cycle
+    double decay_rate = 0;                       // per decay_steps updates
   } one_cycle;
 
-  // The rate grows without end: it is the learning rate times 1 + step_rate * updates / step_size.
+  // The rate has no limit. It is the learning rate times 1 + step_rate * updates / step_size.
   struct RangeTest {
     std::uint64_t step_size = 2000;  // at least 1
     double step_rate = 1;
@@ -62,11 +65,12 @@ struct LearningRateOptions {
 // file.
 LearningRateOptions learning_rate_options(const ConfigDocument& document);
 
-// All options in one line, to compare two runs.
+// Returns all options as one line of text, with which two runs can be compared.
 std::string describe(const ScheduleOptions& schedule);
 
-// The learning rate of update `step`, which counts from 0. Cosine: Loshchilov & Hutter 2017. The
-// one-cycle schedule and the range test follow Smith 2018, as DeepSpeed defines them.
+// Returns the learning rate of update `step`. The first update is update 0. The cosine schedule
+// follows Loshchilov & Hutter 2017. The one-cycle schedule and the range test follow Smith 2018, in
+// the form that DeepSpeed defines.
 double learning_rate_at(const LearningRateOptions& options, std::uint64_t step);
 
 }  // namespace sluice

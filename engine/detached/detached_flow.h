@@ -1,14 +1,16 @@
-// Moves the bytes of a detached optimizer. Jobs on blocks run in the order in which they were
-// given, several at the same time. The record of a block on storage is read into a lane, changed
-// there and written home. Meanwhile, the records of other blocks come and go. The record of a block
-// in host memory is changed in place. If a tensor is on a device, the parameters and gradients of a
-// block come to the host beside the record, and the parameters go back. When there are no more
-// jobs, free lanes read ahead the blocks that are expected next. After each block, the flow expects
-// the block that followed this block the last time.
+// Moves the bytes of a detached optimizer. Jobs on blocks start in the order in which they were
+// given. Several jobs run at the same time. The record of a block on storage is read into a lane,
+// changed in the lane, and written back to storage. At the same time, records of other blocks are
+// read and written. The record of a block in host memory is changed in place. If a tensor is on a
+// device, the parameters and gradients of a block are copied to the host before the work, and the
+// parameters are copied back after the work. When there are no more jobs, free lanes read the
+// blocks that are expected next. The flow expects blocks to follow each other in the same order as
+// the last time.
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
-// Invariants: a block is in one flight at a time, and a record's checksum changes with its bytes.
-// If a lane's block was read ahead but is not used, the lane goes to another block without a write.
+// Invariants: a block is in at most one flight at a time. The checksum of a record changes together
+// with the record's bytes. If a lane has read a block ahead and no job uses the block, another
+// block gets the lane without a write.
 #pragma once
 
 #include <cstdint>
@@ -41,18 +43,18 @@ struct DetachedJob {
 
   Kind kind = Kind::kUpdate;
   std::uint32_t block = 0;
-  // Runs on the worker's thread. `is_fresh` says that the record has never been changed, and is
-  // zero. `place` has the values of `remote`.
+  // The memory for `work`, which runs on the worker's thread. `is_fresh` says that the record has
+  // never been changed, and consists of zeros. `place` has the values of `remote`.
   struct Ground {
     std::byte* record = nullptr;
     bool is_fresh = false;
     DetachedStaging::Place place = 0;
   };
   std::function<void(const Ground&)> work;
-  // The function runs on the scheduler's thread when the work is done, and a parameter on the
-  // device has its new values. A changed record may still be on its way home.
+  // The function runs on the scheduler's thread after the work is done. A parameter on the device
+  // then already has its new values. A changed record may still be on the way to its home.
   std::function<void()> worked;
-  std::optional<DeviceValues> remote = std::nullopt;  // of an update of a block on the device
+  std::optional<DeviceValues> remote = std::nullopt;  // the values of a block on the device
 };
 
 class DetachedFlow {
@@ -66,7 +68,8 @@ class DetachedFlow {
   };
   // All arguments must outlive the object.
   DetachedFlow(const Config::Storage& storage, const Parts& parts, const QueueDecorator& decorate);
-  // Any thread. The destructor drops jobs that have not begun, and waits for the other jobs.
+  // The destructor drops jobs that have not begun, and waits for the other jobs. Any thread may
+  // call the destructor.
   ~DetachedFlow();
   DetachedFlow(const DetachedFlow&) = delete;
   DetachedFlow& operator=(const DetachedFlow&) = delete;
@@ -74,13 +77,14 @@ class DetachedFlow {
   void add(DetachedJob job) { jobs_.push_back(std::move(job)); }
   // Starts everything that can start. Returns whether anything has started.
   bool settle();
-  // Whether every job is done, and every record is at home.
+  // Returns whether every job is done and every record is at home.
   bool is_idle() const { return jobs_.empty() && flights_with_job_ == 0 && !is_staging(); }
 
-  // Whether the worker has a record, or values are on their way from or to the device.
+  // Returns whether the worker has a record, or whether values are on the way to or from the
+  // device.
   bool is_working() const { return working_ != 0 || is_staging(); }
 
-  // Any thread, at any time.
+  // Any thread may call counters() at any time.
   IoCounters counters() const { return queue_ ? queue_->counters() : IoCounters{}; }
   const std::string& note() const { return note_; }
 
@@ -89,21 +93,21 @@ class DetachedFlow {
   struct Flight {
     DetachedFlow* flow = nullptr;
     std::byte* lane = nullptr;
-    std::optional<std::uint32_t> block;  // its record is in it, or on its way
+    std::optional<std::uint32_t> block;  // its record is in this place, or on the way to it
     std::optional<DetachedJob> job;      // empty: read ahead
     bool is_moving = false;              // a transfer, or work, is under way
-    // The values of a job on the device are in the place, or on their way to it.
+    // The staging place for the values of a job on the device. The values may still be on the way.
     std::optional<DetachedStaging::Place> place;
     bool is_coming = false;
-    Transfer transfer;                   // for the watch, and its request
+    Transfer transfer;  // for the watch, and its request
   };
   struct Home {
     Extent extent;                // on storage
     std::byte* record = nullptr;  // in host memory
     std::uint64_t version = 0;    // number of changes so far
     Flight* flight = nullptr;
-    bool is_leaving = false;  // new parameters are on their way to the device
-    std::optional<std::uint32_t> next;  // the block of the next job, the time before
+    bool is_leaving = false;            // new parameters are on their way to the device
+    std::optional<std::uint32_t> next;  // the block that followed the last time
   };
 
   void place_homes(const Config::Storage& storage);

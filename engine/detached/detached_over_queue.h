@@ -1,5 +1,5 @@
-// A detached optimizer whose storage queue is wrapped, for tests of drives that fail. Not for
-// applications.
+// Makes a detached optimizer whose storage queue is wrapped. Tests use it to emulate drives that
+// fail. Not for applications.
 //
 // Thread rule: as DetachedOptimizer.
 #pragma once

@@ -1,10 +1,11 @@
-// How the state of a detached optimizer is cut into blocks, and where each block lives. Pure; any
-// thread.
+// The plan of a detached optimizer. The plan says how the state is cut into blocks, and where each
+// block lives. Pure; any thread.
 //
-// A block's record has up to two parts, each for elements that are padded to a multiple of 256. The
-// first part is the 16 bits that the parameter got last; fp32 parameters have no such part. The
-// second part is the record that an engine would have (engine/plan/layout.h): the rest of the
-// master, and the moments in fp32, bf16 or 8-bit codes.
+// A block's record has one or two parts. In each part, the number of elements is padded to a
+// multiple of 256. The first part has the 16 bits that the parameter got last. A record for fp32
+// parameters has no such part. The second part is the same record as in an engine
+// (engine/plan/layout.h). It has the rest of the master, and the moments in fp32, bf16 or 8-bit
+// codes.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +47,8 @@ struct DetachedPlan {
   std::uint64_t storage_bytes = 0;
   std::uint64_t lane_bytes = 0;  // of each; 0 without blocks on storage
   std::uint32_t lanes = 0;
-  // Places for the parameters and gradients of blocks whose tensors are on a device.
+  // The staging memory has places for the parameters and gradients of blocks whose tensors are on a
+  // device.
   std::uint64_t staging_bytes = 0;  // of each; 0 without such tensors
   std::uint32_t staging_slots = 0;
 
@@ -56,10 +58,11 @@ struct DetachedPlan {
 };
 
 // A tensor of at most this many elements stays in host memory under any placement, if memory.host
-// has room. For so few elements, a transfer costs more than the memory is worth.
+// has room. For such small tensors, the time for transfers is not worth the saved memory.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
-// The parameters of a block in its place of the staging memory, and the gradients behind them.
+// Returns the offset in bytes of a block's gradients in its place of the staging memory. The
+// parameters are at the begin of the place, and the gradients follow.
 std::uint64_t staged_gradient_offset(const DetachedBlock& block);
 
 // `host_budget_bytes` is used if the config has no host budget.

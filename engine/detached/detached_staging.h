@@ -1,5 +1,6 @@
-// Brings parameters and gradients of a detached optimizer from a device to the host, block by
-// block, and the updated parameters back. The places for them are page-locked host memory.
+// Copies parameters and gradients of a detached optimizer from a device to the host, block by
+// block. Also copies the updated parameters back to the device. The values of each block get a
+// place in page-locked host memory.
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
 // Invariant: a place belongs to one block from take() until the function given to send() runs.
@@ -40,8 +41,8 @@ class DetachedStaging {
   DetachedStaging(const DetachedStaging&) = delete;
   DetachedStaging& operator=(const DetachedStaging&) = delete;
 
-  // Copies from the device that are enqueued later wait for the work that is on `stream` now. Any
-  // thread.
+  // Makes later copies from the device wait for the work that is on `stream` now. Any thread may
+  // call this function.
   void wait_for(StreamId stream);
 
   bool has_place() const { return !free_.empty(); }
@@ -57,7 +58,8 @@ class DetachedStaging {
   void send(Place place, std::uint32_t block, const DeviceValues& values,
             std::function<void()> done);
 
-  // The parameter of `block` in `place`, and its gradient. Any thread.
+  // These functions return the parameter of the block in `place`, and the gradient of this block.
+  // Any thread may call them.
   std::byte* parameter(Place place) const { return memory_.data() + place * plan_.staging_bytes; }
   const std::byte* gradient(Place place, std::uint32_t block) const {
     return parameter(place) + staged_gradient_offset(plan_.blocks[block]);
@@ -74,7 +76,7 @@ class DetachedStaging {
   std::vector<Event> copied_;  // by place
   Event given_;                // the application's work before an update
   std::vector<Place> free_;
-  std::uint32_t copies_ = 0;  // under way, with what follows them
+  std::uint32_t copies_ = 0;  // copies under way, and calls that follow copies
   Stream down_;
   Stream up_;
 };

@@ -1,7 +1,7 @@
-// The work on the record of one block: updating its elements, and reading and setting parts of the
-// record.
+// These functions work on the record of one block. They update the elements of the block, and read
+// and set parts of the record.
 //
-// Thread rule: worker's thread. Distinct blocks are independent.
+// Thread rule: the worker's thread. Work on one block is independent of work on other blocks.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct BlockOutcome {
   NewState state = NewState::kFinite;
 };
 
-// The memory on the host that an update of a block reads and writes beside the record.
+// The host memory that an update of a block reads and writes, in addition to the record.
 struct BlockValues {
   std::byte* parameter = nullptr;
   const std::byte* gradient = nullptr;
@@ -28,7 +28,7 @@ struct BlockValues {
   std::uint64_t rounding_key = 0;  // of the tensor's step, for moments in bf16
 };
 
-// Completes the zero bytes of a new record.
+// Completes a new record, which consists of zero bytes: sets 8-bit moments to the code of zero.
 void make_fresh(const DetachedBlock& block, std::byte* record);
 
 // Applies an update with its `coefficients` to the elements of `block`, on the threads of `arena`.

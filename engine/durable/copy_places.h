@@ -12,14 +12,15 @@
 namespace sluice {
 
 struct CopyPlaces {
-  // The places are in the order of planes, two planes per block, as in DurableHomes. A frozen
-  // block's record has no bytes.
+  // The places are in the order of planes, as in DurableHomes. Each block has two planes. The plane
+  // for the record of a frozen block has no bytes.
   std::vector<CommitPlane> planes;
   std::vector<std::uint64_t> file_bytes;  // by data file, one for each weight
 };
 
 // A block at home on storage lies on the drive that plan_striping() chooses. The copies of other
-// blocks are dealt out by the same weights. A plane that is never written again has one copy.
+// blocks are distributed over the drives by the same weights. A plane that is never written again
+// has one copy.
 CopyPlaces place_copies(const Layout& layout, const Placement& placement,
                         std::span<const double> weights);
 

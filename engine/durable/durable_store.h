@@ -1,11 +1,11 @@
-// A durable store that an engine opens or makes, with all ranks. The object holds the lock on every
-// storage path, the files, and the commit that every rank continues from (docs/storage-format.md).
-// Later commits are made by engine/flow/commits.h.
+// A durable store that an engine opens or makes, together with all other ranks. The object holds
+// the lock on every storage path, the files, and the commit from which every rank continues
+// (docs/storage-format.md). The class in engine/flow/commits.h makes later commits.
 //
 // Thread rule: the application's thread. With several ranks, all ranks call each function at the
-// same point, and a failure on one rank is a failure on all.
-// Invariant: until name_data(), a new store leaves behind only its lock files. An old store stays
-// unchanged until all checks have passed.
+// same point. If a function fails on one rank, the function fails on all ranks.
+// Invariant: before name_data(), a new store that is given up leaves behind only its lock files. An
+// old store stays unchanged until all checks have passed.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ namespace sluice {
 
 class DurableStore {
  public:
-  // If there is an old store with more copies than `placement`, `placement` gets the same number.
-  // If the store has fewer copies, the store's data files get room for the missing copies. All
-  // arguments must outlive the store.
+  // If an old store has more copies than `placement`, the constructor sets the number of copies in
+  // `placement` to the number in the store. If an old store has fewer copies, the data files of the
+  // store get room for the missing copies. All arguments must outlive the store.
   // Fails with:
   // - kInput: another job has the store, a path lacks the store's files, or the store's model,
   //   layout or number of ranks differs.
@@ -34,19 +34,20 @@ class DurableStore {
   DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,
                Placement& placement, Ranks& ranks);
 
-  // Whether the store had no commit, so that the application still has to give the state.
+  // Returns whether the store had no commit. In this case, the application still has to give the
+  // state.
   bool is_new() const { return start_.record.planes.empty(); }
-  // The record of the commit that the run continues from. Requires: not is_new().
+  // The record of the commit from which the run continues. Requires: not is_new().
   const CommitRecord& record() const { return start_.record; }
-  // The files and places, for Tiers. Called once.
+  // Returns the files and places, for Tiers. The function is called only once.
   DurableHomes take_homes() { return std::move(homes_); }
   const CommitStart& start() const { return start_; }
   // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
-  // Called before another state, which is the state of `step`, replaces the store's state.
-  // Fails with kInput if a record of this rank has another state of that step. Otherwise ranks
-  // could continue from different states after a crash between their commits, because ranks that
-  // open a store compare only the numbers of their steps.
+  // Called before another state replaces the store's state. `step` is the step of the other state.
+  // Fails with kInput if a record of this rank has another state of that step. The reason for this
+  // check is a crash between the commits of the ranks. When ranks open a store, they compare only
+  // the numbers of their steps. Without the check, the ranks could continue from different states.
   void require_other_step(std::uint64_t step) const;
 
   // The numbers of the config that differ from the numbers of the last commit.
@@ -58,7 +59,7 @@ class DurableStore {
   std::uint64_t config_hash() const { return identity_.config_hash(); }
 
   // In a new store, name_data() gives the data files their names. When the first commit is durable,
-  // name_records() gives the record files their names, and then the store exists.
+  // name_records() gives the record files their names. From then on, the store exists.
   void name_data();
   void name_records();
   const std::string& name() const { return name_; }

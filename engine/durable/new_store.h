@@ -1,9 +1,10 @@
-// Makes a durable store from any source of a state, for a number of ranks that do not run yet. The
-// files and the first commit are the same as engines of these ranks would write.
+// Makes a durable store from the state of any source. The store is for a number of ranks that do
+// not run yet. The files and the first commit are the same as the engines of these ranks would
+// write.
 //
 // Thread rule: one thread.
 // Invariant: the store does not exist until all of it is durable. If the process is killed earlier,
-// the next opening or making of a store of this name removes the remains.
+// files may remain. These files are removed when a store of this name is next opened or made.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ struct NewStore {
 };
 
 // The function makes the store that `config` names, on the config's paths, for `ranks` ranks.
-// `application` has the texts of the first ranks; further ranks get the first text.
+// `application` has the application's texts of the first ranks. All further ranks get the first
+// text.
 // Fails with:
 // - kInput: a store of this name exists already, or the source's state does not fit.
 // - kConfig, kNoSpace or kIo: the files cannot be made.

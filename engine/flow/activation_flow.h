@@ -22,16 +22,17 @@ namespace sluice {
 
 class ActivationFlow {
  public:
-  // All arguments must outlive the flow. The flow reports to `timeline` when computation waits.
+  // All arguments must outlive the flow. The flow reports the waits of computation to `timeline`.
   ActivationFlow(const FlowParts& parts, StepTimeline& timeline);
 
   // Makes the flow follow `plan` for `step`. The plan must outlive the flow. Requires: finish() or
   // abandon() has ended the previous plan.
   void begin(const ActivationPlan& plan, std::uint64_t step);
-  // Starts the same plan once more if all of its accesses have been made; otherwise, does nothing.
-  // Waits first until no computation uses the window any more.
-  // Fails with kInvalidArgument if an access is still held, and with the engine's or the device's
-  // first failure.
+  // If all accesses of the plan have been made, starts the same plan again. Otherwise, does
+  // nothing. Before the plan starts again, the call waits until no computation uses the window any
+  // more.
+  // Fails with kInvalidArgument if an access is still held. Also fails with the first failure of
+  // the engine or of the device.
   void begin_again();
   // Makes the access that comes next in the plan. Work enqueued on `stream` after this call may
   // read or write the activation. The call blocks until the access's transfers are on their way to
@@ -44,13 +45,13 @@ class ActivationFlow {
   void release(const LeasedActivation& lease) noexcept;
   // Fails with kInvalidArgument if accesses of the plan are missing or still held.
   void require_complete() const;
-  // Waits until no computation uses the window any more, and returns the totals since the last
-  // call. Requires: the plan is complete.
-  // Fails with the engine's or the device's first failure.
+  // Waits until no computation uses the window any more. Returns the totals since the last call.
+  // Requires: the plan is complete.
+  // Fails with the first failure of the engine or of the device.
   ActivationReport finish();
-  // Ends a plan early, and ends the accesses that are still held. Returns when no computation uses
-  // the window any more and no transfer is in flight. If the store is stuck, the call does not wait
-  // for the transfers.
+  // Ends the plan before all of its accesses have been made. Accesses that are still held end, too.
+  // Returns when no computation uses the window any more and no transfer is in flight. If the store
+  // is stuck, the call does not wait for the transfers.
   void abandon() noexcept;
   // Waits until no transfer is in flight, even if the store is stuck. The caller may then free the
   // memory that transfers use.
@@ -79,7 +80,8 @@ class ActivationFlow {
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access: whether the application has released it
   std::vector<StreamId> streams_;  // by access
-  // For each access that may need a transfer: the events before and after the wait for the access.
+  // For each access that may need a transfer: the events that are recorded before and after the
+  // wait for this access.
   std::vector<Event> asked_events_;
   std::vector<Event> granted_events_;
 };

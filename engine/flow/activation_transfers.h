@@ -1,15 +1,15 @@
 // The transfers of an activation flow: all copies, reads and writes that an ActivationPlan
-// requires. A saved activation leaves the device as soon as computation no longer uses it.
-// Activations are brought back ahead of their loads, in the order of the loads, while places in the
-// window and staging slots are free. The block store moves activations to and from storage, and
-// verifies and watches these transfers. Transfers of parameters that computation waits for have
-// priority.
+// requires. A saved activation leaves the device as soon as computation no longer uses it. An
+// activation is brought back before the application loads it. Activations come back in the order of
+// the loads, as long as places in the window and staging slots are free. The block store moves
+// activations to and from storage, and verifies and watches these transfers. If computation waits
+// for parameters, the transfers of these parameters have priority.
 //
 // Thread rule: scheduler's thread, unless stated otherwise.
 // Progress: a fetch overwrites an activation in the window. The fetch starts only after this
-// activation has been released, and is at home or on its way home. So the staging slot of a fetch
-// waits only for the drive and for queued copies. The staging slot of a store waits for enqueued
-// computation and for the drive.
+// activation has been released, and is at home or on its way home. So a fetch holds its staging
+// slot only until the drive and the queued copies have finished. A store holds its staging slot
+// until the enqueued computation and the drive have finished.
 #pragma once
 
 #include <array>
@@ -30,8 +30,8 @@
 namespace sluice {
 
 struct ActivationReport {
-  std::uint64_t out_bytes = 0;  // left the device, in whole storage units
-  std::uint64_t in_bytes = 0;   // came back
+  std::uint64_t out_bytes = 0;  // bytes moved out of the device, in whole storage units
+  std::uint64_t in_bytes = 0;   // bytes moved back
 };
 
 class ActivationTransfers {
@@ -60,9 +60,10 @@ class ActivationTransfers {
 
   // Any thread may call the functions below, until the next begin().
   //
-  // Makes `stream` wait until its later work may use the place of the access. Requires: is_ready().
+  // Makes later work on `stream` wait until it may use the access's place in the window. Requires:
+  // is_ready().
   void wait_until_usable(StreamId stream, std::uint32_t access);
-  // The event that the caller records after the computation that uses the place of the access.
+  // The caller must record this event after the computation that uses the place of the access.
   EventId used_event(std::uint32_t access) const;
   // The used_event() of every place.
   std::span<const Event> used_events() const { return used_events_; }
@@ -77,7 +78,7 @@ class ActivationTransfers {
   struct Slot {
     Transfer transfer;
     std::uint32_t access = 0;
-    std::uint32_t piece = 0;  // counted in the activation's home
+    std::uint32_t piece = 0;  // number of the piece in the activation's home
     bool is_free = true;
     bool is_read = false;
   };
@@ -136,19 +137,19 @@ class ActivationTransfers {
 
   const ActivationPlan* plan_ = nullptr;
   std::uint32_t issued_ = 0;      // number of issued accesses
-  std::uint32_t next_piece_ = 0;  // in the next access to be issued
+  std::uint32_t next_piece_ = 0;  // next piece of the next access to be issued
   std::uint32_t ready_ = 0;       // accesses become ready in order
   bool is_stopped_ = true;
   std::vector<bool> released_;             // by access
   std::vector<StoreState> store_states_;   // by access that saves
-  std::vector<std::uint32_t> pieces_out_;  // by access that saves: not yet home
+  std::vector<std::uint32_t> pieces_out_;  // by access that saves: pieces not yet at home
   std::deque<Store> stores_;               // of released accesses, until all pieces are copied out
   std::deque<Arrival> arrivals_;
   std::vector<Slot> slots_;
   ActivationReport moved_;
-  std::uint64_t on_storage_bytes_ = 0;  // stored, and not yet loaded for the last time
+  std::uint64_t on_storage_bytes_ = 0;  // stored bytes that a later load still needs
   std::uint64_t step_ = 0;
-  std::array<std::uint64_t, 2> copied_ns_{};  // end of the last copy up, and down
+  std::array<std::uint64_t, 2> copied_ns_{};  // ends of the last copy up and down
   std::uint32_t in_flight_ = 0;  // slots in use, and copies between device and host homes
 
   Stream up_stream_;  // last members, because their callbacks use all others

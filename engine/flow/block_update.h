@@ -1,7 +1,7 @@
-// The arithmetic of one block's update. The optimizer updates all elements of the block, each with
-// the coefficients of its tensor. The planes of the block may lie anywhere.
+// The arithmetic of one block's update. The optimizer updates all elements of the block. Each
+// element is updated with the coefficients of its tensor. The planes of the block may lie anywhere.
 //
-// Thread rule: worker's thread. Updates of different blocks are independent.
+// Thread rule: worker's thread. The updates of different blocks are independent.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,15 @@ struct UpdateRun {
   std::uint64_t element_count = 0;
   std::uint32_t hyperparameter_set = 0;
   TensorId first_tensor{};
-  std::uint64_t first_element = 0;  // of the run, in `first_tensor`
+  std::uint64_t first_element = 0;  // where the run begins in `first_tensor`
 };
-// Divides the block into as few runs as possible, and calls `function` for each of them. Padding
-// belongs to a neighboring run. With bf16 moments, each run lies in one tensor, because the
-// rounding depends on the tensor.
+// Divides the block into as few runs as possible. Calls `function` for each run. Padding belongs to
+// a neighboring run. With bf16 moments, each run lies in one tensor, because the rounding depends
+// on the tensor.
 void for_each_run(const Layout& layout, const BlockPlace& block,
                   const std::function<void(const UpdateRun&)>& function);
-// The arrays that the optimizer needs for `run`. `rounding_key` is the rounding key of the step.
+// Returns the arrays that the optimizer needs for `run`. `rounding_key` is the rounding key of the
+// step.
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
                        const BlockPlanes& planes, const UpdateRun& run, std::uint64_t rounding_key);
 
@@ -44,7 +45,7 @@ UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
 void throw_if_overflowed(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
                          std::uint64_t step);
 
-// Updates `block`. `step` is the number of the step, for messages.
+// Updates `block`. Messages contain `step`, the number of the step.
 // Fails with kNonFinite if a weight or a moment overflows. The message names the tensor and the
 // element. After this failure, the planes are partly updated and must not be stored.
 void update_block(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,

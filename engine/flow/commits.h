@@ -1,14 +1,14 @@
-// The commits of a durable store. This class decides when each commit begins and becomes valid, and
-// which writes of blocks have to wait for the commit. The commit of step v begins when every block
-// is on storage at version v. The optimizer pass writes the blocks whose home is storage. The home
-// saver writes the blocks whose home is memory. The commit itself, which flushes the data and
-// writes a small record, runs during the next step.
+// The commits of a durable store. This class decides when each commit begins and when it becomes
+// valid. The class also decides which writes of blocks have to wait for a commit. The commit of
+// step v begins when every block is on storage at version v. The optimizer pass writes the blocks
+// whose home is storage. The home saver writes the blocks whose home is memory. The commit itself,
+// which flushes the data and writes a small record, runs during the next step.
 // A commit contains a table of the copies that belong to it. Until this table is made, no block of
 // a later version is written. If commits name all copies of a block, the block's next write waits
-// until the commit is valid.
+// until the commit under way is valid.
 //
-// A flush makes reads wait. So while a step fetches its units, the step may hold back the commit of
-// the previous step (engine/plan/commit_turn.h).
+// A flush makes read requests wait. So while a step fetches its units, the previous step's commit
+// may be held back (engine/plan/commit_turn.h).
 //
 // With several ranks, a commit is valid when it is durable on every rank. Before a rank votes on
 // step v + 1, the rank waits for its own commit of v. So the vote tells all ranks that the commit
@@ -16,10 +16,10 @@
 //
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
-// application's text and the loss scale at the end of finish() of its step. No commit begins after
-// a failure of the device, because updates and copies on a failed device end without reporting the
-// failure. After any other failure, only a held commit may begin, and only if its state was on
-// storage before the failure.
+// application's text and the loss scale as they are when finish() of the step ends. No commit
+// begins after a failure of the device, because updates and copies on a failed device end without
+// reporting the failure. After any other failure, a commit may begin only if it was held back, and
+// if its state was on storage before the failure.
 #pragma once
 
 #include <cstdint>
@@ -37,10 +37,10 @@
 
 namespace sluice {
 
-// The state of a store from which new commits continue.
+// The values from which the commits of a store continue.
 struct CommitStart {
   const CommitFiles* files = nullptr;
-  CommitRecord record = {};  // the last one, or one without planes; keeps identity and settings
+  CommitRecord record = {};  // the last record, or one with identity and settings only
   std::uint32_t next_slot = 0;
   std::uint64_t next_generation = 1;
   std::uint32_t commit_every = 1;
@@ -54,16 +54,16 @@ class Commits {
 
   HomeSaver& saver() { return saver_; }
 
-  // For the optimizer pass:
+  // The optimizer pass calls the functions up to left().
   //
-  // Whether blocks of update `step` may be written. This is so when the tables of all earlier
-  // commits have been made.
+  // Whether blocks of update `step` may be written. The result is true when the tables of all
+  // earlier commits have been made.
   bool may_store(std::uint64_t step) const;
   // Whether there will be a commit of update `step`.
   bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
   // Called when update `step` has changed the block, and nothing is using the block any more.
   void updated(BlockId block, std::uint64_t step);
-  // Called when `step` leaves the block unchanged, and nothing is using the block.
+  // Called when step `step` does not change the block, and nothing is using the block.
   void left(BlockId block, std::uint64_t step);
 
   // The data that a commit records about a finished step.
@@ -75,33 +75,33 @@ class Commits {
   // Called when a step has finished. If a commit of this step is due, the commit begins as soon as
   // possible.
   void finished(StepEnd end);
-  // Commits the last step now, even if no commit is due. Requires: all of the state is at home, and
-  // no step is active. With several ranks, count_for_all() must have been called before.
+  // Makes a commit of the last step now, even if no commit is due. Requires: all of the state is at
+  // home, and no step is active. With several ranks, count_for_all() must have been called before.
   void want_now();
-  // Makes the first commit of the store, with the present state. The requirements are those of
-  // want_now().
+  // Makes the first commit of the store. The commit contains the present state. The requirements
+  // are the same as for want_now().
   void want_first(StepEnd end);
   // Called when all commits that this rank has made are durable on every rank.
   void count_for_all();
 
   // Holds back the commit of `step` until the current step has fetched the units of its first
-  // `uses` uses. The call release() and a failure of the engine end the hold, too. The commits of
-  // want_now() and want_first() are never held back. With several ranks, no commit is held back,
-  // because the vote on the current step waits for the commit. If a flush takes long compared with
-  // a step, no commit is held back either (commit_may_wait). Requires: the fetches of these units
-  // do not wait for the commit of `step`.
+  // `uses` uses. A call of release() ends the hold, too, and so does a failure of the engine.
+  // Commits that want_now() or want_first() has requested are never held back. With several ranks,
+  // no commit is held back, because the vote on the current step waits for the commit. No commit is
+  // held back if a flush takes long compared with a step (commit_may_wait). Requires: the fetches
+  // of these units do not wait for the commit of `step`.
   void hold(std::uint64_t step, std::uint32_t uses);
   void release();
 
   struct Progress {
-    // Whether every block whose home is storage has been written in the version of update `step`.
+    // Whether storage has the version of update `step` of every block whose home is storage.
     std::function<bool(std::uint64_t step)> is_stored;
-    // Whether the current step has fetched the unit of this use.
+    // Whether the current step has fetched the unit of use `use`.
     std::function<bool(std::uint32_t use)> has_unit;
   };
   // Starts all saves and commits that can start now.
   void pump(const Progress& progress);
-  // From now on, no save and no commit begins.
+  // After this call, no save and no commit begins.
   void stop();
 
   // Whether all due or requested commits are durable on this rank.
@@ -111,7 +111,7 @@ class Commits {
   // The last step whose commit is durable on this rank. The result is empty if no commit is durable
   // yet.
   std::optional<std::uint64_t> durable_step() const { return durable_step_; }
-  // The application's text in the record of durable_step().
+  // The application's text in the commit of durable_step().
   const std::string& application() const { return durable_application_; }
   std::string way_back() const;
 
@@ -143,7 +143,7 @@ class Commits {
   BlockStore& store_;
   Scheduler& scheduler_;
   Device& device_;
-  const Event probe_;  // never recorded; a wait for it reports a failure of the device
+  const Event probe_;  // never recorded; waiting for this event reports a device failure
   std::function<void()> on_change_;
   CommitRecord record_;  // holds the parts that all commits share
   std::uint32_t next_slot_;
@@ -156,7 +156,7 @@ class Commits {
   StepEnd last_;  // the last finished step
   std::optional<Hold> hold_;
   bool is_last_ = false;                       // the commit in the writer has begun after a failure
-  bool is_held_stored_ = false;                // the first of wanted_ waits for hold_ alone
+  bool is_held_stored_ = false;                // the first of wanted_ waits only for hold_
   std::uint64_t flush_ns_ = 0;                 // of the last commit; 0: unknown
   std::uint64_t finished_ns_ = 0;              // of the last step; 0: none
   std::uint64_t step_ns_ = 0;                  // between the last two steps' ends; 0: unknown
@@ -164,7 +164,7 @@ class Commits {
   std::optional<std::uint64_t> durable_step_;  // empty: none
   std::string durable_application_;
   StepEnd committing_;                            // the commit that the writer is writing
-  std::map<std::uint64_t, std::uint32_t> saved_;  // by step: saved blocks of those in memory
+  std::map<std::uint64_t, std::uint32_t> saved_;  // by step: saved blocks at home in memory
   bool is_stopped_ = false;
 
   HomeSaver saver_;

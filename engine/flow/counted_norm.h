@@ -1,5 +1,6 @@
-// Computes the norm of a part of a unit's gradient. Tensors that another member of the norm group
-// counts are left out (sluice/norm_group.h). Pure, callable from any thread.
+// Computes the norm of a part of a unit's gradient. The norm leaves out each tensor that another
+// member of the norm group counts (sluice/norm_group.h). The function is pure, and any thread may
+// call it.
 #pragma once
 
 #include <algorithm>
@@ -23,9 +24,10 @@ struct CountedTensors {
 };
 
 // The norm of elements [begin, begin + count) of the unit. `add(first, count, norm)` must add the
-// squares of elements [first, first + count) of the unit to `norm`, for whole leaves. If a tensor
-// that another member counts has a non-finite value, the result is not finite. Otherwise such a
-// value could stay hidden, because the other member's copy of the tensor may differ.
+// squares of the unit's elements [first, first + count) to `norm`. These elements form whole
+// leaves. The result is not finite if a tensor that another member counts has a value that is not
+// finite. Without this rule, such a value could stay hidden, because the other member's copy of the
+// tensor may differ.
 template <class Add>
 NormAccumulator counted_norm(const Layout& layout, const CountedTensors& counted, UnitId unit,
                              std::uint64_t begin, std::uint64_t count, const Add& add) {

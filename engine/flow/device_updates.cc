@@ -5,31 +5,9 @@
 
 #include <sluice/error.h>
 #include "base/trace/trace.h"
+#include "engine/flow/device_block_update.h"
 
 namespace sluice {
-namespace {
-
-DeviceUpdate on_device(const StateFormat& format, const UpdateArrays& arrays) {
-  return {.parameter_type = format.parameter,
-          .gradient_type = format.gradient,
-          .parameter = arrays.parameter,
-          .low = arrays.low,
-          .master = arrays.master,
-          .exp_avg = arrays.exp_avg,
-          .exp_avg_sq = arrays.exp_avg_sq,
-          .exp_avg_codes = arrays.exp_avg_codes.codes,
-          .exp_avg_scales = arrays.exp_avg_codes.scales,
-          .exp_avg_sq_codes = arrays.exp_avg_sq_codes.codes,
-          .exp_avg_sq_scales = arrays.exp_avg_sq_codes.scales,
-          .exp_avg_bf16 = arrays.exp_avg_bf16,
-          .exp_avg_sq_bf16 = arrays.exp_avg_sq_bf16,
-          .rounding = arrays.rounding,
-          .gradient = arrays.gradient,
-          .element_count = arrays.element_count};
-}
-
-}  // namespace
-
 DeviceUpdates::DeviceUpdates(const FlowParts& parts, const ResidentUnits& residents,
                              DeviceMath* math,
                              std::function<void(UnitId unit, std::uint64_t step)> on_end)
@@ -49,16 +27,11 @@ void DeviceUpdates::update(const BlockPlace& block, const StepCoefficients& coef
   const UnitPlace& unit = layout_.unit(block.unit);
   if (index_of(block.id) == unit.first_block) begun_ns_[index_of(block.unit)] = trace_now_ns();
   device_.wait(stream_.id(), residents_.event(block.unit));
-  const StateFormat& format = layout_.format();
   const BlockPlanes planes{.parameters = tiers_.device_parameters(block),
                            .record = tiers_.device_record(block.id),
                            .gradients = tiers_.device_gradient(block)};
-  for_each_run(layout_, block, [&](const UpdateRun& run) {
-    DeviceUpdate arrays =
-        on_device(format, arrays_of(format, block, planes, run, coefficients.rounding_key));
-    arrays.non_finite = tiers_.device_tally(block.unit).overflow;
-    math_->update(coefficients.of_set[run.hyperparameter_set], arrays, stream_.id());
-  });
+  update_block_on_device(layout_, block, planes, coefficients,
+                         tiers_.device_tally(block.unit).overflow, *math_, stream_.id());
 }
 
 void DeviceUpdates::end_unit(UnitId unit, std::uint64_t step) {

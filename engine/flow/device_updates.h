@@ -1,7 +1,8 @@
 // The update of units whose optimizer state is at home on the device. The update is enqueued on the
 // device and changes the state in place. Only later work on the same unit waits for the update. The
-// host does not wait, so these updates need no lanes. An enqueued update counts as done. If a
-// weight overflows, the scheduler fails when all blocks of the unit have been updated.
+// host does not wait, so these updates need no lanes. An update counts as done when it has been
+// enqueued. If a weight overflows, the scheduler fails after all blocks of the unit have been
+// updated.
 //
 // Thread rule: scheduler's thread only.
 // Invariant: the unit's final gradient is on the device before the unit's update is enqueued.
@@ -54,7 +55,7 @@ class DeviceUpdates {
   std::function<void(UnitId unit, std::uint64_t step)> on_end_;
 
   std::uint32_t units_left_ = 0;
-  std::vector<std::uint64_t> begun_ns_;  // by unit: when its first block of the update was enqueued
+  std::vector<std::uint64_t> begun_ns_;  // by unit: when the unit's first block was enqueued
   std::vector<bool> is_running_;         // by unit
   bool is_damaged_ = false;
 

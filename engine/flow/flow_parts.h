@@ -1,7 +1,7 @@
-// The parts of an engine that all flows need. With this struct, the constructors of flows need few
-// other arguments. The struct holds references to objects that outlive every flow.
+// The parts of an engine that all flows need. Constructors of flows take this struct instead of
+// many arguments. The struct holds references to objects that outlive every flow.
 //
-// Thread rule: each part has its own.
+// Thread rule: each part has its own thread rule.
 #pragma once
 
 #include <sluice/config.h>

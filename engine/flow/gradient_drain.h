@@ -1,15 +1,16 @@
 // The drain moves each unit's gradients from the device's gradient slots to the gradients' home:
 // host memory, device memory or storage (engine/flow/gradient_home.h). The drain copies the unit's
-// first gradient of the step. Gradients of further micro-batches or repeated uses are added, with
-// one fp32 addition and one rounding per element. After the last addition, the unit's squared norm
-// is computed. Gradients move home one at a time, in the order in which their leases are released.
-// A unit's gradient is the last one if the schedule says so, or when close() is called. At close(),
-// units without a gradient get a gradient of zeros. The drain owns the device's gradient slots.
+// first gradient of the step. Gradients of further micro-batches and repeated uses are added to
+// this copy, with one fp32 addition and one rounding per element. After the last addition, the
+// unit's squared norm is computed. Gradients move home one at a time, in the order in which their
+// leases are released. The schedule says which gradient of a unit is the last one. When close() is
+// called, no more gradients come, and units without a gradient get a gradient of zeros. The drain
+// owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot on the device, in the order of the backward
 // uses. The ranks add up either the gradient of each use or the unit's complete sum over the step.
-// The gradient of a use is added up before it moves home. A complete sum is first copied from its
-// home back to the slot.
+// If the ranks add up the gradient of a use, the addition comes before the gradient moves home. If
+// the ranks add up a complete sum, the sum is first copied from its home back to the slot.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a gradient slot becomes free when the copies from it have ended. These copies wait for
@@ -46,49 +47,51 @@ class GradientDrain {
  public:
   // All arguments must outlive the drain. `math` may be null if no gradient waits on the device.
   // `on_final` runs when a unit's final gradient is at home and counted in the norm. `on_final`
-  // does not run if the gradient is not finite, because an update that does not wait for the norm
-  // must not use it.
+  // does not run for a gradient that is not finite. An update that does not wait for the norm must
+  // not use such a gradient.
   GradientDrain(const FlowParts& parts, const ResidentUnits& residents, WaitingGradients& waiting,
                 DeviceMath* math, std::function<void(UnitId)> on_final);
 
-  // Starts a step and forgets the norm of the previous step. Traces contain the number `step`. With
+  // Starts a step and forgets the norm of the previous step. A trace shows the number `step`. With
   // `reduces_each`, the ranks add up the gradient of every use. Otherwise the ranks add up each
-  // unit's gradient only once, when this rank's sum over the step is complete. The gradient's home
-  // then has to be large enough for the whole unit. For announced units, the ranks always add up
-  // the gradient of every use, because the schedule does not say which gradient is the last.
-  // Requires: idle().
+  // unit's gradient only once, when this rank's sum over the step is complete. In the second case,
+  // the gradient's home has to be large enough for the whole unit. For announced units, the ranks
+  // always add up the gradient of every use, because the schedule does not say which gradient is
+  // the last. Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
   // Takes the gradient slot that has been free for the longest time. The result is empty if no slot
-  // is free. Uses take slots in the order of the schedule, and slots become free in the order of
-  // release. So the slot of a use does not depend on timing and is the same on every rank.
-  // Reductions in memory registered with NCCL require the same slots on all ranks. Therefore, units
-  // that only this rank has use separate slots. The slot's bytes are zero after zeroed_event().
+  // is free. The uses take slots in the order of the schedule, and the slots become free in the
+  // order of release. So the slot of a use does not depend on timing, and is the same on every
+  // rank. If slots are registered with NCCL, a reduction requires the same slot on all ranks.
+  // Therefore, local units, which exist only on this rank, have separate slots. The slot's bytes
+  // are zero when zeroed_event() has occurred.
   std::optional<std::uint32_t> try_take_slot(UnitId unit);
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
   // Lends the unit's own place in the gradient set to the unit's first gradient of the step.
-  // Returns false if that is not possible. The bytes of the place are zero after
-  // set_zeroed_event(), until the next call.
+  // Returns false if the place cannot be lent. The bytes of the place are zero when
+  // set_zeroed_event() has occurred. The next call records this event again.
   // Requires: the unit has been updated, so no update reads this place any more.
   bool try_lend_set(UnitId unit);
   EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
 
   // Called when the lease of `use` has been released. `computed` is recorded after the computation
-  // of the gradient. The computation has filled `slot` or, without a slot, the unit's place in the
-  // gradient set. If the schedule has changed, a unit with a final gradient may get another
-  // gradient. The earlier gradient is no longer final in this case.
+  // of the gradient. The computation fills `slot`. If there is no slot, the computation fills the
+  // unit's place in the gradient set. If the schedule has changed, a unit with a final gradient may
+  // get another gradient. The earlier gradient is no longer final in this case.
   void release(const ScheduledUse& use, std::optional<std::uint32_t> slot, EventId computed);
-  // Called when no more gradients will come, so that the present gradients are final. Units without
-  // a gradient get a gradient of zeros, unless optimizer.untouched leaves these units unchanged.
+  // Called when no more gradients will come. The present gradients are then final. Units without a
+  // gradient get a gradient of zeros, unless optimizer.untouched leaves these units unchanged.
   // Later calls do nothing. Requires: no update reads the gradients of the step any more.
   void close();
 
-  // Whether the schedule has marked a gradient of the unit as its last of the step.
+  // Whether the unit has got the gradient that the schedule marks as the unit's last one of the
+  // step.
   bool is_closed(UnitId unit) const { return units_[index_of(unit)].is_closed; }
   // The bytes copied out of gradient slots since the last call.
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
-  // Whether a unit has got a further gradient after its gradient was final.
+  // Whether a unit has got another gradient after its gradient had become final.
   bool was_reopened() const { return was_reopened_; }
   // The number of units without a gradient in the step, not counting announced units. Units that
   // the update leaves unchanged (optimizer.untouched) do not count in the norm. Requires: close()
@@ -102,15 +105,15 @@ class GradientDrain {
   WaitCause waits_for() const;
   // The norm of all gradients that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
-  // Starts to compute the norms of the present gradients, as soon as all of these gradients are at
-  // home. The norms of final gradients are already known. Requires: until is_measured(), release()
-  // is not called.
+  // Requests the norms of the present gradients. The computation starts when all of these gradients
+  // are at home. The norms of final gradients are already known. Requires: release() is not called
+  // before is_measured() is true.
   void measure();
   bool is_measured() const { return !is_measuring_ && idle(); }
   // The norm of the present gradients, without the parts that other ranks own. Requires:
   // is_measured().
   NormAccumulator norm_so_far() const;
-  // The same as norm_so_far(), but counts nothing but the local units. Requires: is_measured() or
+  // Does the same as norm_so_far(), but counts only the local units. Requires: is_measured() or
   // is_complete().
   NormAccumulator local_norm() const;
   // Describes the place of a gradient element that is not finite, for a message. Any thread may
@@ -126,16 +129,16 @@ class GradientDrain {
     std::uint64_t released_ns = 0;
     TraceRangeId range{};
     std::uint64_t computed_ns = 0;  // 0 = computation has not filled the slot yet
-    bool has_slot = true;           // otherwise it is in the gradient set, or zero
-    bool is_in_set = false;         // has been computed in the gradient set
-    bool has_left = false;          // has been copied out of the slot
+    bool has_slot = true;           // otherwise the gradient is in the gradient set, or zero
+    bool is_in_set = false;         // the gradient has been computed in the gradient set
+    bool has_left = false;          // the gradient has been copied out of the slot
     bool is_home = false;
-    bool is_reduced = false;  // the ranks have added it up
+    bool is_reduced = false;  // the ranks have added up this gradient
   };
 
   struct Unit {
-    std::uint32_t jobs = 0;   // released but not yet home
-    std::uint32_t norms = 0;  // wanted or being computed, one at a time; the last one counts
+    std::uint32_t jobs = 0;   // gradients that are released but not yet at home
+    std::uint32_t norms = 0;  // norms that are wanted or being computed; the last one counts
     bool has_gradient = false;
     bool has_lent_set = false;
     bool is_closed = false;
@@ -191,7 +194,7 @@ class GradientDrain {
 
   std::uint64_t step_ = 0;
   bool reduces_each_ = true;
-  std::vector<std::uint32_t> free_slots_;  // few; in the order in which they became free
+  std::vector<std::uint32_t> free_slots_;  // in the order in which they became free
   std::vector<std::uint32_t> free_local_slots_;
   std::vector<Event> zeroed_events_;  // by slot
   Event set_zeroed_event_;

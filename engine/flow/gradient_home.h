@@ -49,7 +49,7 @@ class GradientHome {
   // functions.
   struct Callbacks {
     std::function<void()> on_left;        // the gradient of the last start() has left `data`
-    std::function<void()> on_home;        // later: this gradient is in the sum
+    std::function<void()> on_home;        // later: the gradient of the last start() is in the sum
     std::function<void(UnitId)> on_norm;  // the norm of take_norm() is known
   };
 
@@ -58,13 +58,13 @@ class GradientHome {
   // Starts to move a gradient home. The copies are enqueued on `stream`.
   // Requires: the previous gradient is home.
   virtual void start(const GradientMove& move, StreamId stream) = 0;
-  // Whether a unit without a gradient needs a call of start(), with zeros.
+  // Whether a unit without a gradient needs a call of start(), with a gradient of zeros.
   virtual bool moves_zeros() const { return false; }
   // Starts to compute the norm of this rank's part of the sum. Requires: no norm of the unit is
   // being computed.
   virtual void take_norm(const GradientSum& sum, StreamId stream) = 0;
 
-  // The unit's norm that was computed last.
+  // The last norm that was computed for the unit.
   virtual const NormAccumulator& norm(UnitId unit) const = 0;
   // Returns the index of the first element that is not finite, counted from the start of the range.
   // Any thread may call this function while no gradient is moving home.
@@ -78,10 +78,10 @@ class GradientHome {
 
 // The part of the unit that this rank updates.
 GradientRange owned_range(const Layout& layout, UnitId unit);
-// The address of the range in the gradient set, for homes in memory.
+// The address of the range in the gradient set. Requires: the gradient's home is in memory.
 std::byte* in_set(const Layout& layout, const Tiers& tiers, const GradientRange& range);
-// Enqueues one copy of the gradient directly into the gradient set. Meant for a unit's first
-// gradient of the step, which needs no addition.
+// Enqueues one copy of the gradient directly into the gradient set. The function is meant for a
+// unit's first gradient of the step, because this gradient needs no addition.
 void copy_to_set(const Layout& layout, const Tiers& tiers, Device& device, const GradientMove& move,
                  StreamId stream);
 

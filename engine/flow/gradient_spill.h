@@ -1,7 +1,8 @@
 // Gradients that wait on storage for their update. Each gradient of a unit passes through host
-// memory block by block. In host memory, the block is added to the sum so far. Each element gets
-// one fp32 addition and one rounding, as in the gradient set. The block is also counted in the
-// unit's norm, and is then written to storage. One gradient is processed at a time.
+// memory block by block. In host memory, each block is added to the sum of the unit's earlier
+// gradients. Each element gets one fp32 addition and one rounding, as in the gradient set. The
+// block is also counted in the unit's norm, and is then written to storage. One gradient is
+// processed at a time.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a block waits for one staging slot, or for two slots if it is added to a sum. Earlier
@@ -30,7 +31,7 @@ class GradientSpill final : public GradientHome {
 
   void start(const GradientMove& move, StreamId stream) override;
   bool moves_zeros() const override { return true; }
-  // Blocks are counted in the norm on their way to storage, so the norm is known at once.
+  // The blocks have been counted in the norm on their way to storage. So the norm is known at once.
   void take_norm(const GradientSum& sum, StreamId) override { callbacks_.on_norm(sum.unit); }
   const NormAccumulator& norm(UnitId unit) const override { return sums_[index_of(unit)].norm; }
   std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const override;
@@ -45,8 +46,8 @@ class GradientSpill final : public GradientHome {
   struct Slot {
     Transfer transfer;
     BlockId block{};
-    std::uint32_t partner = kNone;  // the two slots of a block name each other
-    std::uint32_t pending = 0;      // arrivals that the addition still waits for
+    std::uint32_t partner = kNone;  // the other slot of the block, if there is one
+    std::uint32_t pending = 0;      // number of arrivals for which the addition still waits
     bool is_free = true;
   };
   // The sum of a unit. While a task of the worker is posted or running, the worker writes this
@@ -87,7 +88,7 @@ class GradientSpill final : public GradientHome {
   std::uint32_t next_block_ = 0;       // of the unit
   std::uint32_t blocks_in_slot_ = 0;   // not copied yet
   std::uint32_t blocks_left_ = 0;      // not home yet
-  std::vector<std::uint32_t> coming_;  // slots to which pump() has assigned a block of the gradient
+  std::vector<std::uint32_t> coming_;  // slots that pump() has given a block of the gradient
   std::vector<Slot> slots_;
   std::vector<Sum> sums_;  // by unit
 };

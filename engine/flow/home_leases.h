@@ -1,9 +1,10 @@
 // The leases on units that computation uses directly at the units' homes. An update of a block
 // writes to the block's home. So the update waits until no lease on the unit is held, and until the
 // computation under released leases has ended. A gradient becomes final only after the computation
-// under all earlier leases has ended. So this class follows (waits for the end of) nothing but the
-// computation under later leases. If the schedule's last gradient has come, a released lease is
-// followed at once. Otherwise it is followed when no more gradients can come.
+// under all earlier leases has ended. So this class follows only the leases that come after the
+// unit's last gradient. To follow a lease is to wait for the end of the computation under this
+// lease. If the schedule's last gradient of the unit has come, a released lease is followed at
+// once. Otherwise the lease is followed when no more gradients can come.
 //
 // Thread rule: scheduler's thread only.
 // Progress: no held lease waits for an update that waits in this class.
@@ -20,7 +21,7 @@
 
 namespace sluice {
 
-// How a unit's gradient depends on the computation under a released lease.
+// Says how a unit's gradient depends on the computation under a released lease.
 enum class LeaseGradient : std::uint8_t {
   kOwn,    // the lease has a gradient, which is not final yet
   kLater,  // the lease has no gradient, but a later lease may have one
@@ -29,17 +30,18 @@ enum class LeaseGradient : std::uint8_t {
 
 class HomeLeases {
  public:
-  // All arguments must outlive the object. `on_change` runs when an update that was waiting may
-  // have become possible.
+  // All arguments must outlive the object. `on_change` runs when a waiting update may have become
+  // possible.
   HomeLeases(const FlowParts& parts, std::function<void()> on_change);
 
   // Called when a step or an inference begins. Requires: the computation of the previous step or
-  // inference has ended, or is followed.
+  // inference has ended, or is being followed.
   void begin() { open_.clear(); }
   // Called when a lease on the unit begins.
   void acquired(UnitId unit);
-  // Called when a lease has been released. `computed` occurs after the computation under this lease
-  // and under all earlier released leases of the unit.
+  // Called when a lease has been released. When the event `computed` occurs, the computation under
+  // this lease has ended, and so has the computation under all leases of the unit that were
+  // released earlier.
   void released(UnitId unit, EventId computed, LeaseGradient gradient);
   // Called when no more gradients come in this step. Must be called before gradients become final.
   void no_more_gradients();
@@ -60,7 +62,7 @@ class HomeLeases {
   Device& device_;
   Scheduler& scheduler_;
   std::function<void()> on_change_;
-  std::vector<std::uint32_t> leases_;  // by unit: held, or with computation being followed
+  std::vector<std::uint32_t> leases_;  // by unit: number of leases that are held or followed
   std::uint32_t followed_ = 0;         // number of released leases being followed
   std::map<UnitId, EventId> open_;     // leases released after the unit's last gradient so far
   Stream stream_;                      // last member, because its callbacks use all others

@@ -1,10 +1,10 @@
-// The saver writes state that is at home in memory to storage, for commits. A block is saved as
-// soon as it has the version of the next commit. A block in host memory is written from its place,
-// and a block on the device is written through a commit buffer. The next update of the block must
-// wait until the save has ended.
+// Some state has its home in memory. The saver writes this state to storage for commits. A block is
+// saved as soon as it has the version of the next commit. A block in host memory is written from
+// its place, and a block on the device is written through a commit buffer. The next update of the
+// block must wait until the save has ended.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a save waits for a free copy on storage, which no commit names. A save also waits for a
+// Progress: a save waits until storage has a copy that no commit names. A save also waits for a
 // commit buffer and for its own transfers. A save never waits for a lane, a slot or a gradient.
 #pragma once
 
@@ -26,8 +26,8 @@ namespace sluice {
 class HomeSaver {
  public:
   struct Hooks {
-    // Whether blocks of update `step` may be written. This is so when the tables of all earlier
-    // commits have been made.
+    // Whether blocks of update `step` may be written. The result is true when the tables of all
+    // earlier commits have been made.
     std::function<bool(std::uint64_t step)> may_store;
     // Called when a block that add() has queued for `step` is on storage.
     std::function<void(std::uint64_t step)> saved;
@@ -40,15 +40,15 @@ class HomeSaver {
   // The number of blocks that are not frozen and have at least one plane at home in memory.
   std::uint32_t block_count() const { return block_count_; }
   bool is_at_home(BlockId block) const { return is_at_home_[index_of(block)]; }
-  // Queues the block to be saved for the commit of `step`. Requires: is_at_home(), nothing else is
-  // using the block, and it is not being saved.
+  // Queues the block to be saved for the commit of `step`. Requires: is_at_home(), the block is not
+  // being saved, and nothing else is using the block.
   void add(BlockId block, std::uint64_t step);
   // Calls add() for every block that is outdated and is not being saved.
   void add_outdated(std::uint64_t step);
   // Whether the block's version on storage is older than the version in memory. Requires:
   // is_at_home().
   bool is_outdated(BlockId block) const;
-  // Whether add() has queued the block and it is not on storage yet.
+  // Whether add() has queued the block, and the block is not on storage yet.
   bool is_saving(BlockId block) const { return is_saving_[index_of(block)]; }
   // Whether no block is queued or being saved.
   bool is_idle() const { return waiting_ == 0 && under_way_ == 0; }
@@ -93,8 +93,8 @@ class HomeSaver {
   std::uint32_t block_count_ = 0;
   std::vector<bool> is_at_home_;  // by block
   std::vector<bool> is_saving_;   // by block
-  // For the step of each commit: the blocks in host memory, and the blocks that need a commit
-  // buffer.
+  // By the step of the commit: a queue of the blocks in host memory, and a queue of the blocks that
+  // need a commit buffer.
   std::map<std::uint64_t, std::array<std::deque<BlockId>, 2>> queues_;
   std::uint32_t waiting_ = 0;  // blocks in the queues
   std::vector<Save> saves_;    // the first few have a commit buffer each

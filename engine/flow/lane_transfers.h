@@ -1,5 +1,6 @@
-// The transfers and copies of the optimizer pass. They bring the planes of a block into the block's
-// lane, and back to the planes' homes. Speculative updates are written to shadow copies on storage.
+// The transfers and copies of the optimizer pass. These transfers bring the planes of a block into
+// the block's lane, and later back to the planes' homes. Speculative updates are written to shadow
+// copies on storage.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -27,15 +28,15 @@ class LaneTransfers {
   // Prepares a lane. The lane must outlive the object, and must not move in memory.
   void attach(OptimizerLane& lane);
 
-  // Starts the copies that load(), load_gradients() and copy_to_device() have added. These copies
-  // wait for flush(), so that copies of adjacent blocks can be merged. Before other work is
-  // enqueued on up_stream(), flush() must be called.
+  // Starts the copies that load(), load_gradients() and copy_to_device() have added. Until flush()
+  // is called, these copies wait, so that copies of adjacent blocks can be merged. The caller must
+  // call flush() before it enqueues other work on up_stream().
   void flush();
 
-  // Starts to read the block's record and parameters into the lane. Returns whether the lane has
-  // the parameters already.
+  // Starts to read the block's record and parameters into the lane. Returns whether the lane
+  // already has the parameters.
   bool load(OptimizerLane& lane);
-  // Starts to read the block's gradients into the lane, if they wait outside host memory. Requires:
+  // If the block's gradients wait outside host memory, starts to read them into the lane. Requires:
   // no more gradients will be added.
   void load_gradients(OptimizerLane& lane);
   // Whether all reads and copies into the lane have ended.
@@ -43,15 +44,15 @@ class LaneTransfers {
 
   // Starts to copy updated parameters to their home on the device.
   void copy_to_device(OptimizerLane& lane);
-  // Whether the block may be written to storage. This is so when the tables of all earlier commits
-  // have been made, and the block has a free copy.
+  // Whether the block may be written to storage. The result is true when the tables of all earlier
+  // commits have been made, and the block has a free copy.
   bool may_write(const OptimizerLane& lane) const;
-  // Starts to write the planes whose home is storage. Requires: may_write().
+  // Starts to write the block's planes whose home is storage. Requires: may_write().
   void write(OptimizerLane& lane);
   bool is_written(const OptimizerLane& lane) const;
 
-  // The call adopt() makes the shadow copies of a block its new homes. The call drop_shadows()
-  // discards the shadow copies.
+  // adopt() makes the shadow copies of a block the block's new homes. drop_shadows() discards the
+  // shadow copies.
   void adopt(BlockId block);
   void drop_shadows(BlockId block);
 

@@ -1,8 +1,8 @@
-// The updates that blocks have missed under optimizer.untouched "lazy". With this setting, a step
-// does not change the units that it does not use. Before such a unit is used, saved or read, its
-// blocks make up for the missed updates in order. Each missed update has a gradient of zeros and
-// the coefficients of its step, which this class keeps. So the resulting bits are the same as under
-// optimizer.untouched "update".
+// The updates that blocks have missed. If optimizer.untouched is "lazy", a step does not change the
+// units that it does not use. Before such a unit is used, saved or read, its blocks make up for the
+// missed updates in order. Each missed update uses a gradient of zeros, and the coefficients of the
+// step that was missed. This class keeps these coefficients. So the resulting bits are the same as
+// under optimizer.untouched "update".
 // The class has a queue of blocks that have to make up for updates. An entry names the step of the
 // last missed update. Checkpoints and commits of this step wait for the entry. Later entries of the
 // same block wait for these checkpoints and commits.
@@ -41,13 +41,13 @@ class LateUpdates {
 
   bool is_lazy() const { return placement_.is_lazy; }
   // Called when update `step` is applied with the coefficients `of_units`. The update counts as an
-  // update of all units, because unused units make up for it later.
+  // update of all units, because unused units make up for this update later.
   void applied(std::uint64_t step, const UnitCoefficients& of_units);
   // Whether the unit has missed the largest allowed number of updates and none of its blocks is in
-  // the queue. If so, the last update has not changed the unit.
+  // the queue. In this case, the last update has not changed the unit.
   bool has_missed_most(UnitId unit) const;
   // Adds an entry to the queue, so that the block makes up for all updates up to its unit's
-  // version. Does nothing if the block has missed no update.
+  // version. If the block has missed no update, the call does nothing.
   // Requires: no other update is making this version of the block.
   void want(const BlockPlace& block);
 
@@ -56,8 +56,8 @@ class LateUpdates {
   void pop() { queue_.pop_front(); }
   // Whether the queue has an entry of `step` or of an earlier step.
   bool waits_for(std::uint64_t step) const { return !is_empty() && front().step <= step; }
-  // The coefficients of the entry's updates in order. The block has `version` before the first of
-  // these updates.
+  // The coefficients of the updates that the entry stands for, in order. Before the first of these
+  // updates, the block is at version `version`.
   std::vector<std::shared_ptr<const UnitCoefficients>> missed(const Entry& entry,
                                                               std::uint64_t version) const;
   // A gradient of zeros, large enough for any block. Any thread may call this function.
@@ -71,9 +71,9 @@ class LateUpdates {
   const std::uint32_t lazy_max_;
   std::deque<Entry> queue_;
   std::vector<std::uint64_t> wanted_;  // by block: the highest version passed to want()
-  std::deque<std::shared_ptr<const UnitCoefficients>> applied_;  // for the last steps
+  std::deque<std::shared_ptr<const UnitCoefficients>> applied_;  // of the last steps
   std::uint64_t last_step_ = 0;
-  std::byte* zeros_ = nullptr;  // pages without memory, because they are never written
+  std::byte* zeros_ = nullptr;  // pages that take no memory, because nothing writes to them
   std::size_t zeros_bytes_ = 0;
 };
 

@@ -1,8 +1,8 @@
-// Gives leases addresses at which their memory is accessible only while it is lent
-// (base/guarded_view.h). If the application uses memory after the lease on it has ended, or writes
-// parameters, the process ends with SIGSEGV there. Without the guard, it would read the bytes of
-// another unit, or change them. The guard works on the host device alone, whose memory it can map a
-// second time.
+// The guard gives each lease addresses at which the lent memory is accessible only until the lease
+// ends (base/guarded_view.h). The process ends with SIGSEGV if the application uses the memory
+// after the end of the lease, or if it writes parameters. Without the guard, the application would
+// read or change the bytes of another unit. The guard works only on the host device, because only
+// this device's memory can be mapped a second time.
 //
 // Thread rule: lend() on the application's thread, end() on the scheduler's thread.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// Bytes that a lease lends, at the address that the engine uses.
+// The bytes that a lease lends. The address is the one that the engine uses.
 struct LentMemory {
   const std::byte* data = nullptr;  // null: nothing is lent
   std::uint64_t size_bytes = 0;
@@ -34,20 +34,21 @@ struct LentUse {
 
 class LeaseGuard {
  public:
-  // The memory of `tiers` gets new pages, so nothing may be in it. All arguments must outlive the
-  // guard.
+  // The constructor gives the memory of `tiers` new pages. So this memory must not contain any data
+  // yet. All arguments must outlive the guard.
   // Fails with kOutOfMemory if the kernel refuses a mapping.
   LeaseGuard(const Layout& layout, const Tiers& tiers, Device& device);
 
-  // Gives `lease` the addresses at which the application has access, until end(): it may read
-  // parameters, and read and write gradients.
+  // Gives `lease` the addresses at which the application has access until end(). The application
+  // may read parameters there, and may read and write gradients.
   LentUse lend(LeasedUse& lease);
   void end(const LentUse& use, EventId computed);
 
-  // Returns the address at which the application has access, until end().
-  // Requires: nothing is lent (the address is then null), or the bytes lie in memory of `tiers`.
+  // Returns the address at which the application has access until end(). If nothing is lent, the
+  // address is null.
+  // Requires: lent bytes lie in the memory of `tiers`.
   std::byte* lend(const LentMemory& memory);
-  // Ends the access when `computed` has occurred.
+  // Ends the application's access when the event `computed` has occurred.
   void end(const LentMemory& memory, EventId computed);
 
  private:
@@ -62,9 +63,9 @@ class LeaseGuard {
 
 // Fails with kConfig if memory.guard is "on" and `device` is not the host device.
 void check_guard(const Config& config, const Device& device);
-// Returns the guard that `config` asks for, or null. With memory.guard "auto", only builds without
-// NDEBUG have a guard, on the host device.
-// Fails like the guard's constructor. Requires: check_guard() has passed.
+// Returns the guard that `config` asks for, or null. With memory.guard "auto", there is a guard
+// only in builds without NDEBUG, and only on the host device.
+// Fails in the same cases as the guard's constructor. Requires: check_guard() has passed.
 std::unique_ptr<LeaseGuard> make_lease_guard(const Config& config, const Layout& layout,
                                              const Tiers& tiers, Device& device);
 

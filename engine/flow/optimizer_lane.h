@@ -1,6 +1,6 @@
-// A lane of the optimizer pass. A lane holds one block, from the start of the block's reads to the
-// end of its writes. The state of a lane is a pair of a phase and an outcome. Only the pairs that
-// optimizer_lane.cc lists are legal.
+// A lane of the optimizer pass. A lane holds one block. The lane holds this block from the start of
+// the block's reads to the end of its writes. The state of a lane is a pair of a phase and an
+// outcome. Only the pairs that optimizer_lane.cc lists are legal.
 //
 // Thread rule: scheduler's thread only, except where stated.
 #pragma once
@@ -22,7 +22,7 @@ struct OptimizerLane {
 
   // A lane passes through the phases in this order.
   enum class Phase : std::uint8_t { kFree, kReading, kLoaded, kUpdating, kUpdated, kWriting };
-  // The outcome of a block's update. Before the update runs, the outcome is the expected one.
+  // The outcome of a block's update. Before the update has run, this is the expected outcome.
   enum class Outcome : std::uint8_t {
     kHome,       // the update goes to the block's home, and is permanent
     kTentative,  // the update is in the shadow until the coefficients are known
@@ -30,14 +30,14 @@ struct OptimizerLane {
     kRedo,       // the assumed coefficients were wrong, so the update is repeated
     kVoid,       // the step was cancelled; the lane waits for work under way to end
   };
-  // The state of the block's gradients. If they wait outside host memory, the lane reads them
-  // before the update.
+  // The state of the block's gradients. If the gradients wait outside host memory, the lane reads
+  // them before the update.
   enum class Gradients : std::uint8_t { kHere, kWanted, kComing };
 
-  // Enters a new phase. Requires: the pair of the phase and the outcome is legal.
+  // Enters a new phase. Requires: the pair of `phase` and `outcome` is legal.
   void enter(Phase phase, Outcome outcome);
   void enter(Phase to) { enter(to, outcome); }
-  // Whether the update is permanent when it has run.
+  // Whether the update is permanent once it has run.
   bool is_permanent() const { return outcome == Outcome::kHome || outcome == Outcome::kAdopt; }
 
   std::uint32_t index = 0;  // the lane's number; constant
@@ -63,8 +63,8 @@ struct OptimizerLane {
   // `missed` contains the coefficients of these updates.
   bool is_late = false;
   std::vector<std::shared_ptr<const UnitCoefficients>> missed;
-  // Set if a weight has overflowed with assumed coefficients. This is an error only if the assumed
-  // coefficients turn out to be right.
+  // Set if an update with assumed coefficients has made a weight overflow. The overflow is an error
+  // only if the assumed coefficients turn out to be right.
   std::optional<Error> overflow;
 };
 

@@ -11,12 +11,6 @@ namespace {
 
 // Blocks updated in place need no buffers: this many keep the worker supplied.
 constexpr std::uint32_t kInPlaceLanes = 4;
-// One update runs, the next one waits for it: more would delay gradients on the same worker.
-constexpr std::uint32_t kUpdatesPostedMax = 2;
-// Small blocks go to the worker together, up to about this many elements. One at a time, the
-// threads would spend more on waking each other than on the update.
-constexpr std::uint64_t kUpdateElementsWanted = 256 << 10;
-
 }  // namespace
 
 OptimizerPass::OptimizerPass(const FlowParts& parts, const UpdateParts& own,
@@ -46,6 +40,7 @@ OptimizerPass::OptimizerPass(const FlowParts& parts, const UpdateParts& own,
       lane_bytes_(parts.placement.lanes.slot_bytes + parts.placement.lane_gradients.slot_bytes),
       in_lane_(parts.layout.blocks().size(), false),
       left_until_(parts.layout.blocks().size(), 0),
+      updates_(parts, own.residents, own.math, [this](Lane& lane) { updated(lane); }),
       transfers_(parts, own.slots, own.commits, [this] { on_change_(); }) {
   for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane].index = lane;
@@ -265,7 +260,7 @@ void OptimizerPass::start_lanes(UpdatePlace place) {
   }
 }
 
-// Whether `lane` goes to the worker before `than`.
+// Whether `lane` is updated before `than`.
 bool OptimizerPass::is_next(const Lane& lane, const Lane& than) const {
   if (lane.is_late != than.is_late) return lane.is_late;
   if (!is_applied()) return order_.rank(lane.block) < order_.rank(than.block);
@@ -273,70 +268,30 @@ bool OptimizerPass::is_next(const Lane& lane, const Lane& than) const {
 }
 
 void OptimizerPass::post_updates() {
-  while (updates_posted_ < kUpdatesPostedMax) {
-    std::vector<Lane*> together;
-    for (std::uint64_t elements = 0; elements < kUpdateElementsWanted;) {
-      Lane* const lane = next_to_update();
-      if (lane == nullptr) break;
-      lane->enter(Phase::kUpdating);
-      if (!lane->is_late)
-        lane->coefficients = order_.current().coefficients.of(layout_.block(lane->block).unit);
-      lane->is_assuming = order_.updates_are_tentative() && !lane->is_late;
-      if (lane->slot != Lane::kNoSlot) slots_.invalidate(lane->slot);
-      together.push_back(lane);
-      elements += layout_.block(lane->block).element_count;
-    }
-    if (together.empty()) return;
-    ++updates_posted_;
-    worker_.post(
-        [this, together] {
-          for (Lane* const lane : together) update(*lane);
-        },
-        [this, together] {
-          --updates_posted_;
-          for (Lane* const lane : together) updated(*lane);
-        });
+  while (Lane* const lane = next_to_update()) {
+    lane->enter(Phase::kUpdating);
+    if (!lane->is_late)
+      lane->coefficients = order_.current().coefficients.of(layout_.block(lane->block).unit);
+    lane->is_assuming = order_.updates_are_tentative() && !lane->is_late;
+    if (lane->slot != Lane::kNoSlot) slots_.invalidate(lane->slot);
+    updates_.start(*lane);
   }
+  updates_.flush();
 }
 
-// The lane that goes to the worker next, or null.
+// The lane that is updated next, or null.
 OptimizerLane* OptimizerPass::next_to_update() {
   Lane* best = nullptr;
   for (Lane& lane : lanes_) {
     if (lane.phase != Phase::kLoaded || lane.outcome == Outcome::kVoid ||
-        !(lane.is_late || order_.may_update(lane.block)) || !leases_.may_update(lane.block))
+        !(lane.is_late || order_.may_update(lane.block)) || !leases_.may_update(lane.block) ||
+        !updates_.may_start(lane))
       continue;
     // If the schedule has changed, the unit may be used again after its gradient was final.
     if (lane.slot != Lane::kNoSlot && slots_.is_being_copied(lane.slot)) continue;
     if (best == nullptr || is_next(lane, *best)) best = &lane;
   }
   return best;
-}
-
-// On the worker's thread. An exception becomes the scheduler's failure before the block is written:
-// on storage it keeps its old version. Earlier blocks have been updated, so policy "skip" cannot be
-// kept here.
-void OptimizerPass::update(Lane& lane) {
-  const BlockPlace& block = layout_.block(lane.block);
-  const TraceScope scope(
-      {.size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
-       .step = lane.step,
-       .unit = index_of(block.unit),
-       .block = index_of(lane.block),
-       .kind = TraceKind::kAdam});
-  const BlockPlanes planes{
-      .parameters = lane.parameters, .record = lane.record, .gradients = lane.gradients};
-  lane.overflow.reset();
-  try {
-    if (!lane.is_late)
-      return update_block(layout_, block, planes, lane.coefficients, lane.step,
-                          worker_.optimizer());
-    for (const auto& missed : lane.missed)
-      update_block(layout_, block, planes, missed->of(block.unit), lane.step, worker_.optimizer());
-  } catch (const Error& error) {
-    if (!lane.is_assuming || error.code() != ErrorCode::kNonFinite) throw;
-    lane.overflow = error;
-  }
 }
 
 void OptimizerPass::updated(Lane& lane) {

@@ -1,22 +1,23 @@
 // The optimizer pass updates every block once per step. The pass reads the parts of a block that
-// are not in memory, runs Adam, and writes the results back. Several blocks are processed at the
-// same time, so that reads, computation and writes overlap. If a unit's state is at home on the
-// device, the device runs the same arithmetic (engine/flow/device_updates.h). A lane holds one
-// block from the start of the block's reads to the end of its writes. UpdateOrder chooses the next
-// block and the time of its update (engine/flow/update_order.h). Speculative updates are written to
-// shadow copies on storage. Later, apply() adopts these copies, or the updates are repeated from
-// the old state. With a durable store, a lane keeps its block until the block can be written to a
-// copy that no commit names (engine/flow/commits.h).
+// are not in memory. Then the pass runs Adam, and writes the results back. Several blocks are
+// processed at the same time, so that reads, computation and writes overlap. If a unit's state is
+// at home on the device, the device runs the same arithmetic (engine/flow/device_updates.h). A lane
+// holds one block from the start of the block's reads to the end of its writes. UpdateOrder chooses
+// the next block and the time of its update (engine/flow/update_order.h). Speculative updates are
+// written to shadow copies on storage. Later, apply() adopts these copies, or the updates are
+// repeated from the old state. With a durable store, a lane keeps its block until the block can be
+// written to a copy that no commit names (engine/flow/commits.h).
 // A block that makes up for missed updates needs a lane, too (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
-// step's gradients or coefficients. A lane also waits for a parameter slot, which copies under way
-// will free. A commit waits for writes of earlier versions and for the drives, but never for a lane
-// that waits for this commit. Two kinds of uses wait for a lane: a use of the block's unit in the
-// next step, and a use of a unit with missed updates. Nothing else in a step waits for a lane.
-// While lanes may wait for computation, one lane is kept free for units that have missed updates.
-// Blocks of one update are independent, so any order of updates gives the same bits.
+// step's gradients or coefficients. A lane also waits for a parameter slot. The copies under way
+// will free such a slot. A commit waits for writes of earlier versions and for the drives, but
+// never for a lane that waits for this commit. Two kinds of uses may wait for a lane: a use of the
+// block's unit in the next step, and a use of a unit that has missed updates. Nothing else in a
+// step waits for a lane. As long as lanes may wait for computation, one lane is kept free for units
+// that have missed updates. The blocks of one update are independent. So any order of the updates
+// gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,7 @@
 #include "engine/flow/flow_parts.h"
 #include "engine/flow/home_leases.h"
 #include "engine/flow/lane_transfers.h"
+#include "engine/flow/lane_updates.h"
 #include "engine/flow/late_updates.h"
 #include "engine/flow/optimizer_lane.h"
 #include "engine/flow/parameter_slots.h"
@@ -48,20 +50,20 @@ struct UpdateParts {
   ResidentUnits& residents;
   HomeLeases& leases;
   WaitingGradients& waiting;
-  DeviceMath* math;  // null if no unit is updated on the device
+  DeviceMath* math;  // null if no block is updated on the device
   Commits* commits;  // null if the state is scratch
   StateSaver& saver;
 };
 
 class OptimizerPass {
  public:
-  // All arguments except the struct `own` itself must outlive the pass. `on_change` runs whenever
-  // the pass has made progress.
+  // All arguments except the struct `own` itself must outlive the pass. The pass calls `on_change`
+  // whenever it has made progress.
   OptimizerPass(const FlowParts& parts, const UpdateParts& own, std::function<void()> on_change);
 
   // Announces the step's update. Eager and speculative updates use `update.coefficients` until
-  // apply() gives the real ones. The update begins when the previous update has been applied.
-  // Requires: apply() or cancel() has been called for the previous update.
+  // apply() gives the real coefficients. The update begins when the previous update has been
+  // applied. Requires: apply() or cancel() has been called for the previous update.
   void announce(const Update& update);
   // Called when the unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);
@@ -71,36 +73,38 @@ class OptimizerPass {
   void gradient_is_final(UnitId unit);
   // Called when every gradient is final and the coefficients are known. `as_assumed` says whether
   // `coefficients` equal the announced ones. Returns the number of units that the update does not
-  // change. The versions of all units that the update changes, now or late, go up by one.
+  // change. The version of each unit that the update changes goes up by one, even if the change
+  // comes late.
   // Requires: is_begun().
   std::uint32_t apply(const UnitCoefficients& coefficients, bool as_assumed);
   // Makes the unit's blocks catch up with the updates that they have missed (optimizer.untouched
-  // "lazy"). Afterwards the blocks have the unit's version. Does nothing if the blocks have missed
-  // no update.
+  // "lazy"). Afterwards the blocks are at the unit's version. If the blocks have missed no update,
+  // the call does nothing.
   void catch_up(const UnitPlace& unit);
   // Calls catch_up() for all units.
   void catch_up();
   // The bytes that late updates have read from storage since the last call. Late updates have
   // written the same number of bytes.
   std::uint64_t take_late_bytes() { return std::exchange(late_bytes_, 0); }
-  // Cancels the announced update, so apply() will not be called for it. Lanes drop the blocks that
-  // they have read ahead.
+  // Cancels the announced update. apply() must not be called for this update. The lanes drop the
+  // blocks that they have read ahead.
   void cancel();
-  // From now on, the pass starts no more work.
+  // After this call, the pass starts no more work.
   void stop();
 
   // Starts all work that can start now.
   void pump();
 
-  // Whether every block has been updated by the last update passed to apply(). Writes may still be
-  // under way.
+  // Whether every block has been updated by the last update passed to apply(). The writes may still
+  // be under way.
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether the state belongs to no step. This happens if some blocks have been updated permanently
-  // and others have not, or if a failure has kept a block from its home.
+  // Whether the state belongs to no step. The result is true if some blocks have been updated
+  // permanently and others have not. The result is also true if a failure has kept a block from its
+  // home.
   bool is_partial() const;
-  // The version before the last update.
+  // The version of the state before the last update.
   std::uint64_t version() const { return order_.current().version; }
   // Whether all updates passed to apply() have been applied, and all their writes have ended. Lanes
   // may still hold blocks that have been read ahead.
@@ -108,8 +112,8 @@ class OptimizerPass {
   // Whether all updates up to the one that makes `version` have been applied, and their writes have
   // ended.
   bool has_stored(std::uint64_t version) const;
-  // The reason why the update of `block` has not ended. Without a block, the reason why the pass
-  // has not ended.
+  // The reason why the update of `block` has not ended. Without a block, the result is the reason
+  // why the pass has not ended.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // Whether no lane holds a block, and no update runs on the device.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }
@@ -121,7 +125,9 @@ class OptimizerPass {
   // come last.
   std::vector<BlockId> blocks_in_order() const;
   // The bytes copied between device and lanes since the last call.
-  std::uint64_t take_copied_bytes() { return transfers_.take_copied_bytes(); }
+  std::uint64_t take_copied_bytes() {
+    return transfers_.take_copied_bytes() + updates_.take_copied_bytes();
+  }
   // Whether gradients that wait outside host memory are on their way to a lane.
   bool is_reading_gradients() const;
 
@@ -144,7 +150,6 @@ class OptimizerPass {
   void load(Lane& lane);
   void post_updates();
   Lane* next_to_update();
-  void update(Lane& lane);
   void updated(Lane& lane);
   void take_effect(Lane& lane);
   void advance_updated(Lane& lane);
@@ -181,17 +186,18 @@ class OptimizerPass {
   std::uint32_t buffered_lanes_;  // number of lanes with buffers
   const std::uint64_t lane_bytes_;
   std::uint32_t lanes_busy_ = 0;
-  std::uint32_t updates_posted_ = 0;  // tasks of the worker
   std::uint64_t starts_ = 0;
-  std::vector<bool> in_lane_;  // by block; also while the previous update is being written
-  // For each block, the last step that did not change the block while an earlier update of the
-  // block was on its way home. The value is 0 if there is no such step. When the block is home, it
-  // counts as saved for the commits up to this step.
+  std::vector<bool> in_lane_;  // by block; still true while the previous update is being written
+  // For each block, the number of a step. While an update of the block is on its way home, later
+  // steps may leave the block unchanged. The number is that of the last such step, or 0 if there is
+  // no such step. When the update is home, the block counts as saved for the commits up to this
+  // step.
   std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;
   bool is_damaged_ = false;  // a failure has left a block between two versions
 
+  LaneUpdates updates_;
   LaneTransfers transfers_;  // last member, because its callbacks use all others
 };
 

@@ -15,7 +15,7 @@ bool OptimizerPass::start(Lane& lane, BlockId block, const LateUpdates::Entry* l
       is_being_saved(block, lane.step - 1))
     return false;
   std::uint32_t slot = Lane::kNoSlot;
-  if (!placement_.updates_parameters_at_home(block)) {
+  if (placement_.update_takes_slot(block)) {
     if (const auto bound = slots_.find(block)) {
       slot = *bound;
       slots_.join(slot, SlotUser::kPass);
@@ -29,14 +29,14 @@ bool OptimizerPass::start(Lane& lane, BlockId block, const LateUpdates::Entry* l
   ++lanes_busy_;
   if (lane.index < buffered_lanes_) scheduler_.pools().lend(MemoryPool::kLanes, lane_bytes_);
   const UnitId unit = layout_.block(block).unit;
-  const bool gradients_leave = placement_.gradient_leaves(unit) && late == nullptr;
+  const bool fetches_gradients = placement_.lane_fetches_gradients(unit) && late == nullptr;
   lane.block = block;
   lane.slot = slot;
   lane.parameters =
       slot == Lane::kNoSlot ? tiers_.parameters_at_home(layout_.block(block)) : slots_.data(slot);
   lane.record = placement_.record_tier[index_of(block)] == Tier::kHost ? tiers_.host_record(block)
                                                                        : tiers_.lane(lane.index);
-  lane.gradients_are = gradients_leave ? Lane::Gradients::kWanted : Lane::Gradients::kHere;
+  lane.gradients_are = fetches_gradients ? Lane::Gradients::kWanted : Lane::Gradients::kHere;
   lane.is_late = late != nullptr;
   if (lane.is_late) {
     lane.gradients = late_.zeros();
@@ -45,8 +45,8 @@ bool OptimizerPass::start(Lane& lane, BlockId block, const LateUpdates::Entry* l
     lane.missed = late_.missed(*late, lane.version);
     late_bytes_ += layout_.parameter_slot_bytes(block) + layout_.record_slot_bytes(block);
   } else {
-    lane.gradients =
-        gradients_leave ? tiers_.lane_gradient(lane.index) : tiers_.gradient(layout_.block(block));
+    lane.gradients = fetches_gradients ? tiers_.lane_gradient(lane.index)
+                                       : tiers_.waiting_gradient(layout_.block(block));
     // From apply() on, the unit's version counts this update.
     lane.version = versions_.of(unit) - (order_.phase() == UpdateOrder::Phase::kApplying ? 1 : 0);
     lane.to_version = lane.version + 1;

@@ -1,12 +1,13 @@
 // Host buffers for the parameters of blocks whose home is storage or the device. The prefetcher and
-// the optimizer pass share the slots. A block has at most one slot, which holds the block's newest
-// bytes. So the prefetcher does not read bytes again that the pass has read or computed, and the
-// pass does not read the prefetcher's bytes again. Parameters fetched for backward stay in their
-// slot until the update. Updated parameters stay in their slot until the next forward.
+// the optimizer pass share the slots. A block has at most one slot. This slot holds the block's
+// newest bytes. So if the prefetcher has read a block's bytes, the pass does not read them again.
+// If the pass has read or computed a block's bytes, the prefetcher does not read them again.
+// Parameters that have been fetched for backward stay in their slot until the update. Updated
+// parameters stay in their slot until the next forward.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: a slot is free, or bound to one block. A bound slot has users, or is kept for a later
-// user. The pass can get one slot for each of its lanes, at the latest when the copies under way
+// user. The pass can get one slot for each of its lanes, if necessary after the copies under way
 // have ended. The prefetcher can get all slots except the slots for lanes and the kept slots.
 #pragma once
 
@@ -28,15 +29,16 @@ class ParameterSlots {
   ParameterSlots(const Placement& placement, const Tiers& tiers, BlockStore& store,
                  Scheduler& scheduler, std::size_t block_count, std::function<void()> on_change);
 
-  // The slot bound to `block`, if there is one.
+  // The slot that is bound to `block`. The result is empty if there is no such slot.
   std::optional<std::uint32_t> find(BlockId block) const;
   // Binds a free slot to `block` and adds `user`. The result is empty if no slot is available now.
   // Requires: `block` has no slot.
   std::optional<std::uint32_t> take(BlockId block, SlotUser user);
   // Adds a user to a bound slot.
   void join(std::uint32_t slot, SlotUser user);
-  // Removes a user. When the last user leaves, the slot is freed or kept. The slot is kept, bound
-  // to its block, if `keep` is set, its bytes are valid, and fewer slots than permitted are kept.
+  // Removes a user. When the last user leaves, the slot is freed or kept. The slot is kept if three
+  // conditions hold: `keep` is set, the slot's bytes are valid, and fewer slots are kept than
+  // permitted. A kept slot stays bound to its block.
   void leave(std::uint32_t slot, SlotUser user, bool keep);
   // Frees the kept slots that have no users.
   void drop_kept();
@@ -59,7 +61,7 @@ class ParameterSlots {
   bool will_hold(std::uint32_t slot, std::uint64_t version) const {
     return holds(slot, version) || slots_[slot].version_being_read == version;
   }
-  // Called when the bytes are about to change, or are no longer valid.
+  // Called when the slot's bytes are about to change, or when they are no longer valid.
   void invalidate(std::uint32_t slot) { slots_[slot].version.reset(); }
   // Called when the slot's bytes are the parameters at `version`.
   void set_version(std::uint32_t slot, std::uint64_t version) { slots_[slot].version = version; }

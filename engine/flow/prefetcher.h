@@ -1,19 +1,20 @@
-// The prefetcher brings units into the device window ahead of their use, as the window plan says. A
-// block is read from storage into a parameter slot, and is then copied to the device. Blocks are
-// fetched one by one, strictly in schedule order. A fetch overwrites bytes in the window. The fetch
-// starts as soon as the leases on these bytes have been released. The fetch's copies wait on the
-// device for the computation that still reads the bytes. A block that has not been updated yet
-// delays the blocks after it. If the optimizer pass has a block in a slot, the block is copied from
-// this slot. If ranks share the parameters, the prefetcher fetches the blocks of the rank's own
-// shard, and a gather completes the unit. There is one gather per fetch, in the order of the
-// fetches. A shard at home on the device is gathered from its home. A unit that is leased at home
-// needs no copy, and is ready as soon as it has been updated.
+// The prefetcher brings units into the device window before they are used. The prefetcher follows
+// the window plan. Each block is read from storage into a parameter slot, and is then copied to the
+// device. Blocks are fetched one by one, strictly in schedule order. A fetch overwrites bytes in
+// the window. The fetch starts as soon as the leases on these bytes have been released. If
+// computation still reads the bytes, the fetch's copies wait for this computation on the device. A
+// block that has not been updated yet delays the blocks after it. If the optimizer pass has a block
+// in a slot, the block is copied from this slot. If ranks share the parameters, the prefetcher
+// fetches the blocks of the rank's own shard, and a gather completes the unit. There is one gather
+// per fetch, in the order of the fetches. If the home of a shard is the device, the shard is
+// gathered directly from its home. A unit that is leased at home needs no copy, and is ready as
+// soon as it has been updated.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot, and copies free the slots. The copies wait for
 // computation under released leases. This computation waits only for copies that come earlier in
-// the schedule. A block waits for its update, and the update waits for nothing in the current step.
-// So all waits follow the order of the schedule, and there is no cycle.
+// the schedule. A block waits for its update. The update waits for nothing in the current step. So
+// all waits follow the order of the schedule, and there is no cycle.
 #pragma once
 
 #include <cstdint>
@@ -42,29 +43,29 @@ class Prefetcher {
     std::function<void(UnitId)> on_final_fetch;  // the unit's last fetch of the step is done
   };
 
-  // The target of the fetches: the window on the device and, with shared parameters, the sequence
-  // of gathers. If `gathers` is null, each rank has complete units.
+  // The target of the fetches is the window on the device. With shared parameters, the target also
+  // has the sequence of gathers. If `gathers` is null, each rank has complete units.
   struct Target {
     std::byte* window = nullptr;
     RankSequence* gathers = nullptr;
   };
 
-  // All arguments must outlive the prefetcher. If there are several prefetchers, each unit is
-  // fetched by one of them.
+  // All arguments must outlive the prefetcher. If there are several prefetchers, each unit belongs
+  // to exactly one prefetcher.
   Prefetcher(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
              const Target& target, Hooks hooks);
 
-  // Makes the prefetcher follow `schedule`. The fetched parameters are those after `version`
-  // updates. With `keeps_for_update`, the step's last fetch of a block leaves the parameters in
-  // their slot for the update. `schedule` and `plan` must stay valid while the prefetcher follows
-  // them. Requires: idle().
+  // Makes the prefetcher follow `schedule`. The prefetcher fetches the parameters as they are after
+  // `version` updates. With `keeps_for_update`, the step's last fetch of a block leaves the
+  // parameters in their slot for the update. `schedule` and `plan` must stay valid while the
+  // prefetcher follows them. Requires: idle().
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
-  // From now on, no fetch is started. Fetches under way continue; idle() tells when they have
-  // ended.
+  // After this call, no fetch is started. The fetches under way continue, and idle() is true when
+  // these fetches have ended.
   void stop();
-  // Called after stop(). Allows fetches for the uses before `end`, and no other fetches. Requires:
-  // no fetch for use `end` or a later use has begun.
+  // Must be called after stop(). Allows fetches for the uses before `end`, and no other fetches.
+  // Requires: no fetch for use `end` or a later use has begun.
   void fetch_up_to(std::uint32_t end);
   // Whether all fetches have ended and no further fetch will start.
   bool has_stopped() const { return is_stopped_ && idle(); }
@@ -90,34 +91,35 @@ class Prefetcher {
   bool is_ready(std::uint32_t use) const {
     return use < ready_uses_ && (gathers_.empty() || use < gathers_.front());
   }
-  // The place of the use's unit in the window, and whether a fetch brings the unit to this place.
-  // Any thread may call these functions while no plan is being replaced.
+  // place() returns the place of the use's unit in the window. is_fetched() returns whether a fetch
+  // brings the unit to this place. Any thread may call these functions while no plan is being
+  // replaced.
   const std::byte* place(std::uint32_t use) const {
     return target_.window + plan_->uses[use].offset_bytes;
   }
   bool is_fetched(std::uint32_t use) const { return plan_->uses[use].fetch; }
 
-  // Whether no read, copy or gather from a home is under way, every issued block has been
-  // processed, and every gather has been queued.
+  // Whether nothing is under way. The result is true if no read, copy or gather from a home is
+  // under way, every issued block has been processed, and every gather has been queued.
   bool idle() const {
     return pipeline_.empty() && copies_.empty() && gathers_.empty() && home_gathers_ == 0;
   }
 
   // The reason why the next use is not ready yet. If the reason is kUpdate, the use waits for an
-  // update, and OptimizerPass::waits_for() knows the reason for that wait.
+  // update. OptimizerPass::waits_for() then tells why the update has not ended.
   WaitCause waits_for() const;
 
-  // The event recorded after the unit's last copy. For a unit whose home is the device, the event
-  // is never recorded, so it counts as complete.
+  // The event recorded after the unit's last copy. If the unit's home is the device, the event is
+  // never recorded, and so the event counts as complete.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   // The stream of the copies. The stream's work precedes every gather.
   StreamId stream() const { return copy_stream_.id(); }
-  // The time at which the gather for a use began. The result is null if no gather was needed.
+  // The time at which the gather for `use` began. The result is null if no gather was needed.
   // Requires: is_ready().
   const BeginTime* gather_begun_ns(std::uint32_t use) const {
     return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
   }
-  // Adds the bytes gathered and copied since the last call to `report`.
+  // Adds the gathered and the copied bytes to `report`. The bytes are those since the last call.
   void take_moved(StepReport& report) {
     report.rank_traffic.gathered_bytes += std::exchange(gathered_bytes_, 0);
     report.copies.parameter_bytes += std::exchange(copied_bytes_, 0);
@@ -145,7 +147,7 @@ class Prefetcher {
     std::uint64_t begin_ns = 0;
     TraceRangeId range{};
     std::uint32_t unit_copied = kNoUnit;  // the unit, if this is the unit's last copy
-    bool is_gated = false;                // waits for computation that uses the place
+    bool is_gated = false;                // waits for computation that still uses the place
     bool keep = false;                    // the slot's bytes are needed again
   };
 
@@ -190,12 +192,12 @@ class Prefetcher {
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
   // For each unit, an event after the last copy that the unit's gather waits for. Each unit needs
-  // its own event, because later copies may wait for computation that runs behind this gather.
+  // its own event, because later copies may wait for computation that runs after the unit's gather.
   std::vector<Event> shard_events_;
   Event gathered_event_;  // after the gathers before a change of the schedule
   std::uint64_t gathered_bytes_ = 0;
   std::uint64_t copied_bytes_ = 0;
-  std::deque<BeginTime> gathers_begun_ns_;  // by use; elements do not move when it grows
+  std::deque<BeginTime> gathers_begun_ns_;  // by use; a deque's elements do not move when it grows
 
   // The schedule that the prefetcher follows.
   const Schedule* schedule_ = nullptr;

@@ -1,9 +1,9 @@
 // Units whose home is the device, between their update and their next use. If ranks share the
 // optimizer's state but not the parameters, each rank updates its own shard of a unit. After the
-// update, a gather in place brings the other ranks' shards. Updates may end in any order. The
-// gathers are issued in forward order, so that every rank issues the same sequence. A unit with
-// sharded parameters is gathered for each use instead (engine/flow/prefetcher.h). For such a unit,
-// this class records nothing but the end of the shard's update.
+// update, the rank gets the other ranks' shards by a gather in place. The updates may end in any
+// order. The gathers are issued in forward order, so that every rank issues the same sequence. A
+// unit with sharded parameters is gathered for each use instead (engine/flow/prefetcher.h). For
+// such a unit, this class records only the end of the shard's update.
 //
 // Thread rule: scheduler's thread only, except event() and updated_event(), which any thread may
 // call.
@@ -26,24 +26,24 @@ class ResidentUnits {
   // that the model's forward order omits are gathered last.
   ResidentUnits(const FlowParts& parts, std::function<void()> on_change);
 
-  // Called when work has been enqueued on `stream` that writes new parameters to the rank's blocks
-  // of `unit`. Must be called once per update for each unit whose home is the device. Must also be
-  // called when a frozen unit gets its values. The order of all frozen units must be the same on
-  // every rank.
+  // Called when the work that writes new parameters to the rank's blocks of `unit` has been
+  // enqueued on `stream`. After each update, the function must be called once for each unit whose
+  // home is the device. The function must also be called when a frozen unit gets its values. The
+  // order of all frozen units must be the same on every rank.
   void updated(UnitId unit, StreamId stream);
   // Called instead of updated() for an update that does not change the unit.
   void left(UnitId unit);
 
   // Whether the gather after the unit's last update has been queued on the device. A gather may
-  // have to wait for the gathers before it in forward order. Announced units, for example, are last
-  // in this order, and may be used before the other units have been updated.
+  // have to wait for the gathers before it in forward order. For example, announced units are last
+  // in this order, but may be used before the other units have been updated.
   bool is_queued(UnitId unit) const {
     const std::size_t i = index_of(unit);
     return unqueued_[i] == 0 && (!is_updated_[i] || is_left_[i]);
   }
   bool is_idle() const { return all_unqueued_ == 0; }
-  // The event recorded after the unit's last update on this rank and after the gather that follows
-  // it.
+  // The event recorded after the unit's last update on this rank, and after the gather that follows
+  // this update.
   // Requires: is_queued().
   EventId event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   // The event recorded after the unit's last update on this rank.
@@ -79,7 +79,7 @@ class ResidentUnits {
   std::vector<std::uint32_t> unqueued_;  // by unit: gathers that have not been queued
   std::uint32_t all_unqueued_ = 0;
   std::uint64_t gathered_bytes_ = 0;
-  std::uint64_t updates_ = 0;  // of all units; frozen units get their values before the first
+  std::uint64_t updates_ = 0;  // of all units; frozen units get their values before the first one
   std::vector<BeginTime> gathers_begun_ns_;  // by unit
   Stream stream_;
 };

@@ -1,15 +1,15 @@
-// The saver passes the state of one step, block by block, to a checkpoint that is written during
-// training. A block is loaded into a buffer, and the buffer's thread writes the block. State at
-// home in host memory is not loaded, but is written directly from its home. The next update of a
-// block waits until the block has been loaded. If part of the block is at home in host memory, the
-// update waits until the block has been written. So the checkpoint contains exactly the state of
-// its step, and needs no memory except the buffers.
+// During training, the saver passes the state of one step to a checkpoint, block by block. A block
+// is loaded into a buffer, and the buffer's thread writes the block. If state has its home in host
+// memory, it is not loaded, but is written directly from its home. The next update of a block waits
+// until the block has been loaded. If part of the block is at home in host memory, the update waits
+// until the block has been written. So the checkpoint contains exactly the state of its step, and
+// needs no memory except the buffers.
 //
 // Thread rule: scheduler's thread only. The functions in `Work` are an exception: they run on the
 // buffers' threads.
-// Progress: a block waits until its last update is at home. It also waits for a buffer and for its
-// own transfers. The saver never waits for a later update, a parameter slot, a lane, a gradient, a
-// commit or another rank.
+// Progress: a block waits until its last update is at home. The block also waits for a buffer and
+// for its own transfers. The saver never waits for a later update, a parameter slot, a lane, a
+// gradient, a commit or another rank.
 #pragma once
 
 #include <cstdint>
@@ -51,20 +51,21 @@ class StateSaver {
   // Starts the threads that write.
   // Fails with kUnsupported if no thread can be started.
   void prepare();
-  // Begins to save the state after update `step`, in the order of `blocks`. Requires: prepare() has
-  // been called, no save is under way, and no update after `step` has begun.
+  // Begins to save the state that update `step` has produced. Blocks are saved in the order of
+  // `blocks`. Requires: prepare() has been called, no save is under way, and no update after `step`
+  // has begun.
   void begin(std::uint64_t step, std::vector<BlockId> blocks, Work work);
-  // Whether the save still needs the block as it is after `step` updates, so that its next update
-  // has to wait.
+  // Whether the save still needs the block as it is after `step` updates. If so, the block's next
+  // update has to wait.
   bool holds(BlockId block, std::uint64_t step) const;
-  // Called when an update waits for the block. The saver loads this block next, unless an update
-  // already waits for another block. Requires: holds().
+  // Called when an update waits for the block. If no update waits for another block, the saver
+  // loads this block next. Requires: holds().
   void want(BlockId block);
   // Whether an update waits for a block of the save.
   bool is_wanted() const { return wanted_.has_value(); }
 
   bool is_under_way() const { return is_under_way_; }
-  // Whether the save that begin() started has ended, with success or failure.
+  // Whether the save that begin() started has ended. The save may have failed.
   bool is_over() const { return is_under_way_ && is_over_; }
   struct End {
     std::optional<Error> failure;
@@ -120,12 +121,12 @@ class StateSaver {
   std::uint64_t step_ = 0;
   std::vector<std::uint64_t> unit_versions_;  // by unit: the versions at the end of step_
   std::vector<BlockId> blocks_;
-  std::size_t next_ = 0;  // index in blocks_: all earlier blocks have been taken
+  std::size_t next_ = 0;  // index in blocks_; all blocks before it have been taken
   Work work_;
   std::vector<bool> is_taken_;    // by block
   std::vector<bool> may_change_;  // by block: whether an update may begin
   std::uint64_t saved_count_ = 0;
-  std::optional<BlockId> wanted_;  // an update waits for this block
+  std::optional<BlockId> wanted_;  // the block for which an update waits
   std::uint64_t wait_begin_ns_ = 0;
   std::int64_t update_wait_ns_ = 0;
   std::optional<Error> failure_;

@@ -114,8 +114,8 @@ bool UpdateOrder::updates_early() const {
 UpdatePlace UpdateOrder::place_of(BlockId block) const {
   const Tier record = placement_.record_tier[index_of(block)];
   if (record == Tier::kDevice) return UpdatePlace::kDevice;
-  const bool is_at_home = record == Tier::kHost && placement_.updates_parameters_at_home(block) &&
-                          !placement_.gradient_leaves(layout_.block(block).unit);
+  const bool is_at_home = record == Tier::kHost && !placement_.update_takes_slot(block) &&
+                          !placement_.lane_fetches_gradients(layout_.block(block).unit);
   return is_at_home ? UpdatePlace::kInPlace : UpdatePlace::kLane;
 }
 

@@ -1,7 +1,7 @@
 // This class decides which block of an update starts next, and whether the block may be updated
 // now. The policies of optimizer.overlap differ in these two decisions (docs/design/updates.md).
-// This class decides by gradients, coefficients and orders. The optimizer pass is responsible for
-// lanes, transfers and arithmetic.
+// These decisions depend on gradients, coefficients and the orders of blocks. The optimizer pass is
+// responsible for lanes, transfers and arithmetic.
 //
 // `serial`: no block starts before apply().
 // `deferred`: blocks start in forward order, so that they are read ahead. Their updates wait for
@@ -10,8 +10,9 @@
 // when its gradient is final. After apply(), the remaining blocks start in forward order.
 // `speculative`: the rules of `eager` hold for blocks whose update can be tentative. The other
 // blocks start in forward order after apply().
-// If optimizer.untouched leaves units without a gradient unchanged, no block starts before its
-// unit's first gradient. After apply(), the blocks of units without a gradient count as updated.
+// With some settings of optimizer.untouched, units without a gradient stay unchanged. With these
+// settings, no block starts before the first gradient of its unit has come. After apply(), the
+// blocks of units without a gradient count as updated.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -31,13 +32,13 @@ namespace sluice {
 
 struct Update {
   OverlapPolicy policy = OverlapPolicy::kSerial;  // not kAuto
-  std::uint64_t version = 0;                      // the number of updates before it
-  UnitCoefficients coefficients;                  // assumed, until they are known
+  std::uint64_t version = 0;                      // the number of updates before this one
+  UnitCoefficients coefficients;                  // the assumed ones, until the real ones are known
 };
 
 // The place where a block is updated. Each place has its own order of blocks.
 enum class UpdatePlace : std::uint8_t {
-  kLane,     // in a lane's buffers, to and from which the block is transferred
+  kLane,     // in the buffers of a lane
   kInPlace,  // in host memory, if all of the block is at home there
   kDevice,   // on the device, if all of the block is at home there
 };
@@ -57,8 +58,8 @@ class UpdateOrder {
               std::span<const UnitId> forward_order,
               UntouchedPolicy untouched = UntouchedPolicy::kUpdate);
 
-  // Announces the next update, which begin_announced() makes the current one. Requires: the current
-  // update is being applied, or has ended.
+  // Announces the next update. Later, begin_announced() makes this update the current one.
+  // Requires: the current update is being applied, or has ended.
   void announce(const Update& update);
   bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
   void begin_announced();
@@ -71,14 +72,14 @@ class UpdateOrder {
     return skips_untouched_ && !is_touched_[index_of(unit)] &&
            (!placement_.is_lazy || placement_.may_stay(layout_.unit(unit)));
   }
-  // Whether an update is being applied that has not reached the block yet.
+  // Whether an update is being applied, but has not reached the block yet.
   bool is_pending(BlockId block) const {
     return phase_ == Phase::kApplying && states_[index_of(block)] != State::kUpdated;
   }
   // Called when the coefficients are known, so that every block may be updated.
   void apply(const UnitCoefficients& coefficients);
-  // Cancels an update that was announced, or that has begun but has not been passed to apply().
-  // Returns whether the update had begun.
+  // Cancels an update that has been announced or has begun. The update must not have been passed to
+  // apply(). Returns whether the update had begun.
   bool cancel();
 
   Phase phase() const { return phase_; }
@@ -89,20 +90,21 @@ class UpdateOrder {
     return phase_ == Phase::kAhead && current_.policy == OverlapPolicy::kSpeculative;
   }
 
-  // The block that starts next at `place`. The call take_next() marks this block as started.
+  // The block that starts next at `place`. take_next() marks this block as started.
   std::optional<BlockId> next(UpdatePlace place) const;
   void take_next(UpdatePlace place);
   bool may_update(BlockId block) const;
   // The block's place in forward order.
   std::uint32_t rank(BlockId block) const { return rank_[index_of(block)]; }
 
-  // The call set_tentative() marks a block whose tentative update no longer needs a lane. The call
-  // set_waiting() marks a block that has to be started again.
+  // set_tentative() marks a block whose tentative update no longer needs a lane. set_waiting()
+  // marks a block that has to be started again.
   void set_tentative(BlockId block) { states_[index_of(block)] = State::kTentative; }
   bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
   void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }
   // Called when the block has been updated permanently. Returns whether all blocks of the unit have
-  // been updated. After the last block of all units, an update that is being applied ends.
+  // been updated. If an update is being applied, it ends when the last block of all units has been
+  // updated.
   bool count_updated(const BlockPlace& block);
   std::uint64_t updated_count() const { return updated_count_; }
 
@@ -138,7 +140,7 @@ class UpdateOrder {
   std::vector<std::uint32_t> unit_blocks_left_;  // by unit: number of blocks not updated yet
   std::array<Queue, kUpdatePlaces> queues_;
   // The members below describe the step whose gradients are arriving.
-  std::vector<UnitId> early_units_;   // units whose blocks may start, in this order
+  std::vector<UnitId> early_units_;   // units whose blocks may start early, in this order
   std::vector<bool> gradient_final_;  // by unit
   std::vector<bool> is_fetched_;      // by unit: the step's last fetch has ended
   std::vector<bool> is_touched_;      // by unit

@@ -1,8 +1,9 @@
-// Counts the bytes of the gradients that wait for their update, for the pool meter. In memory, all
-// blocks of a unit count as soon as the unit has its first gradient of the step. The part of the
-// gradient set that other ranks own counts, too. On storage, each block counts from its first write
-// on. A block's gradient counts until the update has used it. So a unit's gradients of one step no
-// longer count when the next step's gradients come.
+// For the pool meter, this class counts the bytes of the gradients that wait for their update. If a
+// unit's gradients wait in memory, all blocks of the unit count as soon as its first gradient of
+// the step has come. The part of the gradient set that other ranks own counts, too. If gradients
+// wait on storage, each block counts from its first write on. A block's gradient no longer counts
+// when the update has used it. So the gradients of one step no longer count when the gradients of
+// the next step come.
 //
 // Thread rule: scheduler's thread only.
 #pragma once

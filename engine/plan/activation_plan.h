@@ -1,15 +1,16 @@
 // Boundary activations are the values that each forward use of a unit passes to the next use, and
 // the gradients that each backward use passes back. If the engine keeps activations
 // (Config::Activations), the application saves and loads them in a sequence that the schedule
-// fixes. So the movement of activations can be planned, like the movement of parameters. The plan
-// gives each activation a place in the device's activation window. The plan also says which
-// activations have to leave for their home and come back. The plan is a pure function of (shape,
-// places) and fixes the traffic to the byte. Callable from any thread.
+// fixes. So the movement of activations can be planned in the same way as the movement of
+// parameters. The plan gives each activation a place in the device's activation window. The plan
+// also says which activations have to leave for their home and come back. The plan is a pure
+// function of (shape, places), and determines the exact number of bytes that are moved. Any thread
+// may call the functions.
 //
 // The sequence is: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use
 // k is the reverse of forward use k. Backward use k loads value k - 1 for the recomputation, loads
-// gradient k and saves gradient k - 1. Before the first use and after the last use, some accesses
-// do not exist. Such accesses are left out.
+// gradient k and saves gradient k - 1. At the first use and at the last use, some of these accesses
+// do not exist, and are left out.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +29,14 @@ enum class ActivationAction : std::uint8_t { kSave, kLoad };
 struct ActivationAccess {
   ActivationRef ref;
   ActivationAction action = ActivationAction::kSave;
-  std::uint32_t source = 0;  // the access that saved this
+  std::uint32_t source = 0;  // the access that saved the activation
   std::uint32_t place = 0;   // in the window
-  // In a save, the activation also goes to its home, because another activation takes its place
-  // before the activation is loaded. In a load, the activation comes from its home.
+  // If a save has this flag, the activation also goes to its home, because another activation takes
+  // its place in the window before the load. If a load has this flag, the activation comes from its
+  // home.
   bool moves = false;
-  bool empties_home = false;  // a load that moves, and the last one of its source to do so
-  std::optional<std::uint32_t> evicted = {};  // last access of the overwritten one
+  bool empties_home = false;                  // the last load that moves the activation of `source`
+  std::optional<std::uint32_t> evicted = {};  // last access of the activation overwritten
 };
 
 struct ActivationPlan {
@@ -55,19 +57,20 @@ struct ActivationShape {
   bool has_backward = true;
 };
 
-// The largest number of accesses that an application holds at the same time. An application with N
-// leases may hold the accesses of N uses.
+// The largest number of accesses that an application may hold at the same time. An application with
+// N leases may hold the accesses of N uses.
 std::uint32_t activations_held_max(const ModelSpec& model);
 
-// Returns a plan for a window of `places_max` places, each as large as the largest boundary.
-// Accesses a - activations_held_max() + 1 .. a - 1 are still held when access a comes.
+// Returns a plan for a window of `places_max` places, each as large as the largest boundary. The
+// plan assumes that accesses a - activations_held_max() + 1 .. a - 1 are still held when access a
+// comes.
 // Requires: `places_max` is 0 or at least activations_held_max(). With 0, the window has enough
 // places for everything.
 ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t places_max);
 
-// The homes of the largest step's activations, one after the other in a pool. There is one home per
-// boundary or, in vertical order, one per boundary and micro-batch. A gradient takes the home of
-// its value, which is no longer needed by then.
+// The homes of the largest step's activations. The homes lie one after the other in a pool. There
+// is one home per boundary. In vertical order, there is one home per boundary and micro-batch. A
+// gradient takes the home of the value that belongs to it, because this value is no longer needed.
 class ActivationHomes {
  public:
   ActivationHomes() = default;
@@ -79,12 +82,12 @@ class ActivationHomes {
   }
   std::uint64_t offset_bytes(std::uint32_t home) const { return offsets_[home]; }
   std::uint64_t value_bytes(std::uint32_t home) const { return bytes_[home / alive_]; }
-  std::uint64_t largest_bytes() const;  // in whole storage units, as each home is
+  std::uint64_t largest_bytes() const;  // in whole storage units, like each home
   std::uint64_t size_bytes() const { return size_bytes_; }
   // The unit whose forward use fills the home.
   UnitId unit(std::uint32_t home) const { return units_[home / alive_]; }
   std::uint32_t micro_batch(std::uint32_t home) const { return home % alive_; }
-  // Whether every activation of such a step has a home.
+  // Whether every activation of a step with these micro-batches has a home.
   bool hold(std::uint32_t micro_batches, MicroBatchOrder order) const {
     return order == MicroBatchOrder::kHorizontal || micro_batches <= alive_;
   }
@@ -101,14 +104,15 @@ class ActivationHomes {
 // The needs of the largest step.
 struct ActivationNeeds {
   ActivationHomes homes;
-  // The places in the window, each as large as the largest boundary. If no activation may leave,
-  // both numbers have a place for every activation. Otherwise `places_least` counts places for the
-  // held accesses, and `places_wanted` also counts places for the accesses that are read ahead.
+  // The places in the window, each as large as the largest boundary. If no activation may leave the
+  // window, both numbers count a place for every activation. Otherwise `places_least` counts places
+  // for the held accesses, and `places_wanted` also counts places for the accesses that are read
+  // ahead.
   std::uint32_t places_least = 0;
   std::uint32_t places_wanted = 0;
 };
 
-// The accesses of `uses_ahead` uses are read ahead.
+// `uses_ahead` is the number of uses whose accesses are read ahead.
 // Fails with kInvalidArgument if the model does not say what crosses its boundaries.
 ActivationNeeds activation_needs(const ModelSpec& model, const Config::Activations& activations,
                                  std::uint32_t uses_ahead);

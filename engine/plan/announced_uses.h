@@ -1,11 +1,12 @@
-// The uses that a step announces while it runs, and their places in a separate part of the device
-// window. All places have the length of the largest announced unit, so that any free place fits any
-// of these units. Announcements only add uses: the plan so far, and the schedule of the other
-// units, stay as they are. So a step reads exactly the bytes of the units that it announces. A unit
-// takes the place of another unit that has no later use among the uses announced with it. If
-// several units have no later use, the unit whose last use is longest ago gives up its place. If
-// every unit has a later use, the unit whose next use is latest gives up its place. The time for an
-// announcement grows with the number of its units, but not with the number of earlier uses.
+// The uses that are announced while a step runs, and the places of these uses in a separate part of
+// the device window. All places have the length of the largest announced unit, so that any free
+// place fits any of these units. Announcements only add uses. Announcements change neither the
+// earlier plan nor the schedule of the other units. So a step reads exactly the bytes of the units
+// that it announces. A unit takes the place of a unit that has no later use in the same
+// announcement. If several units have no later use, the unit whose last use is longest ago gives up
+// its place. If every unit has a later use, the unit whose next use is latest gives up its place.
+// The time for an announcement grows with the number of its units, but not with the number of
+// earlier uses.
 //
 // Thread rule: one thread at a time. References stay valid.
 #pragma once
@@ -25,8 +26,8 @@ namespace sluice {
 
 class AnnouncedUses {
  public:
-  // All arguments must outlive the object. `model` is validated(). The object is for the announced
-  // units of the kind `kind` alone. With one rank, all are of kind kShared.
+  // All arguments must outlive the object. `model` is validated(). The object handles only the
+  // announced units of the kind `kind`. With one rank, all units are of the kind kShared.
   AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement,
                 AnnouncedKind kind = AnnouncedKind::kShared);
 
@@ -39,9 +40,10 @@ class AnnouncedUses {
   const WindowPlan& window() const { return window_; }
   // The bytes that the fetches of all uses read from storage.
   std::uint64_t read_bytes() const;
-  // The bytes of state on storage that the update reads for the units that only announced uses
-  // touch. The bytes of these units' gradients on storage are included. Placement::skips_untouched
-  // says whether there are such bytes. The same number of bytes is written.
+  // Some units are updated only because of announced uses. The function returns the bytes that the
+  // update reads from storage for these units, including the bytes of their gradients. The update
+  // writes the same number of bytes. The result is 0 unless a step skips unused units
+  // (Placement::skips_untouched), or updates them late (Placement::is_lazy).
   std::uint64_t update_bytes() const;
 
  private:
@@ -58,7 +60,7 @@ class AnnouncedUses {
   const std::uint32_t concurrent_leases_;
   const std::uint32_t first_place_;
   std::vector<Place> places_;
-  std::vector<std::uint32_t> next_uses_;  // by unit; while add() has its use still to come
+  std::vector<std::uint32_t> next_uses_;  // by unit: its use that add() has not planned yet
   Schedule schedule_;
   WindowPlan window_;
 };

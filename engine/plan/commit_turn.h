@@ -1,9 +1,9 @@
 // The moment in a step at which the previous step's commit may begin. A flush makes a drive write
-// out its cache. Reads have to wait until the flush ends. So the flush comes when the step needs
-// the drives least, which is after the fetches and before the stores of the next version. Until
-// then, a drive's cache empties beside computation.
+// out its cache. Read requests have to wait until the flush ends. So the flush comes when the step
+// needs the drives least: after the fetches, and before the stores of the next version. Until the
+// flush comes, a drive can empty its cache while the device computes.
 //
-// Thread rule: pure.
+// Thread rule: the functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 
 namespace sluice {
 
-// Returns a number of uses, counted from the start of the step. The commit begins when these uses
-// have their units. Under `eager` and `speculative`, updates begin in backward. The commit then
-// waits for the uses of forward. Under `deferred`, the commit waits for the uses up to the end of
-// the first backward pass. With many micro-batches, waiting for the step's end would delay the
-// commit for too long. Under `serial`, the result is 0. Under `serial`, the whole state is stored
-// before the next step begins, so the commit begins at once.
+// Returns a number of uses, counted from the start of the step. The commit begins when the units of
+// these uses have been fetched. Under `eager` and `speculative`, updates begin in backward. So the
+// commit waits only for the uses of forward. Under `deferred`, the commit waits for the uses up to
+// the end of the first backward pass. With many micro-batches, the commit would come too late if it
+// waited for the step's end. Under `serial`, the result is 0, and the commit begins at once,
+// because the whole state is stored before the next step begins.
 std::uint32_t uses_before_commit(const Schedule& schedule, OverlapPolicy policy);
 
-// Whether a commit may wait for fetches at all. If the flushes take more than a third of a step
-// even with an empty cache, the rest of the step is too short for the flushes. The stores of the
-// next version would then wait. Such a commit begins as soon as it can. `flush_s` is the time of
-// one flush that finds the cache empty.
+// Whether a commit may wait for fetches at all. The result is false if the flushes take more than a
+// third of a step even with an empty cache. The rest of the step is then too short for the flushes,
+// and the stores of the next version would have to wait. Such a commit begins as soon as possible.
+// `flush_s` is the duration of one flush with an empty cache.
 bool commit_may_wait(double flush_s, double step_s);
 
 }  // namespace sluice

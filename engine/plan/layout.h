@@ -1,15 +1,16 @@
 // The place of every element. Units consist of tensors and are cut into blocks, and each state of a
-// block takes a number of bytes. The layout is a pure function of (model, precision, block size).
-// No budget, tier or file appears here. Constant after construction, callable from any thread.
+// block takes a number of bytes. The layout is a pure function of (model, precision, block size). A
+// layout contains no budget, tier or file. A layout is constant after construction, and any thread
+// may use it.
 //
 // If several ranks share the state, every unit is padded and cut into one equal shard per rank. The
-// blocks are then the blocks of the rank's own shards, so code that works block by block works on
-// the rank's part.
+// blocks are then the blocks of the rank's own shards. So code that works block by block processes
+// only the rank's part.
 //
 // Invariants: a tensor starts at a multiple of 256 elements of its unit, so that the tensor has the
 // same address modulo 256 B in every placement. The lengths of units, shards and blocks are
 // multiples of 256 elements (one leaf of the gradient norm, and one group of 8-bit moments).
-// Padding elements are zero, get zero gradients, and so stay zero.
+// Padding elements are zero. Padding elements stay zero, because their gradients are zero.
 #pragma once
 
 #include <cstdint>
@@ -42,12 +43,13 @@ struct StateFormat {
 
   std::uint64_t parameter_bytes() const { return size_of(parameter); }
   std::uint64_t gradient_bytes() const { return size_of(gradient); }
-  // The optimizer's record of a block is [rest of the master | exp_avg | exp_avg_sq], without
-  // moments that the optimizer does not keep. The rest of the master is the low half of a split
-  // master for bf16, the whole fp32 master for fp16, and empty for fp32. With 8-bit moments, the
-  // codes take the moments' places, and the scales follow: first those of exp_avg, then those of
-  // exp_avg_sq. The following functions say where each part begins in the record of `elements`
-  // elements, a multiple of kAlignElements.
+  // The optimizer's record of a block is [rest of the master | exp_avg | exp_avg_sq]. A moment that
+  // the optimizer does not keep is left out. For bf16 parameters, the rest of the master is the low
+  // half of a split master. For fp16 parameters, the rest is the whole fp32 master. For fp32
+  // parameters, the rest is empty. With 8-bit moments, the record has codes in place of the
+  // moments. The scales of exp_avg and then the scales of exp_avg_sq follow behind the codes. The
+  // functions below return the beginning of each part in a record of `elements` elements.
+  // `elements` is a multiple of kAlignElements.
   std::uint64_t moment_bytes() const {
     switch (moments) {
       case OptimizerState::kFp32: return sizeof(float);
@@ -72,7 +74,7 @@ struct StateFormat {
   std::uint64_t record_bytes(std::uint64_t elements) const {
     return exp_avg_sq_scales_begin(elements) + (keeps_exp_avg_sq ? scale_bytes(elements) : 0);
   }
-  // The bytes of all of the state at rest, for computing rates.
+  // The average number of bytes of stored state per element, for computing rates.
   double state_bytes_per_element() const {
     return static_cast<double>(parameter_bytes()) +
            static_cast<double>(record_bytes(kAlignElements)) / kAlignElements;
@@ -85,8 +87,8 @@ struct StateFormat {
 };
 static_assert(kAlignElements == kMomentGroupElements, "a block's groups are those of its tensors");
 
-// The moments in a record. Each moment is fp32, bf16 or codes. A moment that the optimizer does not
-// keep is null.
+// The moments in a record. Each moment is stored as fp32, as bf16 or as codes. A moment that the
+// optimizer does not keep is null.
 struct RecordMoments {
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
@@ -102,10 +104,11 @@ RecordMoments moments_of(const StateFormat& format, std::uint64_t elements, std:
 struct Shard {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
-  // Whether the rank has the gradients, or the parameters, of all parts or only of its own part.
+  // If a flag is set, the rank keeps the gradients (or the parameters) of all parts. If the flag is
+  // not set, the rank keeps only those of its own part.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
-  std::uint64_t keep_gathered_bytes = 0;  // units up to this size stay whole; without padding
+  std::uint64_t keep_gathered_bytes = 0;  // units up to this size, without padding, stay whole
   // During a reduction, a part is cut further into this many pieces.
   std::uint32_t pieces = 1;
 };
@@ -131,15 +134,15 @@ struct UnitPlace {
   bool is_frozen = false;     // no gradient, no record
   bool is_announced = false;  // UnitSpec::is_announced
   bool is_pinned = false;     // UnitSpec::is_pinned
-  bool is_local = false;      // UnitSpec::is_local: whole on its rank, which alone has it
-  bool is_sharded = false;    // ranks share its parameters; a gather completes it for its uses
+  bool is_local = false;      // UnitSpec::is_local: only one rank has it, and has it whole
+  bool is_sharded = false;    // ranks share its parameters, which are gathered for each use
 };
 
 class Layout {
  public:
-  // `model` must be validated(). `block_elements` is a multiple of 4096. If it is empty, the
-  // model's size decides. `hyperparameter_sets` has one number per tensor of the model, or is
-  // empty.
+  // `model` must be validated(). `block_elements` is a multiple of 4096. If `block_elements` is
+  // empty, the block size follows from the model's size. `hyperparameter_sets` has one number per
+  // tensor of the model, or is empty.
   Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements,
          std::span<const std::uint32_t> hyperparameter_sets = {}, Shard shard = {});
 
@@ -149,8 +152,8 @@ class Layout {
   std::span<const UnitPlace> units() const { return units_; }
   std::span<const TensorPlace> tensors() const { return tensors_; }
   std::span<const BlockPlace> blocks() const { return blocks_; }
-  // Fails with kInvalidArgument for an id that the model does not have, as all functions do that
-  // take an id.
+  // Fails with kInvalidArgument if the model does not have the id. All functions that take an id
+  // fail in this case.
   std::span<const TensorPlace> tensors_of(UnitId unit) const;
   std::span<const BlockPlace> blocks_of(UnitId unit) const;
   const UnitPlace& unit(UnitId id) const {
@@ -169,21 +172,22 @@ class Layout {
   // The bytes of this rank's parameters, masters and moments at rest, with padding.
   std::uint64_t state_bytes() const;
 
-  // The exact bytes of one block's states. A frozen block has no record, and its unit has no
-  // gradient.
+  // The exact sizes of one block's states, in bytes. A frozen block has no record, and its unit has
+  // no gradient.
   std::uint64_t parameter_bytes(BlockId block) const;
   std::uint64_t record_bytes(BlockId block) const;
-  // The bytes with padding to kStorageAlignBytes, as in slots and file extents.
+  // The sizes rounded up to kStorageAlignBytes, as in slots and file extents.
   std::uint64_t parameter_slot_bytes(BlockId block) const;
   std::uint64_t record_slot_bytes(BlockId block) const;
   std::uint64_t gradient_slot_bytes(BlockId block) const;
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;
-  // The bytes that a rank has at home. If the unit is sharded, the bytes are those of the rank's
-  // part, and otherwise those of the whole unit.
+  // The bytes of the unit's parameters that this rank has at home. If the unit is sharded, the rank
+  // has only its part. Otherwise the rank has the whole unit.
   std::uint64_t home_parameter_bytes(UnitId unit) const;
-  // Whether every device keeps all of the unit's parameters although ranks share the parameters.
+  // Whether every device keeps all of the unit's parameters, although ranks share the parameters of
+  // other units.
   bool keeps_gathered(UnitId unit) const;
   // The first element and the length of the part of a unit that the gradient set holds.
   std::uint64_t set_begin(UnitId id) const {

@@ -1,9 +1,9 @@
-// The hyperparameters of each tensor's update. A tensor has the optimizer's values, but no decay if
-// the tensor says so. The first group in the config that names the tensor may change these values.
-// Tensors of one group with equal decay share a set, and a set's coefficients are computed once per
-// step.
+// The hyperparameters of each tensor's update. By default, a tensor has the optimizer's values. A
+// tensor may exclude itself from weight decay. The first group in the config that names the tensor
+// may change these values. Tensors share a set if they are in the same group and have the same
+// decay. The coefficients of each set are computed once per step.
 //
-// Thread rule: constant after construction, callable from any thread.
+// Thread rule: the object is constant after construction, and any thread may use it.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct StepCoefficients {
 // coefficients.
 struct UnitCoefficients {
   std::vector<StepCoefficients> all;
-  std::vector<std::uint32_t> of_unit;  // by unit: its entry in `all`; empty: the only one
+  std::vector<std::uint32_t> of_unit;  // by unit: index in `all`; if empty, `all` has one entry
 
   const StepCoefficients& of(UnitId unit) const {
     return all[of_unit.empty() ? 0 : of_unit[index_of(unit)]];
@@ -38,7 +38,7 @@ struct UnitCoefficients {
 };
 
 // The step's number decides the random bits of rounding. The number of the unit's update decides
-// the bias correction. Both count from 1.
+// the bias correction. Both numbers count from 1.
 struct UpdateNumbers {
   std::uint64_t step = 0;
   std::uint64_t of_unit = 0;
@@ -55,14 +55,14 @@ class ParameterGroups {
   std::span<const std::uint32_t> set_of_tensors() const { return set_of_tensors_; }
   // `group_learning_rates` has one rate for each group of the config, or is empty. If the list is
   // empty, a group's rate is `learning_rate` times the group's factor.
-  // Requires: the same as coefficients_of().
+  // The requirements are the same as for coefficients_of().
   StepCoefficients coefficients(double learning_rate, std::span<const double> group_learning_rates,
                                 UpdateNumbers numbers, float gradient_scale) const;
 
  private:
   struct Set {
     std::optional<std::size_t> group =
-        {};  // the config's; their rates may differ from step to step
+        {};  // index in the config; a group's rate may differ from step to step
     double learning_rate_factor = 1;
     double weight_decay = 0;
     bool operator==(const Set&) const = default;
@@ -76,8 +76,8 @@ class ParameterGroups {
   std::vector<std::uint32_t> set_of_tensors_;
 };
 
-// Whether `pattern` describes all of `name`. A '*' stands for any characters, including none, and a
-// '?' for one character.
+// Whether `pattern` matches the whole of `name`. A '*' matches any number of characters, including
+// none. A '?' matches one character.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 
 }  // namespace sluice

@@ -34,6 +34,8 @@ std::vector<Pool> Placement::pools() const {
        "gradients that wait here for their update"},
       {Tier::kDevice, "optimizer state", device_record_bytes, "units updated on the device"},
       {Tier::kDevice, "tallies", tally_bytes, "sums of squares of gradients that wait here"},
+      {Tier::kDevice, "update staging", update_staging.size_bytes(),
+       slots(update_staging) + ", blocks that come for their update and go again"},
       {Tier::kDevice, "ranks' buffers", rank_buffer_bytes,
        "votes, and gradients while groups or nodes add them"},
       {Tier::kDevice, "activation window", activation_window.size_bytes(),
@@ -46,6 +48,8 @@ std::vector<Pool> Placement::pools() const {
       {Tier::kHost, "parameters", host_parameter_bytes, "blocks whose home is host memory"},
       {Tier::kHost, "optimizer state", host_record_bytes, "blocks whose home is host memory"},
       {Tier::kHost, "tallies", tally_bytes, "those of the device, on arrival"},
+      {Tier::kHost, "update flags", update_flag_bytes(),
+       "whether updates on the device overflowed"},
       {Tier::kHost, "parameter slots", parameter_slots.size_bytes(),
        slots(parameter_slots) + ", between storage, device and update"},
       {Tier::kHost, "optimizer lanes", lanes.size_bytes(),
@@ -76,16 +80,17 @@ std::vector<Pool> Placement::pools() const {
 
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
                      bool device_is_host) {
-  return {.overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
-          .lanes = config.optimizer.lanes,
-          .fills_device = !device_is_host,
-          .activations = config.activations,
-          .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout),
-          .is_durable = !config.storage.state.name.empty(),
-          .is_unified =
-              device_is_host && ranks == 1 && config.memory.unified != UnifiedMemory::kOff,
-          .is_alone = ranks == 1,
-          .save_buffers = config.memory.save_buffers};
+  return {
+      .overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
+      .lanes = config.optimizer.lanes,
+      .fills_device = !device_is_host,
+      .activations = config.activations,
+      .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout),
+      .is_durable = !config.storage.state.name.empty(),
+      .is_unified = device_is_host && ranks == 1 && config.memory.unified != UnifiedMemory::kOff,
+      .is_alone = ranks == 1,
+      .streams_updates = config.optimizer.update_on == UpdateProcessor::kDevice,
+      .save_buffers = config.memory.save_buffers};
 }
 
 SaveRoom save_room(const Layout& layout) {
@@ -102,6 +107,19 @@ SaveRoom save_room(const Layout& layout) {
 std::uint64_t tally_bytes_of(const UnitPlace& unit) {
   const std::uint64_t leaves = unit.shard_elements / kAlignElements;
   return align_up(leaves * sizeof(double) + sizeof(std::uint32_t), kStorageAlignBytes);
+}
+
+UpdateSlot update_slot(const Layout& layout) {
+  std::uint64_t elements = 0;
+  for (const BlockPlace& block : layout.blocks())
+    elements = std::max<std::uint64_t>(elements, block.element_count);
+  const StateFormat& format = layout.format();
+  const auto aligned = [](std::uint64_t bytes) { return align_up(bytes, kStorageAlignBytes); };
+  UpdateSlot slot{.record_offset = aligned(elements * format.parameter_bytes())};
+  slot.gradient_offset = slot.record_offset + aligned(format.record_bytes(elements));
+  slot.flag_offset = slot.gradient_offset + aligned(elements * format.gradient_bytes());
+  slot.size_bytes = slot.flag_offset + kStorageAlignBytes;
+  return slot;
 }
 
 void add_shadows(const Layout& layout, Placement& placement) {

@@ -26,6 +26,8 @@ constexpr std::uint32_t kStagingSlotsWanted = 8;
 // One piece is added while the next is copied; where gradients leave, a few are under way.
 constexpr std::uint32_t kGradientStagingWanted = 2;
 constexpr std::uint32_t kLeavingStagingWanted = 8;
+// Access to the state outside of steps reads one block while it works on another.
+constexpr std::uint32_t kAccessSlots = 2;
 // One block is written while the next comes from the device.
 constexpr std::uint32_t kCommitBuffers = 2;
 
@@ -144,7 +146,9 @@ PlacementPlanner::HomesInUse PlacementPlanner::homes_in_use() const {
                    .gradients_on_storage = has(placement_.gradient_tier, Tier::kNvme)};
   for (const UnitPlace& unit : layout_.units()) {
     if (placement_.is_updated_on_device(unit)) continue;
-    homes.lanes_fetch_gradients |= placement_.gradient_leaves(unit.id);
+    homes.lanes_fetch_gradients |= placement_.lane_fetches_gradients(unit.id);
+    homes.streams_device_gradients |=
+        placement_.streams_updates && !unit.is_frozen && placement_.gradient_is_on_device(unit.id);
     homes.device_updates_all &= unit.is_frozen;
   }
   return homes;
@@ -284,13 +288,18 @@ void PlacementPlanner::size_buffers(const HomesInUse& homes, std::uint32_t stagi
   const auto slot = [&](std::uint64_t bytes) { return align_up(bytes, kStorageAlignBytes); };
   const std::uint64_t parameter_slot = slot(largest_block_ * format.parameter_bytes());
   const std::uint64_t record_slot = slot(format.record_bytes(largest_block_));
-  const bool updates_in_slots =
-      homes.parameters_on_storage || (homes.parameters_on_device && !placement_.is_unified);
   if (!homes.parameters_on_storage) staging_slots = 0;
   // Where the device updates everything, one lane serves access to the state outside of steps.
   if (homes.device_updates_all) lanes = std::min(lanes, 1u);
-  placement_.parameter_slots = {.count = staging_slots + (updates_in_slots ? lanes : 0),
-                                .slot_bytes = parameter_slot};
+  const bool comes_from_device = homes.parameters_on_device && !placement_.is_unified;
+  std::uint32_t lane_slots = 0;
+  if (homes.parameters_on_storage || (comes_from_device && !placement_.streams_updates)) {
+    lane_slots = lanes;
+  } else if (comes_from_device) {
+    lane_slots = std::min(lanes, kAccessSlots);
+  }
+  placement_.parameter_slots = {.count = staging_slots + lane_slots, .slot_bytes = parameter_slot};
+  placement_.streams_device_gradients = homes.streams_device_gradients;
   placement_.kept_slots = pass_.overlaps && staging_slots > 1 ? staging_slots - 1 : 0;
   const bool lanes_hold_records = homes.records_on_storage || homes.records_on_device;
   placement_.lanes = {.count = lanes, .slot_bytes = lanes_hold_records ? record_slot : 0};

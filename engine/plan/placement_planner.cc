@@ -12,6 +12,8 @@ namespace {
 // Units read ahead of the one in use, beyond the leases held. Two hide one transfer behind one
 // computation and absorb jitter.
 constexpr std::uint32_t kPrefetchUnits = 2;
+// One block comes, one is updated, one goes, and one waits.
+constexpr std::uint32_t kUpdatesStreamedWanted = 4;
 // Activations travel between device and storage in pieces that saturate a drive with a few of them.
 constexpr std::uint64_t kActivationPieceBytesMax = 4_MiB;
 constexpr std::uint32_t kActivationStagingWanted = 4;
@@ -65,6 +67,11 @@ bool needs_both_kinds(const Layout& layout, std::span<const std::uint64_t> sizes
     });
   };
   return has(/*is_local=*/true) && has(/*is_local=*/false);
+}
+
+// Whether some units are not frozen.
+bool are_trained(const Layout& layout) {
+  return std::ranges::any_of(layout.units(), [](const UnitPlace& unit) { return !unit.is_frozen; });
 }
 
 // The device memory that its update takes beside its parameters.
@@ -185,6 +192,11 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   placement_.local_gradient_slots = !pass_.is_alone && has_local_gradients(layout_) ? leases : 0;
   placement_.gradient_slots = {.count = leases + placement_.local_gradient_slots,
                                .slot_bytes = slot_bytes};
+  placement_.streams_updates =
+      pass_.streams_updates && choices_.optimizer != TierChoice::kDevice && are_trained(layout_);
+  if (placement_.streams_updates)
+    placement_.update_staging = {.count = thrift_.buffers ? 1 : kUpdatesStreamedWanted,
+                                 .slot_bytes = update_slot(layout_).size_bytes};
   // All parameters, or a window for units to pass through.
   const bool needs_all = must_be_resident && !is_sharded;
   const std::uint64_t window_minimum = needs_all ? 0 : least_window();
@@ -203,6 +215,8 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
     placement_.activation_window.count = activation_places_least_;
   if (needed_bytes() > whole_budget)
     placement_.announced_window.count = std::min(placement_.announced_window.count, kinds * leases);
+  if (needed_bytes() > whole_budget)
+    placement_.update_staging.count = std::min(placement_.update_staging.count, 1u);
   if (needed_bytes() > whole_budget)
     return PlacementShortage{.tier = Tier::kDevice, .needed_bytes = needed_bytes()};
   const std::uint64_t rest_bytes = whole_budget - placement_.device_bytes();

@@ -1,11 +1,11 @@
 // One attempt to place the state under given budgets. The device's pools come first
 // (engine/plan/placement_planner.cc), and the host's pools follow (engine/plan/placement_host.cc).
-// Used only by these two files and by engine/plan/placement_budget.cc, which decides what is
-// attempted.
+// Only these two files and engine/plan/placement_budget.cc use this header. placement_budget.cc
+// decides which attempts are made.
 //
-// Whether everything fits may depend on a choice. For example, the first unit on the device frees
-// the host memory of its parameters, but needs host memory for the buffers of their update. So an
-// attempt can be told to keep such state off the device.
+// A choice may decide whether everything fits. For example, the first unit on the device frees the
+// host memory of its parameters, but needs host memory for the buffers of their update. So the
+// caller can tell an attempt to keep such state off the device (PlacementThrift).
 //
 // Thread rule: one thread, because one call of plan_placement() owns the object. An object makes
 // one attempt. To make another attempt, copy the object first.
@@ -21,20 +21,21 @@ namespace sluice {
 
 // The kinds of state that stay off the device even if the device has room.
 struct PlacementThrift {
-  bool buffers = false;     // beyond the least of each kind, to leave room for other state
+  bool buffers = false;     // beyond the least number; leaves room for other state
   bool records = false;     // of units whose parameters are there
-  bool parameters = false;  // beyond those that have to be there, and records
-  bool gradients = false;   // those that host memory cannot hold all go to storage
+  bool parameters = false;  // beyond those that must be there; also keeps records off
+  bool gradients = false;   // all that host memory cannot hold go to storage
 };
 
-// A budget that does not hold its pools, with the planner's estimate of the least budget that does.
+// The tier whose budget cannot hold its pools, and the planner's estimate of the smallest budget
+// that can.
 struct PlacementShortage {
   Tier tier = Tier::kHost;
   std::uint64_t needed_bytes = 0;
 };
 
-// The bytes that a unit takes in whole places: its parameters at home, and its gradients in the
-// set.
+// The bytes that a unit takes, rounded up to whole places. The first function is for the unit's
+// parameters at home, and the second one is for its gradients in the gradient set.
 std::uint64_t home_slot_bytes(const Layout& layout, const UnitPlace& unit);
 std::uint64_t set_slot_bytes(const Layout& layout, const UnitPlace& unit);
 
@@ -44,13 +45,13 @@ class PlacementPlanner {
   PlacementPlanner(const Layout& layout, const ModelSpec& model, const Config::Placement& choices,
                    const PassNeeds& pass);
 
-  // Returns nothing if everything fits, and take() may then be called.
+  // If everything fits, the result is empty, and take() may be called.
   std::optional<PlacementShortage> attempt(const Budgets& budgets, const PlacementThrift& thrift);
   Placement take() { return std::move(placement_); }
 
  private:
-  // The homes in use, on which the sizes of buffers depend. These homes are found once for each
-  // choice of homes, and not for each size, because models have many blocks.
+  // The homes in use, on which the sizes of buffers depend. These homes are found only once for
+  // each choice of homes, because models have many blocks.
   struct HomesInUse {
     bool parameters_on_storage = false;
     bool parameters_on_device = false;
@@ -58,6 +59,7 @@ class PlacementPlanner {
     bool records_on_device = false;
     bool gradients_on_storage = false;
     bool lanes_fetch_gradients = false;
+    bool streams_device_gradients = false;
     bool device_updates_all = true;
   };
 

@@ -86,7 +86,8 @@ std::uint64_t capacity_of(const Placement& placement, MemoryPool pool) {
     case MemoryPool::kGradientSlots: return placement.gradient_slots.size_bytes();
     case MemoryPool::kDeviceGradients: return placement.device_gradient_bytes;
     case MemoryPool::kDeviceRecords: return placement.device_record_bytes;
-    case MemoryPool::kDeviceTallies: return placement.tally_bytes;
+    case MemoryPool::kDeviceTallies:
+      return placement.tally_bytes + placement.update_staging.size_bytes();
     case MemoryPool::kActivationWindow: return placement.activation_window.size_bytes();
     case MemoryPool::kHostParameters: return placement.host_parameter_bytes;
     case MemoryPool::kParameterSlots: return placement.parameter_slots.size_bytes();
@@ -95,7 +96,7 @@ std::uint64_t capacity_of(const Placement& placement, MemoryPool pool) {
     case MemoryPool::kHostRecords: return placement.host_record_bytes;
     case MemoryPool::kLanes:
       return placement.lanes.size_bytes() + placement.lane_gradients.size_bytes();
-    case MemoryPool::kHostTallies: return placement.tally_bytes;
+    case MemoryPool::kHostTallies: return placement.tally_bytes + placement.update_flag_bytes();
     case MemoryPool::kHostActivations: return placement.host_activation_bytes;
     case MemoryPool::kActivationStaging: return placement.activation_staging.size_bytes();
     case MemoryPool::kNvmeParameters: return placement.nvme_parameter_bytes;

@@ -1,9 +1,9 @@
-// The use of each tier's pools at present, and the peak in each phase of a step. Buffers count
-// while they are lent. The homes of a state count from the time when they are filled. Gradients
-// count while they wait for their update. On storage, a shadow counts until it is adopted or
-// dropped, and an activation counts until its last read. Some owners do not report their use: the
-// owners of the activation window, of the homes of activations in host memory, and of tallies. So
-// these pools count all the time.
+// The meter counts the present use of each tier's pools, and the peak use in each phase of a step.
+// A buffer counts while it is lent. A home of state counts from the time when it is filled. A
+// gradient counts while it waits for its update. On storage, a shadow counts until it is adopted or
+// dropped, and an activation counts until its last read. Some pools are counted as full all the
+// time, because their owners do not report their use. These pools are the activation window, the
+// homes of activations in host memory, and the tallies.
 //
 // Thread rule: scheduler's thread only.
 // Invariant: no pool has more in use than its size.
@@ -23,8 +23,8 @@ std::uint64_t capacity_of(const Placement& placement, MemoryPool pool);
 
 class PoolMeter {
  public:
-  // Sets the sizes of the pools of `placement`. Pools that are in use all the time are counted at
-  // once.
+  // Sets the sizes of the pools of `placement`. From now on, pools whose owners do not report their
+  // use count as full.
   void open(const Placement& placement);
   void set_capacity(MemoryPool pool, std::uint64_t size_bytes);
   void lend(MemoryPool pool, std::uint64_t size_bytes);
@@ -32,7 +32,7 @@ class PoolMeter {
 
   // From now on, everything in use counts for `phase`, including what is in use already.
   void enter(StepPhase phase);
-  // The marks since the last call.
+  // The peaks in each phase since the last call.
   PhaseMarks take();
 
  private:

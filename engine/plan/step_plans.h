@@ -1,7 +1,7 @@
 // Everything that is known about a step before the step runs: the schedule, the places of units in
 // the device window, and the movement of boundary activations. The sequence of activations stays
-// the same even if the schedule changes. A plan is made once for each number and order of
-// micro-batches, and kept.
+// the same even if the schedule changes. Each plan is made once for a number and an order of
+// micro-batches, and is then kept.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -37,15 +37,16 @@ class StepPlans {
   // Fails with kInvalidArgument if the step is too large for the activation pools.
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // The plan of a step that has followed `plan` up to `progress`, and then uses `unit` instead of
-  // the planned unit. If an inference begins anew after its end, the inference has another batch.
-  // The plan then expects that the number of batches doubles. So a few changes are enough for any
-  // number of batches.
+  // The new plan of a step that has followed `plan` up to `progress`, and now uses `unit` instead
+  // of the planned unit. If an inference starts again from its first unit after its last use, the
+  // inference has another batch. In this case, the new plan expects twice as many batches. So a few
+  // changes of the plan are enough for any number of batches.
   // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
-  // From now on, inferences are expected to follow `schedule`, or steps are expected to have this
-  // shape. The call has no effect if the window cannot be planned for such steps.
+  // From now on, the plans expect that inferences follow `schedule`. expect_training() does the
+  // same for steps of this number and order of micro-batches. A call has no effect if the window
+  // cannot be planned for `schedule`.
   void expect_inference(Schedule schedule);
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);

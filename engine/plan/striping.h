@@ -1,7 +1,7 @@
-// How the blocks are spread over the storage paths. Whole blocks are dealt out in proportion to the
-// paths' weights. So drives of unequal speed finish a pass together. Any run of consecutive blocks
-// is spread in this proportion too, because such runs are in flight at the same time. The functions
-// read the calibration file, and are otherwise pure. Any thread may call them.
+// The functions spread the blocks over the storage paths. Whole blocks are dealt out in proportion
+// to the paths' weights. So drives of unequal speed finish a pass together. Consecutive blocks are
+// in flight at the same time. So every group of consecutive blocks is spread in this proportion,
+// too. The functions read the calibration file, and are otherwise pure. Any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,14 @@
 namespace sluice {
 
 // Returns one weight per path of storage.paths. The config gives the weights. If the config has no
-// weights, the weights are the rates of the optimizer's pattern in the calibration that `sluice
-// bench io --json` wrote. Without a calibration, the weights are equal.
+// weights, the weights are the measured rates in the calibration that `sluice bench io --json`
+// wrote. The rates are those of the optimizer's access pattern. Without a calibration, the weights
+// are equal.
 // Fails with kInput if the calibration cannot be read, is of another machine, or lacks a path.
 std::vector<double> storage_weights(const Config::Storage& storage);
 
-// The dealer gives pieces of storage to drives. Each piece goes to the drive that is furthest
-// behind its share of the bytes so far.
+// The dealer chooses a drive for each piece of storage. Each piece goes to the drive that is
+// furthest behind its share of the bytes so far.
 //
 //   Example: with weights {3, 1} and equal pieces, the drives are 0 0 1 0, 0 0 1 0, ...
 class DriveDealer {
@@ -43,7 +44,7 @@ struct Striping {
   std::vector<std::uint64_t> drive_bytes;  // by drive: the bytes of its blocks on storage
 };
 
-// The function deals the blocks out to the drives.
+// Deals the blocks out to the drives.
 Striping plan_striping(const Layout& layout, const Placement& placement,
                        std::span<const double> weights);
 

@@ -1,8 +1,8 @@
-// The bytes that one step moves between host and storage, known before the step runs. The bytes are
-// the sum of the window plan's fetches and the optimizer pass's reads and writes. A meter counts
-// the bytes of the real steps for comparison.
+// The bytes that one step moves between host and storage. These bytes are known before the step
+// runs. The bytes are the sum of the window plan's fetches and the optimizer pass's reads and
+// writes. A meter counts the bytes of the real steps for comparison.
 //
-// Thread rule: the predictions are pure; one thread at a time uses a meter.
+// Thread rule: the predictions are pure. A meter may be used by one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -47,15 +47,17 @@ std::uint64_t nvme_update_bytes(const Layout& layout, const Placement& placement
 std::vector<bool> updated_units(const Layout& layout, const Placement& placement,
                                 const Schedule& schedule);
 
-// The bytes of gradients that a step writes to storage, where they wait. The step reads the same
-// number of bytes. Every backward use writes its unit's sum of gradients. All but the first use
-// also read the sum so far, and the update reads the final sum.
+// The bytes of gradients that a step writes to storage, where the gradients wait for the update.
+// The step reads the same number of bytes. Every backward use writes its unit's sum of gradients.
+// Every backward use of a unit except the first one also reads the sum so far. The update reads the
+// final sum.
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
 
-// The traffic of one step. The traffic is the sum of three parts: every fetch of `plan`, the state
-// of each updated block, once in and once out, and the bytes that `activations` moves. A
-// speculative step that is redone moves each block's state once more.
+// The traffic of one step. The traffic is the sum of three parts. The first part is every fetch of
+// `plan`. The second part is the state of each updated block, which is read once and written once.
+// The third part is the bytes that `activations` moves. If a speculative step is redone, each
+// block's state is moved once more.
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
                              const Schedule& schedule, const WindowPlan& plan,
                              const ActivationPlan& activations = {});

@@ -1,6 +1,6 @@
-// The policy of each step's update. The policy resolves optimizer.overlap "auto" and computes the
-// clip factor. The decision depends only on the config and on the norms so far, so all ranks make
-// the same decision.
+// This class chooses the policy of each step's update. If optimizer.overlap is "auto", the class
+// decides which policy is used. The class also computes the clip factor. The choice depends only on
+// the config and on the norms so far. So all ranks make the same choice.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -13,19 +13,19 @@ namespace sluice {
 
 class UpdatePolicy {
  public:
-  // `may_be_tentative` says that storage has shadows for speculation.
+  // `may_be_tentative` says whether storage has shadows for speculation.
   UpdatePolicy(const Config::Optimizer& config, bool may_be_tentative)
       : config_(config), may_be_tentative_(may_be_tentative) {}
 
   // Returns the policy for the step that is about to begin. The result is never kAuto.
   OverlapPolicy choose() const;
-  // The factor by which the gradient is multiplied so that the norm respects clip_norm.
+  // The factor by which the gradient is multiplied so that its norm does not exceed clip_norm.
   double clip_factor(double norm) const;
   // Called when a step has ended. `was_clipped` says whether the step's update differed from the
   // update that speculation assumes.
   void note(bool was_clipped) { recent_clips_ = recent_clips_ << 1 | (was_clipped ? 1 : 0); }
-  // Called when computation has left its schedule. From now on, a unit's last gradient cannot be
-  // known for certain, and an eager update cannot be undone.
+  // Called when computation has left its schedule. From now on, it is not certain which gradient of
+  // a unit is the last one. An eager update that came too early could not be undone.
   void note_schedule_change() { keeps_schedule_ = false; }
 
  private:

@@ -1,7 +1,7 @@
 // The units in the device window while a step is planned. The units are kept by place, and in the
 // order in which they should make room. Each operation costs about the logarithm of the number of
-// units, so that models with many small units are planned quickly. Used only by
-// engine/plan/window_plan.cc.
+// units, so that models with many small units are planned quickly. Only engine/plan/window_plan.cc
+// uses this header.
 //
 // Thread rule: one thread, because one plan owns the object.
 // Invariants: no two places overlap, and no unit has two places.
@@ -18,8 +18,9 @@
 
 namespace sluice {
 
-// A unit's place in the order in which units should make room. A unit that is needed later comes
-// earlier in this order. Among equals, units that were used longest ago come first.
+// A unit's place in the order in which units should make room. A unit whose next use is later comes
+// earlier in this order. Among units with the same next use, the unit whose last use is longest ago
+// comes first.
 struct WindowTurn {
   std::uint32_t next_use = 0;
   std::uint32_t last_use = 0;  // 0 for a unit that was only fetched ahead
@@ -39,7 +40,7 @@ class WindowPlaces {
   WindowPlaces(std::size_t unit_count, std::uint64_t window_bytes);
 
   const WindowResident* find(std::uint32_t unit) const;
-  // Puts a unit at a place, instead of the units that are there, and removes the unit from its
+  // Puts a unit at a place. The units that were there lose their places, and the unit loses its
   // former place.
   void put(const WindowResident& resident, std::uint32_t next_use);
   // Requires: the unit has a place.
@@ -49,8 +50,8 @@ class WindowPlaces {
 
   // The lowest place of this length that overlaps no unit.
   std::optional<std::uint64_t> lowest_free(std::uint64_t length_bytes) const;
-  // The first unit that ends behind `begin_bytes`. The other units follow in the order of their
-  // places.
+  // The first unit whose place ends behind `begin_bytes`. The units after it follow in the order of
+  // their places.
   ByPlace::const_iterator first_behind(std::uint64_t begin_bytes) const;
   const ByPlace& by_place() const { return by_place_; }
   const std::set<WindowTurn>& by_turn() const { return by_turn_; }
@@ -67,8 +68,8 @@ class WindowPlaces {
   std::set<WindowTurn> by_turn_;
   std::vector<std::uint64_t> begins_;                                 // by unit, or kNowhere
   std::vector<std::uint32_t> next_uses_;                              // by unit
-  std::map<std::uint64_t, std::uint64_t> gaps_;                       // the end of each, by begin
-  std::set<std::pair<std::uint64_t, std::uint64_t>> gaps_by_length_;  // length, begin
+  std::map<std::uint64_t, std::uint64_t> gaps_;                       // by begin: the gap's end
+  std::set<std::pair<std::uint64_t, std::uint64_t>> gaps_by_length_;  // (length, begin)
 };
 
 }  // namespace sluice

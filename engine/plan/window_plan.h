@@ -1,15 +1,16 @@
 // The bytes of the device window that each use of a unit occupies, and the uses that must fetch.
 // The schedule is known, so the plan decides the whole residency of a step in advance. Belady's
-// rule says which unit is evicted: the one that is needed last. The plan is a pure function of
-// (schedule, sizes, window). So the plan fixes the traffic of a step to the byte, and timing has no
-// influence.
+// rule chooses the unit that is evicted: the unit that is needed last. The plan is a pure function
+// of (schedule, sizes, window). So the plan determines the exact bytes that a step moves, and
+// timing has no influence on them.
 //
-// With several leases, held units can lie in the way of the next unit. If the rule fails for this
-// reason, the step is planned again with a retreat. A retreat has a place for each stay of a unit.
-// The places of units that are held at the same time never overlap. A unit must then avoid the
-// retreats of all units that come while it is held. So the next unit always has room, at least in
-// its own retreat. With two leases, a window that holds the two largest units that are used one
-// after the other is enough, because units are placed at the window's two ends in turn.
+// With several leases, held units can lie in the way of the next unit. If Belady's rule fails for
+// this reason, the step is planned again with a retreat. A stay is the time that a unit spends in
+// the window. A retreat reserves a place for each stay. The places of units that are held at the
+// same time never overlap. In such a plan, a held unit avoids the reserved places of all units that
+// come while it is held. So the next unit always has room, at least in its own reserved place. With
+// two leases, units are placed at the window's two ends in turn. So the window is large enough if
+// it can hold any two units that are used one after the other.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ namespace sluice {
 
 struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
-  bool fetch = false;              // false: still there from an earlier use, or homed on the device
+  bool fetch = false;              // false: the unit is already there, or homed on the device
   // The entries are indices into the schedule: the uses whose units this fetch overwrites, and the
   // uses that had the unit in another place. Each entry is the last earlier use of its unit. All
   // uses in the list must have been released and computed before a copy may start.
@@ -34,18 +35,18 @@ struct WindowResident {
   std::uint32_t unit = 0;
   std::uint64_t begin_bytes = 0;
   std::uint64_t end_bytes = 0;
-  std::uint32_t last_use = 0;  // kNever: fetched ahead for a use that did not come
+  std::uint32_t last_use = 0;  // kNever: fetched for a use that did not come
 
   static constexpr std::uint32_t kNever = UINT32_MAX;
 };
 
 struct WindowPlan {
   std::vector<WindowUse> uses;  // one per entry of the schedule
-  // The first use that was planned at the schedule's last change, and the units in the window at
-  // that time.
+  // first_use is the first use that was planned when the schedule last changed. `residents` lists
+  // the units that were in the window at that time.
   std::uint32_t first_use = 0;
   std::vector<WindowResident> residents;  // by place
-  std::uint64_t places_judged = 0;        // how many places were looked at: the plan's own cost
+  std::uint64_t places_judged = 0;        // how many places were considered: the cost of planning
 };
 
 // How far a step has come when its schedule changes.
@@ -55,17 +56,17 @@ struct WindowProgress {
   bool is_partly_fetched = false;  // some blocks of the next use have been fetched
 };
 
-// `unit_bytes[u]` is the size of unit u in the window. The size is 0 for a unit homed on the
+// `unit_bytes[u]` is the size of unit u in the window. The size is 0 for a unit whose home is the
 // device. The uses k - concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so
 // their units stay. Every window of at least least_window_bytes() works.
-// Fails with kOutOfMemory if the window cannot hold the leases of some use, naming the bytes that
-// would suffice.
+// Fails with kOutOfMemory if the window cannot hold the leases of some use. The message names a
+// number of bytes that would suffice.
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                        std::uint64_t window_bytes, std::uint32_t concurrent_leases);
 
-// Does the same for a changed schedule. `plan` was made for `schedule`. Up to `progress.acquired`,
-// `changed` equals `schedule`. Units fetched ahead keep their places for as long as they may be
-// needed.
+// Does the same as plan_window() for a changed schedule. `plan` was made for `schedule`. Up to
+// `progress.acquired`, `changed` equals `schedule`. Units fetched ahead keep their places for as
+// long as they may be needed.
 // Fails with the errors of plan_window(). With several leases, the call also fails if held units
 // lie in the way.
 WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
@@ -73,16 +74,16 @@ WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
                          std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,
                          std::uint32_t concurrent_leases);
 
-// The smallest window that plan_window() accepts; larger windows are accepted, too. With one or two
-// leases, the size is leased_bytes_max(). With more leases, the size is nearly always
-// leased_bytes_max(), too. The smallest window may be larger with more leases, because finding the
-// best places would mean trying all places.
+// The smallest window that plan_window() accepts. plan_window() accepts all larger windows, too.
+// With one or two leases, the result is leased_bytes_max(). With more leases, the result is nearly
+// always leased_bytes_max(), too. The result may then be larger, because the function does not try
+// all places.
 std::uint64_t least_window_bytes(const Schedule& schedule,
                                  std::span<const std::uint64_t> unit_bytes,
                                  std::uint32_t concurrent_leases);
 
-// The largest sum of the sizes of the distinct units in `leases` consecutive uses. A window for
-// this many leases is at least this large.
+// The function adds up the sizes of the distinct units in `leases` consecutive uses. The result is
+// the largest of these sums. A window for this many leases is at least this large.
 std::uint64_t leased_bytes_max(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                                std::uint32_t leases);
 

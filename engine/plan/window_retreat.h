@@ -1,9 +1,10 @@
 // The places in the device window to which a step can always retreat. Each stay of a unit has one
-// place, and units that are held at the same time never overlap. Pure; callable from any thread.
+// place. The places of units that are held at the same time never overlap. The functions are pure,
+// and any thread may call them.
 //
-// A stay is a unit's time in the window, from a use until the unit is no longer held. A unit that
-// is used again before the end of its stay has to keep its place. With `leases` leases, use k is
-// held until use k + leases.
+// A stay is a unit's time in the window, from a use until the unit is no longer held. If a unit is
+// used again before the end of its stay, the unit has to keep its place. With `leases` leases, use
+// k is held until use k + leases.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +23,16 @@ struct WindowRetreat {
   std::uint64_t window_bytes = 0;          // enough to hold all of them
 };
 
-// The stays are put at the window's two ends in turn. Two ends work for two leases, where a stay
-// overlaps in time only with its neighbors. Requires: the window is as large as the largest sum of
-// two neighbors.
+// The stays are put at the window's two ends in turn. Two ends are enough for two leases, because a
+// stay overlaps in time only with the stay before it and the stay after it. Requires: the window is
+// large enough for any two successive stays.
 WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::span<const std::uint64_t> unit_bytes,
                                    std::uint64_t window_bytes);
 
 // Each stay is put at the lowest address that the earlier stays leave free. The function tries the
-// stays ordered by time and by size, and also all units side by side. The function returns the
-// smallest result.
+// stays in the order of time and in the order of size. The function also tries all units side by
+// side. The function returns the smallest of the three results.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 

@@ -155,10 +155,10 @@ class Prediction {
     for (const BlockPlace& block : layout_.blocks()) {
       const Tier parameters = placement_.parameter_tier[index_of(block.id)];
       const Tier record = placement_.record_tier[index_of(block.id)];
-      const bool is_at_hand = placement_.updates_parameters_at_home(block.id);
+      const bool is_at_hand = !placement_.update_takes_slot(block.id);
       if (parameters == Tier::kNvme || (!is_at_hand && record != Tier::kDevice)) ++in_slots;
       const bool stays =
-          is_at_hand && record == Tier::kHost && !placement_.gradient_leaves(block.unit);
+          is_at_hand && record == Tier::kHost && !placement_.lane_fetches_gradients(block.unit);
       if (!layout_.is_frozen(block.id) && record != Tier::kDevice && !stays) ++in_lanes;
       if (placement_.has_shadow(block.id))
         shadow_bytes = std::max(shadow_bytes, layout_.parameter_slot_bytes(block.id) +

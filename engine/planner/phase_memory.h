@@ -1,8 +1,8 @@
-// The peak memory that one rank has in use in each phase of a step, derived from placement and
-// schedule. The result predicts StepReport::buffers. Under the policy "serial", the values are
-// exact for state at home, the window, gradients, and pools that count all the time. The values of
-// buffers are limits, because their use depends on a run's timing. Under the other policies, the
-// values of gradients and shadows are limits, too. Pure.
+// The peak memory that one rank uses in each phase of a step. The prediction is derived from
+// placement and schedule. The result predicts StepReport::buffers. Under the policy "serial", the
+// values are exact for state at home, the window, gradients, and pools that always count as full.
+// For buffers, the values are upper limits, because the use of buffers depends on timing. Under the
+// other policies, the values for gradients and shadows are upper limits, too. The function is pure.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace sluice {
 
 struct PhaseSubject {
-  const ModelSpec& model;  // validated; all must outlive the call
+  const ModelSpec& model;  // validated; all referenced objects must outlive the call
   const Layout& layout;
   const Placement& placement;
   OverlapPolicy policy{};

@@ -52,6 +52,12 @@ PlannedPlacement Planning::place_under(OverlapPolicy policy) const {
   return place(std::string(name_of(policy)), config.placement, std::move(config));
 }
 
+PlannedPlacement Planning::place_on(UpdateProcessor processor) const {
+  Config config = request_.config;
+  config.optimizer.update_on = processor;
+  return place(std::string(name_of(processor)), config.placement, std::move(config));
+}
+
 PlannedPlacement Planning::place(const std::string& name, const Config::Placement& choices,
                                  Config config) const {
   PlannedPlacement planned;

@@ -1,5 +1,6 @@
 // A request in the planner's terms: the layout and the schedule, the homes of the state, and the
-// cost of a step with these homes. Constant after construction; callable from any thread.
+// cost of a step with these homes. The object is constant after construction, and any thread may
+// use it.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +12,8 @@
 
 namespace sluice {
 
-// The grain of a simulation that gives a first guess of a step with many blocks. The time of most
-// steps is then off by less than 0.1 % (docs/results/plans.md).
+// The largest number of blocks in a simulation that gives only a first guess. For most steps, the
+// error of the simulated time is then less than 0.1 % (docs/results/plans.md).
 inline constexpr std::uint64_t kBlocksOfAGlance = 2 << 10;
 
 class Planning {
@@ -23,17 +24,18 @@ class Planning {
   const Layout& layout() const { return layout_; }
   const ModelSpec& model() const { return model_; }  // validated
 
-  // The rates for a step that has `compute_factor` times the request's computation.
+  // The rates for a step that has `compute_factor` times as much computation as the request.
   Rates rates(double compute_factor = 1) const;
   double compute_s(const Rates& rates) const;  // per step
 
-  // The call plans a placement, without the step's cost. If the placement is impossible, the result
-  // names the obstacle.
+  // Plans a placement, but not the cost of a step. If the placement is impossible, the result names
+  // the obstacle.
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const;
-  // The call plans the config's own choices under another policy. The policy may need other
-  // buffers.
+  // Plans the config's own choices under another policy. Another policy may need other buffers.
   PlannedPlacement place_under(OverlapPolicy policy) const;
-  // `blocks_max` is the grain of the simulation, as for bound_of_blocks().
+  // Plans the config's own choices with another processor for the updates.
+  PlannedPlacement place_on(UpdateProcessor processor) const;
+  // `blocks_max` is the largest number of blocks that are simulated, as for bound_of_blocks().
   StepCost step_of(const Placement& placement, OverlapPolicy policy, const Rates& rates,
                    std::uint64_t blocks_max = kBlocksSimulatedMax) const;
 
@@ -49,8 +51,8 @@ class Planning {
   Schedule schedule_;
 };
 
-// Calls `run` with 0 .. count - 1, on as many threads as there are cores. Simulated schedules are
-// independent of each other.
+// Calls `run` with 0 .. count - 1, on as many threads as there are cores. The calls run at the same
+// time.
 void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run);
 
 }  // namespace sluice

@@ -88,6 +88,7 @@ std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
   for (const PlannedPlacement& planned : all)
     if (planned.obstacle.empty()) costs.want(planned.placement, planned.policy);
   std::array<PlannedPlacement, kPolicies.size()> by_policy;
+  std::optional<PlannedPlacement> on_other;
   if (own.obstacle.empty()) {
     for_each_at_once(kPolicies.size(),
                      [&](std::size_t i) { by_policy[i] = planning.place_under(kPolicies[i]); });
@@ -95,11 +96,16 @@ std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
       costs.want(own.placement, kPolicies[i]);
       if (by_policy[i].obstacle.empty()) costs.want(by_policy[i].placement, kPolicies[i]);
     }
+    if (!request.machine.device_is_host)
+      on_other = planning.place_on(other_than(request.config.optimizer.update_on));
+    if (on_other && on_other->obstacle.empty()) costs.want(on_other->placement, on_other->policy);
   }
   costs.simulate();
   for (PlannedPlacement& planned : all)
     if (planned.obstacle.empty()) planned.step = costs.of(planned.placement, planned.policy);
   if (!own.obstacle.empty()) return all;
+  if (on_other && on_other->obstacle.empty())
+    own.on_other_processor = costs.of(on_other->placement, on_other->policy);
   std::vector<StepCost> bounds;
   for (const PlannedPlacement& planned : by_policy) {
     if (!planned.obstacle.empty()) continue;

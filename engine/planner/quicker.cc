@@ -20,20 +20,25 @@ std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all,
   if (!own.obstacle.empty()) return std::nullopt;
   double least_s = kNoticed * own.step.step_s;
   std::optional<Quicker> found;
-  const auto look_at = [&](double step_s, const Config::Placement& placement,
-                           OverlapPolicy overlap) {
+  const auto look_at = [&](double step_s, const Config::Placement& placement, OverlapPolicy overlap,
+                           UpdateProcessor update_on) {
     if (step_s >= least_s) return;
     least_s = step_s;
-    found = Quicker{.step_s = step_s, .placement = placement, .overlap = overlap};
+    found = Quicker{
+        .step_s = step_s, .placement = placement, .overlap = overlap, .update_on = update_on};
   };
+  const Config::Optimizer& optimizer = config.optimizer;
   for (const PlannedPlacement& planned : all)
     if (planned.obstacle.empty())
-      look_at(planned.step.step_s, planned.choices, config.optimizer.overlap);
+      look_at(planned.step.step_s, planned.choices, optimizer.overlap, optimizer.update_on);
   const bool may_be_eager =
-      config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop;
+      optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop;
   for (const auto& [policy, cost] : own.policies)
     if (may_be_eager || policy != OverlapPolicy::kEager)
-      look_at(cost.step_s, config.placement, policy);
+      look_at(cost.step_s, config.placement, policy, optimizer.update_on);
+  if (own.on_other_processor)
+    look_at(own.on_other_processor->step_s, config.placement, optimizer.overlap,
+            other_than(optimizer.update_on));
   return found;
 }
 
@@ -45,7 +50,8 @@ std::optional<Quicker> quickest_that_fits(const std::vector<PlannedPlacement>& a
     if (!planned.obstacle.empty() || (found && found->step_s <= planned.step.step_s)) continue;
     found = Quicker{.step_s = planned.step.step_s,
                     .placement = planned.choices,
-                    .overlap = config.optimizer.overlap};
+                    .overlap = config.optimizer.overlap,
+                    .update_on = config.optimizer.update_on};
   }
   return found;
 }
@@ -81,6 +87,8 @@ std::string settings_of(const Quicker& quicker, const Config& config) {
   compare("gradients", quicker.placement.gradients, config.placement.gradients);
   if (quicker.overlap != config.optimizer.overlap)
     settings.push_back(fmt::format("optimizer.overlap={}", name_of(quicker.overlap)));
+  if (quicker.update_on != config.optimizer.update_on)
+    settings.push_back(fmt::format("optimizer.update_on={}", name_of(quicker.update_on)));
   return fmt::format("{}", fmt::join(settings, " "));
 }
 

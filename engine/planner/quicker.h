@@ -1,6 +1,7 @@
 // Finds a change of settings that makes the step quicker, among the changes that a plan has
-// simulated. Homes chosen by "auto" save traffic, and less traffic nearly always means less time.
-// Exceptions are seen only in a plan, because only a plan simulates steps. Pure; any thread.
+// simulated. If the config says "auto", the homes are chosen to save traffic. Less traffic nearly
+// always means less time. Only a plan shows exceptions, because only a plan simulates steps. The
+// functions are pure, and any thread may call them.
 #pragma once
 
 #include <optional>
@@ -16,26 +17,27 @@ struct Quicker {
   // The config's placement with the change.
   Config::Placement placement;
   OverlapPolicy overlap{};
+  UpdateProcessor update_on{};
 };
 
-// Returns the quickest of `all` and of the policies that do not change results. `all` comes from
-// plan_alternatives() for `config`. The result is empty if the config itself is within half a
-// percent of the quickest.
+// Returns the quickest alternative. The alternatives are the placements in `all`, and the policies
+// that do not change results. `all` comes from plan_alternatives() for `config`. The result is
+// empty if the step of `config` itself takes at most half a percent longer than the quickest step.
 std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all, const Config& config);
 
-// If the config itself does not fit, the call returns the quickest of `all` that fits. Otherwise
-// returns nothing. The config itself is the first of `all`.
+// If the config itself does not fit, returns the quickest placement in `all` that fits. Otherwise
+// the result is empty. The config itself is the first entry of `all`.
 std::optional<Quicker> quickest_that_fits(const std::vector<PlannedPlacement>& all,
                                           const Config& config);
 
 // A larger budget of host memory, and the step under this budget.
 struct MoreMemory {
-  std::uint64_t more_bytes = 0;  // beside the budget
+  std::uint64_t more_bytes = 0;  // in addition to the budget
   double step_s = 0;
 };
 
-// The function tries a few larger budgets, from a quarter more to four times as much. Returns the
-// smallest one whose step is at least 5 % quicker than the step of `own`, the config's own
+// The function tries a few larger budgets, from 1.25 times to 4 times the present budget. Returns
+// the smallest budget whose step is at least 5 % quicker than the step of `own`, the config's own
 // placement. The result is empty if there is no such budget.
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own);
 

@@ -1,5 +1,5 @@
-// The bytes of a rank's collectives in a step, known before the run. Pure; callable from any
-// thread.
+// Predicts the bytes of a rank's collectives in a step. The functions are pure, and any thread may
+// call them.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,16 @@
 
 namespace sluice {
 
-// The counts equal those of StepReport::rank_traffic in the steady state. For one rank, all counts
-// are 0. `layout` is the layout of one of `ranks` ranks, and `placement` belongs to this layout.
+// The counts equal the counts of StepReport::rank_traffic in the steady state. For one rank, all
+// counts are 0. `layout` is the layout of one of `ranks` ranks, and `placement` belongs to this
+// layout.
 RankTraffic predict_rank_traffic(const Config::Sharding& sharding, std::uint32_t ranks,
                                  const ActivationShape& step, const Layout& layout,
                                  const Placement& placement);
 
-// The seconds for which `traffic` occupies a rank's link, at the link's rate in each direction. In
-// an operation among N ranks, a rank sends and receives (N - 1) / N of the operation's bytes.
+// The number of seconds for which `traffic` occupies a rank's link. The given rate is the link's
+// rate in each direction. In an operation among N ranks, a rank sends and receives (N - 1) / N of
+// the operation's bytes.
 double link_seconds(const RankTraffic& traffic, const Config::Sharding& sharding,
                     std::uint32_t ranks, double link_bytes_per_second);
 

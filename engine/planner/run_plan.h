@@ -1,10 +1,11 @@
-// The plan of a run. The plan has the part of the state that each rank keeps, the budgets, the size
-// of every pool, the home of every block, and the time at which blocks are updated. Only this file
-// makes such a plan. The plan is used by the engine, `sluice plan`, `trace whatif`, the benches,
-// the choice of the micro-batches' order and the check of the host's memory. So the results of
-// these users cannot differ from the run.
+// The plan of a run. The plan contains the part of the state that each rank keeps, the budgets, the
+// size of every pool, and the home of every block. The plan also says when blocks are updated. Only
+// this file makes such plans. The plan is used by the engine, `sluice plan`, `trace whatif`, the
+// benches, the choice of the micro-batches' order and the check of the host's memory. So the
+// results of these users cannot differ from the run.
 //
-// Thread rule: pure except for RunMachine::free_bytes; callable from any thread.
+// Thread rule: any thread may call the functions. The functions are pure, except that they call
+// RunMachine::free_bytes.
 #pragma once
 
 #include <sluice/config.h>
@@ -17,7 +18,8 @@ namespace sluice {
 
 struct RunPlan {
   Placement placement;
-  // The policy of the config. For "auto", this is the policy of a step while clipping is rare.
+  // The policy of the config. If the config says "auto", this is the policy that a step has while
+  // clipping is rare.
   OverlapPolicy policy{};
 };
 

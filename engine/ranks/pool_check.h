@@ -1,7 +1,7 @@
 // The functions compare an engine's pools with the free memory of its host and its device, before
-// any pool is allocated. Without the check, a process whose pools exceed the free memory would be
-// killed by the kernel in the middle of a step, without a message. Ranks on one host share the
-// host's memory.
+// any pool is allocated. Without this check, the kernel would kill a process whose pools exceed the
+// free memory. The process would end in the middle of a step, without a message. Ranks on one host
+// share the host's memory.
 //
 // Thread rule: the application's thread. All ranks call each function at the same point.
 #pragma once
@@ -15,11 +15,12 @@
 
 namespace sluice {
 
-// The memory that the host has for this rank. Must be called before any rank has its pools.
+// Returns the memory that the host has for this rank. Must be called before any rank has allocated
+// its pools.
 HostMemory host_of(const Device& device, Ranks& ranks);
 
-// The function checks the pools. `host` was measured before the ranks took their buffers. Returns
-// notes for the user.
+// Checks the pools. `host` must have been measured before the ranks allocated their buffers.
+// Returns notes for the user.
 // Fails with kOutOfMemory under RoomCheck::kError, on all ranks. The message names the pools and
 // says what to lower.
 std::vector<std::string> check_pools(RoomCheck check, const Placement& placement, HostMemory host,

@@ -1,9 +1,11 @@
 // The offsets between the clocks of ranks on different hosts, so that traces can be shown side by
-// side. Each offset is measured by exchanges, because an exchange ends on a rank only after it has
-// begun on all ranks. So each exchange gives a lower and an upper limit of the offset, even if
-// messages are slow in one direction. Later drift of the clocks is not tracked.
+// side. Each offset is measured by exchanges between the ranks. An exchange ends on a rank only
+// after the exchange has begun on all ranks. So each exchange gives a lower and an upper limit of
+// the offset, even if messages are slow in one direction. A later drift of the clocks is not
+// tracked.
 //
-// Thread rule: the application's thread makes each call, on every rank at the same point.
+// Thread rule: the application's thread makes the calls. All ranks make each call at the same
+// point.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +16,7 @@
 
 namespace sluice {
 
-// The times of one rank around one exchange.
+// The times of one rank just before and just after one exchange.
 struct ExchangeTimes {
   std::uint64_t before_ns = 0;
   std::uint64_t after_ns = 0;
@@ -26,13 +28,14 @@ struct ClockOffset {
   std::uint64_t error_ns = 0;
 };
 
-// Pure. Requires: `own` and `root` have the same length, at least 1, and the same order.
+// The function is pure. Requires: `own` and `root` have the same length, at least 1, and the same
+// order.
 ClockOffset clock_offset(std::span<const ExchangeTimes> own, std::span<const ExchangeTimes> root);
 
 // Whether any rank writes a trace.
 // Fails with kRanks if a rank is gone.
 bool any_rank_traces(Ranks& ranks);
-// The section "clock" of this rank's trace.
+// Returns the section "clock" of this rank's trace.
 // Fails with kRanks if a rank is gone.
 std::string describe_clock(Ranks& ranks);
 

@@ -1,7 +1,7 @@
 // One sequence of collectives. Each operation gets a trace record with its bytes and its time on
 // the stream. The time includes waits for other ranks.
 //
-// Thread rule: as Collectives; the scheduler's thread calls submit().
+// Thread rule: the same as for Collectives. The scheduler's thread calls submit().
 #pragma once
 
 #include <cstdint>
@@ -32,10 +32,10 @@ class RankSequence {
   RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
       : collectives_(std::move(collectives)), device_(device) {}
 
-  // Calls `issue`, which enqueues operations of this sequence and the work around them. Then calls
-  // `then` on the scheduler's thread. If operations may block their caller, another thread calls
-  // `issue` after submit() has returned. If operations do not block their caller, submit() calls
-  // `issue` and `then` before it returns.
+  // Calls `issue`, which enqueues operations of this sequence and the work that belongs to them.
+  // Then calls `then` on the scheduler's thread. If operations may block their caller, another
+  // thread calls `issue` after submit() has returned. If operations do not block their caller,
+  // submit() calls `issue` and `then` before it returns.
   template <class Issue, class Then>
   void submit(Scheduler& scheduler, const Issue& issue, const Then& then) {
     if (!collectives_->may_block()) {
@@ -70,7 +70,7 @@ class RankSequence {
   std::unique_ptr<Collectives> collectives_;
   Device& device_;
 
-  // Used by threads of the device, in the order of the stream.
+  // Threads of the device use these members, in the order of the stream.
   TraceRecord record_;
   TraceRangeId range_{};
 };

@@ -1,21 +1,23 @@
-// The ranks that train together, as the engine sees them. The object has each rank's part of the
-// state and the sequences of collectives. The object also makes the decisions that all ranks make
-// from the same values. The ZeRO stages 0 to 3 are presets of these parts. Without collectives
-// there is one rank, and no bytes are moved.
+// The ranks that train together, as the engine sees them. A Ranks object knows this rank's part of
+// the state, and has the sequences of collectives. The object also makes the decisions that must be
+// equal on all ranks. All ranks make these decisions from the same values. The ZeRO stages 0 to 3
+// are presets of the part that a rank keeps (Shard). Without collectives there is one rank, and no
+// bytes are moved.
 //
 // In hybrid sharding, `sharding.group_ranks` consecutive ranks form a group, and every group has a
-// copy of the state. Gathers stay within the group. Gradients are added within each group, in rank
-// order and fp32. Then the sums of the groups are added in the order of the groups, and the result
-// is rounded once. With sharding.reduction "nodes", all ranks share one copy, and gather and add in
-// two levels (gpu/ranks/two_level_collectives.h).
+// copy of the state. The gathers stay within the group. Gradients are first added within each
+// group, in the order of the ranks and in fp32. Then the sums of the groups are added in the order
+// of the groups. The result is rounded once. With sharding.reduction "nodes", all ranks share one
+// copy of the state. The gathers and the additions then have two levels
+// (gpu/ranks/two_level_collectives.h).
 //
 // Thread rule: the scheduler's thread calls gathers(), reduce() and take_traffic(). The
 // application's thread calls everything else.
 // Invariants: the order of every sequence follows from the schedule alone. The gathers come in the
-// order of uses, and reductions in the order of backward uses. The gathers of units homed on the
-// device come in forward order. The gathers of announced units come in the order of the
-// announcements, and votes come in the order of the application's calls. Ranks may interleave these
-// kinds differently, so each kind is a separate sequence.
+// order of the uses. The reductions come in the order of the backward uses. The gathers of units
+// homed on the device come in forward order. The gathers of announced units come in the order of
+// the announcements. The votes come in the order of the application's calls. Ranks may interleave
+// these kinds differently, so each kind is a separate sequence.
 #pragma once
 
 #include <cstdint>
@@ -62,8 +64,9 @@ class Ranks {
   std::uint64_t device_bytes() const {
     return buffer_.size_bytes() + partial_.size_bytes() + gather_buffers_.size_bytes();
   }
-  // The call takes the memory that reductions need, and opens the sequences that the model needs.
-  // Afterwards device_bytes() is rank_buffer_bytes() of engine/plan/sharding.h. Called once.
+  // Allocates the memory that reductions need, and opens the sequences that the model needs.
+  // Afterwards, device_bytes() equals rank_buffer_bytes() of engine/plan/sharding.h. Must be called
+  // only once.
   // Fails with kRanks if the ranks' models need different sequences.
   void reserve(const Config::Sharding& sharding, const Layout& layout);
 
@@ -71,27 +74,28 @@ class Ranks {
   std::uint32_t count() const { return count_; }
   bool are_several() const { return count_ > 1; }
 
-  // Whether ranks share the optimizer's state, or the parameters. Each of N ranks then has 1/N of
-  // what is shared. The call shard_parameters() implies shard_optimizer().
+  // Whether ranks share the optimizer's state (or the parameters). If N ranks share the state, each
+  // rank has 1/N of it. If shard_parameters() is true, shard_optimizer() is true, too.
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
-  // The number of ranks, from rank 0 on, that together have all of the state.
+  // The smallest number n for which ranks 0 .. n - 1 together have all of the state.
   std::uint32_t owner_count() const { return shard_optimizer() ? group_ : 1; }
-  // The part of the state from which the layout's blocks are cut.
+  // The part of the state that the layout cuts into blocks.
   const Shard& shard() const { return shard_; }
 
   // The result is null for one rank.
   RankSequence* gathers() const { return gathers_.get(); }
-  // This sequence is for announced units. The sequence is null if the model has no announced units.
+  // The sequence for announced units. The result is null if the model has no announced units.
   // Requires: reserve().
   RankSequence* announced_gathers() const { return announced_gathers_.get(); }
   // Requires: are_several().
   RankSequence& resident_gathers() const { return *resident_gathers_; }
-  // Adds a unit's gradient over the ranks, in `slot`, after the work that is now on `stream`. The
-  // part that this rank owns becomes the sum. If ranks do not share optimizer state, the whole
-  // gradient becomes the sum. `then` runs on the scheduler's thread. From then on, later work on
-  // `stream` waits for the sum. If operations do not block their caller, `then` has run on return.
-  // Requires: `then` of the previous call has run.
+  // Adds up a unit's gradient over the ranks, in `reduction.slot`. The addition runs after the work
+  // that is now on `stream`. Afterwards, the part of the gradient that this rank owns is the sum.
+  // If ranks do not share optimizer state, the whole gradient is the sum. `then` runs on the
+  // scheduler's thread. Work that is enqueued on `stream` from then on waits for the sum. If
+  // operations do not block their caller, `then` has already run when the call returns. Requires:
+  // `then` of the previous call has run.
   void reduce(Scheduler& scheduler, const Reduction& reduction, StreamId stream,
               const std::function<void()>& then);
   // The part of `gathered_bytes` that crosses from node to node.
@@ -102,16 +106,17 @@ class Ranks {
   RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
   // Replaces `sums` by the sums over the ranks, and `ranges` by the unions over the ranks. One
-  // operation computes both, and its size does not depend on the number of ranks. The call blocks.
-  // All ranks make the call at the same point. `subject` must live until the call returns.
+  // operation computes both results. The size of this operation does not depend on the number of
+  // ranks. The call blocks. All ranks make the call at the same point. `subject` must live until
+  // the call returns.
   // Fails with kRanks if a rank is gone or has failed.
   void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                   std::string_view subject);
-  // Returns every rank's `own`, in the order of the ranks. The bytes are sent in pieces. Bytes and
-  // time grow with the number of ranks. The call blocks until all ranks have exchanged their bytes.
-  // The call can fail in the ways in which all_reduce() can.
+  // Returns the bytes `own` of every rank, in the order of the ranks. The bytes are sent in pieces.
+  // The number of bytes and the time grow with the number of ranks. The call blocks until all ranks
+  // have exchanged their bytes. The call can fail in the same ways as all_reduce().
   std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
-  // The call copies `data` of rank `root` to all other ranks.
+  // Copies `data` of rank `root` to all other ranks.
   void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);
   // Returns every rank's own bytes, in the order of the ranks. Each rank's part has its own length.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own,
@@ -119,13 +124,14 @@ class Ranks {
   // Returns rank 0's text on all ranks.
   std::string share(const std::string& text, std::string_view subject);
   // Checks that every rank gives the same description.
-  // Fails with kRanks, naming `subject` and the ranks that differ.
+  // Fails with kRanks if the descriptions differ. The message names `subject` and the ranks that
+  // differ.
   void require_agreement(std::string_view description, std::string_view subject);
 
   // Runs `body`. If `body` fails on one rank, the call fails on all ranks, so that all ranks stay
   // at the same point. The rank that failed throws its own exception, and the others throw an error
   // with the same code. For an exception that is no Error, the code is kInternal. The call blocks,
-  // and fails as all_reduce() does.
+  // and can fail in the same ways as all_reduce().
   template <class Body>
   void together(std::string_view subject, const Body& body) {
     std::optional<Error> failure;
@@ -144,9 +150,10 @@ class Ranks {
     share_failure(failure, subject);
   }
 
-  // Device memory for gathered units and for gradients in reduction (Collectives::use_memory).
+  // Tells the collectives which device memory holds gathered units and gradients in reduction
+  // (Collectives::use_memory).
   void use_memory(std::span<std::byte> memory);
-  // Each of Collectives::notes() once.
+  // The notes of all collectives (Collectives::notes). The list has each note once.
   std::vector<std::string> notes() const;
   void forget_memory() noexcept;
 
@@ -184,13 +191,13 @@ class Ranks {
   std::unique_ptr<RankSequence> announced_gathers_;  // from reserve() on
   std::unique_ptr<RankSequence> reductions_;
   std::unique_ptr<RankSequence> votes_;
-  std::unique_ptr<Collectives> across_;  // hybrid: over the ranks of equal place in their groups
+  std::unique_ptr<Collectives> across_;  // hybrid: over ranks with equal places in their groups
   DeviceBuffer buffer_;                  // for votes
   DeviceBuffer partial_;                 // sums of the first level, in fp32; from reserve() on
   DeviceBuffer gather_buffers_;          // nodes: parts of other nodes; from reserve() on
   Stream stream_;
-  // Reductions whose calls may block have a stream of their own, so that the scheduler can go on
-  // with the stream of the gradients.
+  // If the calls of reductions may block, reductions have their own stream. So the scheduler can
+  // continue with the stream of the gradients.
   Stream reduce_stream_;
   Event before_reduction_;
   Event after_reduction_;

@@ -1,5 +1,6 @@
-// How a trace file describes the engine that wrote it. The description suffices to name every unit
-// and block, and to plan the same engine again. JSON; docs/tracing.md has the keys. Pure.
+// The functions write and read the description of an engine in the engine's trace file. With this
+// description, a reader can name every unit and block, and can plan the same engine again. The
+// description is JSON, and docs/tracing.md lists its keys. The functions are pure.
 #pragma once
 
 #include <string>
@@ -13,15 +14,15 @@
 
 namespace sluice {
 
-// The section "engine" of a run on `ranks` ranks. `model` is validated(); `layout` and `placement`
-// belong to `config`.
+// Returns the section "engine" of a run on `ranks` ranks. `model` is validated(). `layout` and
+// `placement` belong to `config`.
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
                             const Placement& placement, std::uint32_t ranks);
 
-// The text of the section "store": the totals of the storage queue.
+// Returns the text of the section "store", which has the totals of the storage queue.
 std::string describe_counters(const IoCounters& counters);
 
-// The parts of the section "engine" that planning depends on.
+// These functions read the parts of the section "engine" on which planning depends.
 // Fails with kInput if `engine_section` is not such a section.
 Config config_of_trace(const std::string& engine_section);
 RunMachine machine_of_trace(const std::string& engine_section);

@@ -1,5 +1,6 @@
-// A run as text, with everything that decides the order and the bits of collectives. Ranks compare
-// these texts before the first step. Thread rule: pure.
+// Describes a run as text. The text contains everything that determines the order of collectives
+// and the bits of their results. Ranks compare these texts before the first step. Thread rule: the
+// function is pure.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// The one thread that owns the state machines of prefetcher, drain and pass. Completions of
-// transfers, copies and arithmetic are posted to this thread. The application's thread waits here
-// for the results. While this thread has nothing to do, the application's thread runs its own tasks
-// in this thread's place. So "the scheduler's thread" means the thread that runs the tasks. The
-// scheduler keeps the first failure. That failure stops admission of new work, and the
-// application's next call rethrows it.
+// The scheduler has the one thread that owns the state machines of prefetcher, drain and pass.
+// Completions of transfers, copies and arithmetic are posted to this thread. The application's
+// thread waits for the results in await(). While the scheduler's thread has nothing to do, the
+// application's thread itself runs the tasks that it posts. So "the scheduler's thread" means the
+// thread that runs the tasks. The scheduler keeps the first failure. After this failure, no new
+// work is started, and the application's next call rethrows the failure.
 //
 // Thread rule: any thread may call post() and fail(). The application's thread calls post_here(),
 // run(), await() and await_settled().
@@ -30,41 +30,43 @@ class Scheduler {
   // Runs `task` later on the scheduler's thread.
   void post(std::function<void()> task) { thread_.post(std::move(task)); }
   // Does the same as post(). If the scheduler's thread has nothing to do, the task has already run
-  // on return.
+  // when the call returns.
   void post_here(std::function<void()> task) { thread_.post_here(std::move(task)); }
-  // Runs `task` on the scheduler's thread, and returns when the task has run. An exception from the
-  // task is thrown to the caller.
+  // Runs `task` on the scheduler's thread, and returns when the task has run. If the task throws an
+  // exception, the call throws this exception.
   void run(const std::function<void()>& task);
 
-  // The call blocks until `ready` returns true. The scheduler's thread evaluates `ready` whenever
-  // something has happened on this thread.
+  // The call blocks until `ready` returns true. The scheduler's thread evaluates `ready` after each
+  // batch of tasks.
   // Fails with the first failure, as soon as there is one. An exception from `ready` counts as a
   // failure.
   void await(const std::function<bool()>& ready);
   // Does the same as await(), but ignores failures, so that the engine can shut down in order.
   void await_settled(const std::function<bool()>& ready);
 
-  // After every batch of tasks, the thread runs `settle` before it checks the waiters. The thread
-  // runs `settle` again and again, until `settle` returns false because nothing has moved. An empty
-  // function ends these calls.
+  // After every batch of tasks, the thread runs `settle` before it checks the waiters. `settle` is
+  // repeated until it returns false, which means that nothing has moved. An empty function ends
+  // these calls.
   void settle_with(std::function<bool()> settle);
 
   // Keeps `error` if it is the first failure, and wakes every waiter.
   void fail(const Error& error);
-  // Does the same for any exception. An exception that is no Error becomes kInternal.
+  // Does the same for any exception. An exception that is not an Error becomes an Error with the
+  // code kInternal.
   void fail(std::exception_ptr thrown);
   bool failed() const { return has_failed_; }
   void throw_if_failed() const;
-  // Whether there is a failure that throw_if_failed() or await() has thrown.
+  // Whether there is a failure, and throw_if_failed() or await() has already thrown it.
   bool is_heard() const { return is_heard_; }
 
-  // The work that this thread's state machines have under way. Scheduler's thread only.
+  // The work that the state machines have under way. Only the scheduler's thread may use this
+  // object.
   WorkMeter& work() { return work_; }
-  // The buffers that the state machines have lent. Scheduler's thread only.
+  // The buffers that the state machines have lent. Only the scheduler's thread may use this object.
   PoolMeter& pools() { return pools_; }
 
  private:
-  // An application thread that is inside await(). The object is on that thread's stack.
+  // An application thread that is waiting. The object lies on the stack of this thread.
   struct Waiter {
     const std::function<bool()>& ready;
     bool heeds_failure;

@@ -2,9 +2,10 @@
 // mode 0600. The process writes this page after every step, and `sluice top` reads it. The format
 // is private to one version of Sluice. Reading needs no lock. A sequence counter is odd during a
 // write. A checksum detects a damaged page. The writer holds a lock (flock) on the file until the
-// process ends. So a reader recognises the page of a killed process. A reader can recognise such a
-// page even from another process namespace, and even after the process number is in use again. A
-// forked child neither keeps the lock, nor writes or removes the page of its parent.
+// process ends. So a reader recognises the page of a killed process. A reader recognises such a
+// page even from another process namespace, and even if the process number is in use again. A
+// forked child does not keep the lock. A forked child does not write or remove the page of its
+// parent.
 //
 // Thread rule: one thread writes. Any thread may call read_status_pages().
 #pragma once
@@ -27,8 +28,8 @@
 
 namespace sluice {
 
-// The bytes that a link or the drives have moved in the last step, and the busy time. The busy time
-// is a sum over all transfers, including transfers at the same time.
+// The bytes that a link or the drives have moved in the last step, and the time for which they were
+// busy. The busy time is a sum over all transfers, even if transfers overlap in time.
 struct LinkStatus {
   std::uint64_t size_bytes;
   std::uint64_t busy_ns;
@@ -41,12 +42,12 @@ enum class StatusLink : std::uint8_t {
   kCopyFromDevice
 };
 inline constexpr std::size_t kStatusLinks = 4;
-// The name in JSON and for Prometheus, such as "storage_read".
+// Returns the name of the link in JSON and for Prometheus, such as "storage_read".
 std::string_view name_of(StatusLink link);
 
 // The bytes that one path of storage.paths has moved in the last step.
 struct DriveStatus {
-  std::array<char, 64> path;  // ends with a zero; a longer path keeps its end
+  std::array<char, 64> path;  // ends with a zero; only the end of a longer path is kept
   std::uint64_t read_bytes;
   std::uint64_t write_bytes;
 
@@ -62,7 +63,8 @@ struct TierStatus {
   std::uint64_t in_use_bytes;  // the peak since the step before the last
 };
 
-// Plain bytes, without pointers. The times are of the last step, and of this rank only.
+// The struct contains plain bytes, without pointers. All times are times of the last step on this
+// rank.
 struct RunStatus {
   std::uint32_t pid;
   std::uint32_t rank;
@@ -70,8 +72,8 @@ struct RunStatus {
   RunPhase phase;
   std::int64_t started_unix_ns;
   std::int64_t updated_unix_ns;
-  std::uint64_t step;    // steps ended, also before this run; 0 = none
-  std::uint64_t steps;   // the number of steps at the end; 0 = unknown
+  std::uint64_t step;    // number of ended steps, with earlier runs; 0 = none
+  std::uint64_t steps;   // the number of steps planned; 0 = unknown
   std::uint64_t tokens;  // of one step, over all ranks; 0 = unknown
   double loss;           // NaN = unknown
   double gradient_norm;
@@ -95,7 +97,7 @@ struct RunStatus {
   // The rate of all ranks together.
   double flops_per_s() const { return flops_per_token * tokens_per_s(); }
   double mfu() const { return peak_flops > 0 ? flops_per_s() / peak_flops : 0; }
-  // The reason for which computation waited longest in the last step. The reason is kNone if
+  // The reason that made computation wait longest in the last step. The result is kNone if
   // computation never waited.
   TraceReason longest_wait() const;
 };
@@ -103,10 +105,10 @@ static_assert(std::is_trivially_copyable_v<RunStatus> && sizeof(RunStatus) < 307
 
 class StatusPage {
  public:
-  // The constructor makes the page, and also the folder if it is missing. If a dead process with
-  // the same process number has left a page, that page is removed. With an empty `folder` there is
-  // no page, and the calls below do nothing.
-  // Fails with kIo, naming the file. No page remains after a failure.
+  // The constructor makes the page. If the folder is missing, the constructor makes the folder,
+  // too. If a dead process with the same process number has left a page, the constructor removes
+  // that page. If `folder` is empty, there is no page, and the functions below do nothing.
+  // Fails with kIo. The message names the file. After a failure, there is no page.
   explicit StatusPage(const std::string& folder);
   // Removes the page.
   ~StatusPage();
@@ -134,12 +136,13 @@ std::string status_folder();
 struct FoundPage {
   std::string name;  // of the file
   bool is_alive = false;
-  std::string problem;              // why the page is unusable; then there is no status
+  std::string problem;              // why the page is unusable; if set, there is no status
   std::optional<RunStatus> status;  // the last status, if the process is dead
 };
 
 // All pages in `folder`, sorted by process number. A page of a dead process is removed after one
-// read. A file stays untouched if it is no page, or belongs to another user or another version.
+// read. The function does not touch a file that is not a page, or that belongs to another user or
+// another version.
 std::vector<FoundPage> read_status_pages(const std::string& folder);
 
 }  // namespace sluice

@@ -1,14 +1,15 @@
-// How the time of a step was spent. The time consists of computation, as measured on its stream,
-// and of waits, each with its reason. The step loop reports when computation arrives at a unit, and
-// when it resumes with the unit. For the time in between, the step loop reports why the unit is not
-// ready. When the step ends, these reports are combined.
+// The timeline records how the time of a step was spent. The time consists of computation and of
+// waits. Computation is measured on its stream, and each wait has a reason. The step loop reports
+// when computation arrives at a unit, and when computation resumes with the unit. For the time
+// between the two reports, the step loop reports why the unit is not ready. When the step ends, the
+// timeline combines these reports.
 //
 // While a trace is written, spans are recorded when they end, and running spans are announced. So
-// the trace of a killed run shows what its last step did.
+// even the trace of a killed run shows the work of the run's last step.
 //
 // Thread rule: the scheduler's thread calls waits_for() and ready(), while the application's thread
-// waits for these calls. The application's thread calls everything else. The trace's drainer polls
-// between the calls.
+// waits for these calls. The application's thread calls everything else. Between these calls, the
+// trace's drainer polls the timeline.
 // Invariant: the parts of StepTimes sum to its total.
 #pragma once
 
@@ -29,12 +30,12 @@
 
 namespace sluice {
 
-// The part of a step that a wait counts for.
+// The part of a step's time to which a wait counts.
 enum class Blame : std::uint8_t { kIo, kOptimizer, kOther };
 Blame blame_of(TraceReason reason);
 
-// The time when an operation among ranks began on its stream; 0 = not begun yet. The time is read
-// after an event that follows the operation.
+// The time when an operation among ranks began on its stream; 0 = not begun yet. The time must be
+// read after an event that follows the operation.
 using BeginTime = std::atomic<std::uint64_t>;
 
 // The present cause of a wait.
@@ -52,21 +53,21 @@ class StepTimeline {
   // `layout` and `device` must outlive the timeline.
   StepTimeline(const Layout& layout, Device& device) : layout_(layout), device_(device) {}
 
-  // The schedule tells the kind of the step, and the approximate number of its uses. An inference
-  // records only its acquire() calls.
+  // Called when a step begins. The schedule tells the kind of the step, and the approximate number
+  // of its uses. For an inference, only the calls of acquire() are recorded.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // Called when the schedule has changed. Two waits count as caused by the change: those until the
-  // next use arrives, and the wait of that use itself.
+  // Called when the schedule has changed. Two kinds of waits then count as caused by the change:
+  // waits until the next use arrives, and the wait of that use itself.
   void change();
-  // Called when the step has further uses.
+  // Called when the step gets `uses` more uses.
   void lengthen(std::size_t uses);
 
   // Computation on `stream` reaches `use` when the work enqueued before arrive() is done.
-  // Computation resumes when the work enqueued between arrive() and resume() is done. With
-  // `copies`, computation waits in between for copies to the device. If `gather_begun_ns` is given
-  // and is not 0, computation waits for other ranks from that time on. `gather_begun_ns` is read
-  // after the event, and must outlive the step.
+  // Computation resumes when the work enqueued between arrive() and resume() is done. If `copies`
+  // is set, computation waits for copies to the device between these two points. If
+  // `gather_begun_ns` points to a time other than 0, computation waits for other ranks from that
+  // time on. The time is read after the use's event, and must outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
   struct Resumption {
     ScheduledUse scheduled;
@@ -75,13 +76,13 @@ class StepTimeline {
   };
   void resume(std::uint32_t use, StreamId stream, const Resumption& how);
 
-  // Between the two events, computation waited for `cause`, such as a boundary activation. Both
-  // events come after the last use that has resumed. Both events stay unchanged until the step has
-  // ended.
+  // Computation waited for `cause` between the two events. An example of `cause` is a boundary
+  // activation. Both events come after the resumption of the last use. Neither event may be
+  // recorded again until the step has ended.
   void pause(EventId asked, EventId granted, const WaitCause& cause);
 
-  // From now on, `use` waits for `cause`, or for nothing. `kTraceNone` stands for the end of the
-  // step.
+  // From now on, use `use` waits for `cause`. If `cause` has no reason, the use waits for nothing.
+  // The use `kTraceNone` stands for the end of the step.
   void waits_for(std::uint32_t use, WaitCause cause);
   void ready() { waits_for(kTraceNone, {}); }
 
@@ -94,11 +95,11 @@ class StepTimeline {
   // Requires: ends().
   StepTimes finish(std::uint64_t finish_ns, const WorkTimes& work);
 
-  // Called when the step will not be finished.
+  // Called when the step will not be finished by finish().
   void abandon();
 
-  // The mean seconds that computation takes per use of each unit, without the first step. The
-  // result is empty before the second step has ended.
+  // For each unit, the mean time in seconds that computation takes per use. The first step does not
+  // count. The result is empty before the second step has ended.
   std::vector<UnitTime> unit_times() const;
 
  private:
@@ -125,11 +126,11 @@ class StepTimeline {
     double forward_s = 0, backward_s = 0;
     std::uint64_t forward_uses = 0, backward_uses = 0;
   };
-  // The state of computation at the time up to which it has been laid out.
+  // The state of computation at cursor_ns_, the time up to which the step has been laid out.
   enum class Phase : std::uint8_t { kComputing, kStalled, kEnding };
 
   void close_segment(std::uint64_t now_ns);
-  // The call lays out everything that is known to have ended. With `all`, the call lays out
+  // Lays out all parts of the step that are known to have ended. If `all` is set, lays out
   // everything.
   void advance(std::uint64_t now_ns, bool all);
   bool advance_once(std::uint64_t now_ns, bool all);
@@ -137,7 +138,7 @@ class StepTimeline {
   void poll();
   void announce(std::uint64_t now_ns);
 
-  // The device's time of an event, relative to the first event.
+  // The device's time of `event`, relative to the first event of the step.
   std::int64_t device_ns(EventId event) const;
   void refine_offset(std::uint64_t called_ns, const Event& event);
   std::uint64_t time_of(EventId event, std::uint64_t now_ns) const;
@@ -160,7 +161,7 @@ class StepTimeline {
   TraceRangeId range_{};  // of the step
   std::uint64_t step_ = 0;
   std::uint64_t begin_ns_ = 0;
-  std::uint32_t arrived_ = 0;  // uses with a call of arrive(), and of resume()
+  std::uint32_t arrived_ = 0;  // number of uses that have arrived, and that have resumed
   std::uint32_t resumed_ = 0;
   std::optional<EventId> last_release_;
   std::uint32_t changed_use_ = kTraceNone;
@@ -173,7 +174,7 @@ class StepTimeline {
   std::uint32_t next_use_ = 0;
   std::size_t next_segment_ = 0;
   std::size_t next_pause_ = 0;
-  std::uint32_t computed_use_ = kTraceNone;  // the last one whose computation was added
+  std::uint32_t computed_use_ = kTraceNone;  // the last use whose computation was added
   std::uint64_t cursor_ns_ = 0;
   std::int64_t offset_ns_ = 0;  // from device_ns() to the steady clock
   std::uint64_t announced_ns_ = 0;

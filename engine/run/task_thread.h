@@ -1,11 +1,11 @@
 // A thread that runs posted tasks one after another. The engine's scheduler and its worker are such
-// threads. A caller that would otherwise wait for its task can run the task in the thread's place.
+// threads. If a caller would otherwise wait for its task, the caller can run the task itself.
 // Running the task there is quicker, because waking two threads takes longer than most tasks. Tasks
 // that capture at most two pointers need no allocation.
 // Thread rule: any thread may call post() and post_here(). The destructor runs the tasks that were
 // posted before it, and then joins the thread.
-// Invariants: tasks run one at a time, in order, on this thread or in post_here(). Wherever tasks
-// run, they find the environment of base/float_environment.h.
+// Invariants: tasks run one at a time, in order, on this thread or in post_here(). All tasks run in
+// the floating-point environment of base/float_environment.h.
 #pragma once
 
 #include <atomic>
@@ -22,13 +22,13 @@ namespace sluice {
 class TaskThread {
  public:
   struct Hooks {
-    std::function<void()> after_tasks;  // where the tasks ran, after each batch; may be empty
+    std::function<void()> after_tasks;  // on the thread that ran a batch, after it; may be empty
     std::function<void(std::exception_ptr)>
-        on_exception;  // likewise, when a task or after_tasks throws
+        on_exception;  // on the same thread, when a task or after_tasks throws
   };
 
   // `name` has at most 15 characters, because debuggers show no more.
-  // Fails with kUnsupported, naming the thread.
+  // Fails with kUnsupported. The message names the thread.
   TaskThread(const std::string& name, Hooks hooks);
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
@@ -36,16 +36,16 @@ class TaskThread {
 
   // The call returns immediately. The thread runs `task` later.
   void post(std::function<void()> task);
-  // Does the same as post(). If the thread has nothing to do, the task has already run on return:
-  // on the calling thread, after the tasks posted before it. The tasks that `task` has posted have
-  // then run, too, up to a limit.
+  // Does the same as post(). If the thread is idle, the calling thread runs the waiting tasks, and
+  // then `task`, before the call returns. The calling thread also runs the tasks that `task` posts,
+  // up to a limit.
   void post_here(std::function<void()> task);
-  // Does the same as post_here() if no other tasks wait. If other tasks wait, which may be long,
-  // does the same as post().
+  // If no other tasks wait, does the same as post_here(). Waiting tasks may take long. So if other
+  // tasks wait, does the same as post().
   void post_here_if_idle(std::function<void()> task);
 
-  // Every such thread runs `hook` before each task, for tests that change the order. Null removes
-  // the hook.
+  // Every TaskThread runs `hook` before each task. Tests use the hook to change the order of
+  // events. A null pointer removes the hook.
   static void set_before_task(void (*hook)()) { before_task_ = hook; }
 
  private:
@@ -64,7 +64,7 @@ class TaskThread {
   std::mutex mutex_;
   std::condition_variable posted_;
   std::vector<std::function<void()>> tasks_;
-  bool is_running_ = false;  // a batch of tasks
+  bool is_running_ = false;  // whether a batch of tasks is running
   bool stopping_ = false;
 
   std::thread thread_;  // last: starts when everything else is ready

@@ -1,7 +1,7 @@
-// Lets an application end a wait of its own thread after a while, and then wait again. In between,
-// the application can look for signals, for example. Under a WaitLimit, a LimitedWait of
-// Scheduler::await() throws WaitEnded when the time is over. Nothing has failed then, and the work
-// that was waited for goes on.
+// With a wait limit, an application's wait ends after a while, and the application can then wait
+// again. For example, the application can look for signals between the two waits. If a thread has a
+// WaitLimit and a LimitedWait, Scheduler::await() throws WaitEnded on this thread when the time is
+// over. WaitEnded does not mean a failure. The work for which the thread has waited goes on.
 //
 // Thread rule: each thread has its own limit.
 #pragma once
@@ -22,8 +22,8 @@ class WaitLimit {
   WaitLimit& operator=(const WaitLimit&) = delete;
 };
 
-// While this object lives, waits of this thread are limited. All other waits last as long as they
-// need, because the work that they wait for could not be continued.
+// While this object lives, waits of this thread are limited. Other waits have no limit, because the
+// operation that waits could not be continued later.
 class LimitedWait {
  public:
   LimitedWait();
@@ -32,7 +32,7 @@ class LimitedWait {
   LimitedWait& operator=(const LimitedWait&) = delete;
 };
 
-// The limit of a wait that begins now on this thread. The result is nullopt if there is no limit.
+// The limit for a wait that begins now on this thread. The result is nullopt if there is no limit.
 std::optional<std::chrono::milliseconds> wait_limit();
 
 }  // namespace sluice

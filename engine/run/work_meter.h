@@ -1,8 +1,8 @@
-// The times for which the workers beside computation have been busy. The workers are storage,
-// copies to the device, and the processor. The meter measures each worker, and all workers
-// together. A worker is busy while at least one task is under way. A task is under way from the
-// request until the scheduler learns of the task's end. The time under way includes hand-overs
-// between threads.
+// The meter measures how long the workers beside computation have been busy. These workers are
+// storage, copies to the device, and the processor. The meter measures each worker alone, and all
+// workers together. A worker is busy while at least one task is under way. A task is under way from
+// its request until the scheduler learns that the task has ended. So the time of a task includes
+// hand-overs between threads.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -17,7 +17,7 @@ namespace sluice {
 
 class WorkMeter {
  public:
-  // A task of this kind has begun or has ended.
+  // Called when a task of this kind has begun, or has ended.
   void begin(Work work);
   void end(Work work);
 

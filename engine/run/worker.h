@@ -1,6 +1,6 @@
 // The thread on which the engine's arithmetic runs: Adam, gradient accumulation and norms. Tasks
-// run in the order in which they were posted, and CpuOptimizer spreads each task over the cores. A
-// thread of its own keeps the scheduler free for completions.
+// run in the order in which they were posted, and CpuOptimizer spreads each task over the cores.
+// Because the arithmetic has its own thread, the scheduler is free for completions.
 // Thread rule: the scheduler's thread calls post() and post_here().
 #pragma once
 
@@ -17,12 +17,12 @@ class Worker {
   // `scheduler` must outlive the worker.
   Worker(unsigned threads, Scheduler& scheduler);
 
-  // The worker's thread runs `work`, and then the scheduler's thread runs `done`, even if `work`
-  // has thrown. The exception becomes the scheduler's failure, and code that waits for `done`
-  // continues.
+  // The worker's thread runs `work`. Then the scheduler's thread runs `done`, even if `work` has
+  // thrown an exception. In this case, the exception becomes the scheduler's failure. So code that
+  // waits for `done` always continues.
   void post(std::function<void()> work, std::function<void()> done);
-  // Does the same as post(). If the worker has nothing to do, the calling thread has already run
-  // `work` on return. Meant for work that takes less time than waking the worker.
+  // Does the same as post(). If the worker has nothing to do, the calling thread runs `work` before
+  // the call returns. The function is meant for work that takes less time than waking the worker.
   void post_here(std::function<void()> work, std::function<void()> done);
 
   CpuOptimizer& optimizer() { return optimizer_; }

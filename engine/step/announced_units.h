@@ -1,8 +1,8 @@
-// The uses of announced units in a step. The object knows the order of these uses, and which uses
-// have come. The fetches for these uses follow a plan of their own, beside the fetches of the
-// schedule. With several ranks, local units (UnitSpec::is_local) have an order, a plan and places
-// of their own: ranks use them at different times, and must still gather the other units at the
-// same times.
+// The uses of announced units in a step. The object knows the order of these uses, and how many of
+// them have been acquired. The fetches for announced uses follow a plan of their own, beside the
+// fetches of the schedule. With several ranks, local units (UnitSpec::is_local) have an order, a
+// plan and places of their own. The reason is that ranks use local units at different times, but
+// must gather all other units at the same times.
 //
 // Thread rule: the application's thread calls check(), next(), has_come() and are_shared_over().
 // The application's thread also calls add(), but only while the scheduler's thread waits. The
@@ -23,34 +23,36 @@ namespace sluice {
 
 class AnnouncedUnits {
  public:
-  // All arguments must outlive the object. `on_change` is called when something has moved.
+  // All arguments must outlive the object. `on_change` is called when a fetch has made progress.
   AnnouncedUnits(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
                  std::function<void()> on_change);
 
-  // Starts a step, with the parameters at `version`. Requires: idle().
+  // Starts a step. `version` is the version of the parameters. Requires: idle().
   void begin(std::uint64_t version);
   // Requires: check_announcement(units).
   void add(std::span<const UnitId> units, Pass pass);
 
   // Fails with kInvalidArgument if a unit does not exist, is not an announced unit, or is given
-  // twice, or if some units are used by this rank alone, and others are not.
+  // twice. Also fails with kInvalidArgument if this rank alone uses some of the units, but not all
+  // of them.
   void check_announcement(std::span<const UnitId> units) const;
-  // Whether this rank alone uses the unit. Requires: the unit is announced.
+  // Returns whether this rank alone uses the unit. Requires: the unit is announced.
   bool is_own(UnitId unit) const;
-  // The announced units that ranks use together are numbered in the order of the model. The call
-  // number_of() gives a unit's number, and all() has the units by number.
+  // The announced units that ranks use together are numbered in the order of the model. number_of()
+  // returns the number of a unit. all() returns the units in the order of their numbers.
   std::uint32_t number_of(UnitId unit) const { return numbers_[index_of(unit)]; }
   std::span<const UnitId> all() const { return all_; }
-  // Whether `unit` in `pass` is the next use.
+  // Checks that the next use is a use of `unit` in `pass`.
   // Fails with kInvalidArgument if another use is next.
   void check_next(UnitId unit, Pass pass) const;
-  // The next use of a unit of the same kind as `unit`, and the number of these uses that have come.
+  // next() returns the next use of a unit of the same kind as `unit`. come() returns how many uses
+  // of units of this kind have been acquired.
   const ScheduledUse& next(UnitId unit) const { return line_of(unit).next(); }
   std::uint32_t come(UnitId unit) const { return line_of(unit).come; }
   void has_come(UnitId unit) { ++line_of(unit).come; }
   std::uint32_t shared_come() const { return shared_.come; }
   bool are_shared_over() const { return shared_.is_over(); }
-  // The uses of all kinds.
+  // Returns the number of uses of all kinds of units.
   std::uint32_t count() const { return shared_.count() + (local_ ? local_->count() : 0); }
   // Fails with kInvalidArgument if a use is still to come.
   void require_over() const;
@@ -59,14 +61,14 @@ class AnnouncedUnits {
 
   Prefetcher& fetches_of(UnitId unit) { return line_of(unit).fetches; }
   Prefetcher& shared_fetches() { return shared_.fetches; }
-  // All fetches.
+  // The functions below are for the fetches of all kinds of units.
   void pump();
   void stop();
   bool idle() const;
   void take_moved(StepReport& report);
 
  private:
-  // Uses that follow one another, with their fetches.
+  // A sequence of uses, and the fetches for these uses.
   struct Line {
     AnnouncedUses uses;
     Prefetcher fetches;
@@ -82,7 +84,7 @@ class AnnouncedUnits {
 
   const Layout& layout_;
   std::vector<UnitId> all_;
-  std::vector<std::uint32_t> numbers_;  // by unit; of others, without meaning
+  std::vector<std::uint32_t> numbers_;  // by unit; without meaning for units that are not in all_
   Line shared_;
   std::unique_ptr<Line> local_;  // null with one rank, or without local units
 };

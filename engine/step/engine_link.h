@@ -1,7 +1,7 @@
-// Connects leases, steps and inferences to their engine. The link outlives all of these objects. So
-// an object can say that its step or its engine is over.
+// Connects leases, steps and inferences to their engine. The link outlives all of these objects.
+// Through the link, an object can find out that its step or its engine is over.
 //
-// Thread rule: any thread may read `call`. Everything else is used during a call, or in a
+// Thread rule: any thread may read `call`. All other members are used only during a call or in a
 // destructor.
 #pragma once
 
@@ -24,12 +24,12 @@ struct EngineLink {
   ActivationFlow* activations = nullptr;
   const Layout* layout = nullptr;
   const Device* device = nullptr;
-  // The number changes when a step or an inference begins, and when it ends.
+  // This number changes whenever a step or an inference begins or ends.
   std::uint64_t walk = 0;
-  std::atomic<const char*> call = nullptr;  // under way
+  std::atomic<const char*> call = nullptr;  // the name of the call under way
 
   bool is_open(std::uint64_t number) const { return loop != nullptr && walk == number; }
-  // The call abandons step or inference `number`, if it is still open.
+  // If the step or inference with number `number` is still open, the call abandons it.
   void abandon(std::uint64_t number) noexcept;
   // Called when the engine is about to be destroyed.
   void cut() noexcept;
@@ -37,13 +37,13 @@ struct EngineLink {
   void require_stream(const char* name, const Stream& stream) const;
 };
 
-// While one call runs, the guard refuses other calls of the same engine: from a second thread, or
-// from a function that the call runs. Without this guard, such a call would corrupt the engine
-// instead of failing. The call computes in the environment of base/float_environment.h, and leaves
-// the caller's environment as it was.
+// While one call runs, the guard refuses other calls of the same engine. Such a call may come from
+// a second thread, or from a function that the running call has called. Without this guard, such a
+// call could corrupt the engine. A guarded call computes in the floating-point environment of
+// base/float_environment.h. The caller's environment is the same after the call as before.
 class CallGuard {
  public:
-  // `link` is null for an object that has been moved from. The guarded call itself refuses such an
+  // `link` is null if the object of the call has been moved from. The call itself then refuses the
   // object.
   // Fails with kInvalidArgument while another call is under way.
   CallGuard(std::shared_ptr<EngineLink> link, const char* name);

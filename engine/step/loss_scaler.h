@@ -1,7 +1,7 @@
 // The scale by which a loss is multiplied so that small gradients survive in fp16. The scale is
 // halved when a gradient overflows, and doubled after a window of steps without overflow. The rule
-// is the same as in DeepSpeed's DynamicLossScaler. Its hysteresis lets some overflows pass before
-// the scale is halved. With a hysteresis of 1 and a minimum of 0, the rule is the same as in
+// is the same as in DeepSpeed's DynamicLossScaler. The hysteresis is the number of overflows after
+// which the scale is halved. With a hysteresis of 1 and a minimum of 0, the rule is the same as in
 // PyTorch's GradScaler. The state depends only on the overflows, so ranks that agree on the
 // overflows agree on the scale.
 //
@@ -26,8 +26,8 @@ class LossScaler {
   // Fails with kInput if no dynamic scale can have this state.
   void restore(const LossScaleState& state);
 
-  // Sets the scale for the next step. `has_overflowed` says whether a gradient of this step was not
-  // finite. A static scale stays as it is.
+  // Computes the scale for the next step. `has_overflowed` says whether a gradient of this step was
+  // not finite. A static scale stays as it is.
   // Fails with kNonFinite if a gradient overflows at the minimum.
   void update(bool has_overflowed);
 

@@ -1,6 +1,7 @@
-// The order in which a step's gradients come, as one number. Ranks have to interleave announced
-// uses and scheduled uses in the same way, and nothing else compares this order. All gradients are
-// reduced in one sequence, so a rank with another order would add gradients of different units.
+// A number that stands for the order in which a step's gradients come. All ranks have to interleave
+// announced uses and scheduled uses in the same way. The ranks compare their orders only by this
+// number. All gradients are reduced in one sequence. So a rank with another order would add
+// gradients of different units.
 //
 // Thread rule: one thread.
 #pragma once
@@ -12,7 +13,7 @@
 
 namespace sluice {
 
-// Mixes `value` into `hash`. The order of such calls counts.
+// Mixes `value` into `hash`. The result depends on the order in which values are mixed.
 inline std::uint64_t mixed_hash(std::uint64_t hash, std::uint64_t value) {
   return std::rotl((hash ^ value) * 0x9e3779b97f4a7c15u, 29);
 }

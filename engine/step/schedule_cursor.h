@@ -1,10 +1,11 @@
-// The position of the step under way in its schedule. The cursor says which use comes next, and how
-// the schedule changes when computation leaves the schedule. The rest of the step is then planned
-// anew, and the next step of the same shape is expected to follow the changed schedule.
+// The position of the current step in the step's schedule. The cursor says which use comes next,
+// and how the schedule changes when computation leaves the schedule. After such a change, the rest
+// of the step is planned again. The next step of the same shape is expected to follow the changed
+// schedule.
 //
 // Thread rule: the application's thread. The scheduler's thread also reads the schedule, so
 // follow() runs there.
-// Invariant: uses before next() have been acquired; later uses are expected.
+// Invariant: the uses before next() have been acquired, and all other uses are expected.
 #pragma once
 
 #include <string>
@@ -39,18 +40,18 @@ class ScheduleCursor {
   // Fails with kInvalidArgument if no step is active, if leases are held, or if no unit has been
   // through backward.
   void require_gradients(const char* call, std::uint32_t leases_held) const;
-  // A use in words, for messages. An index equal to the number of uses stands for the end of the
-  // step.
+  // Describes a use in words, for messages. If `use` is the number of uses, the text describes the
+  // end of the step.
   std::string describe(std::size_t use) const;
 
-  // The plan in which `unit` comes next, instead of the expected unit.
+  // Returns the plan in which `unit` comes next, instead of the expected unit.
   // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
   StepPlan changed(const WindowProgress& progress, UnitId unit, Pass pass) const {
     return plans_.changed(*plan_, progress, unit, pass);
   }
-  // The plan without the uses that are still expected.
+  // Returns the plan without the uses that are still expected.
   StepPlan ended() const;
-  // From here on, the schedule of `plan` is followed.
+  // Makes the step follow the schedule of `plan` from here on.
   void follow(StepPlan plan);
   // How often the schedule was changed.
   std::uint32_t changes() const { return changes_; }
@@ -59,7 +60,7 @@ class ScheduleCursor {
   const StepPlans& plans() const { return plans_; }
 
  private:
-  // Whether an inference has stopped where another batch was expected to begin.
+  // Returns whether an inference has stopped at a point where another batch was expected to begin.
   bool ends_with_a_batch() const;
 
   const Layout& layout_;
@@ -69,8 +70,9 @@ class ScheduleCursor {
   StepPlan changed_plan_;           // *plan_ once computation has left the schedule
   std::uint32_t next_use_ = 0;
   std::uint32_t changes_ = 0;
-  // The uses of the last inference, if it had fewer than expected. The expectation changes when the
-  // next inference begins, because the prefetcher uses the plan until then.
+  // The number of uses of the last inference, if the last inference had fewer uses than expected.
+  // The plan for inferences changes only when the next inference begins, because the prefetcher
+  // uses the old plan until then.
   std::uint32_t fewer_uses_ = 0;
   bool is_inference_ = false;
   std::uint32_t micro_batches_ = 1;

@@ -1,6 +1,6 @@
 // The failures that stop an engine. Two failures stop an engine: the scheduler's latched failure
-// and the device's failure. An update may be interrupted by a failure or by an abandoned step. The
-// engine then also has a permanent error, because the state is that of no step.
+// and the device's failure. If a failure or an abandoned step interrupts an update, the engine also
+// has a permanent error. The reason is that the state is then between two steps.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -23,19 +23,21 @@ class StepFailure {
 
   // Throws the failure that stops the engine, if there is one.
   void throw_if_unusable();
-  // The call waits until `ready` holds on the scheduler's thread. Throws the same failures as
+  // Waits until `ready` returns true on the scheduler's thread. Throws the same failures as
   // throw_if_unusable().
   void await(const std::function<bool()>& ready);
   // Throws the failure of computation or copies. Requires: all computation and copies have
   // completed.
   void throw_if_device_failed();
-  // A failure that came after the application's last call and has not been reported. `has_copies`
-  // says that the device may have failed after the last call, too.
+  // Returns a failure that came after the application's last call and that no call has reported.
+  // `has_copies` says that the device may also have failed after the last call.
   // Requires: nothing is in flight.
   std::optional<std::string> unheard(bool has_copies);
-  // Called when the step of update `version` + 1 was abandoned after blocks had been updated.
+  // Called when a step was abandoned although blocks had already got the step's update, which is
+  // update `version` + 1.
   void abandoned_midway(std::uint64_t version);
-  // Called in the same case, if only one of several ranks abandoned the step.
+  // Called when one of several ranks has abandoned the step of update `version` + 1. The rank is
+  // then out of step with the other ranks.
   void abandoned_alone(std::uint64_t version, std::uint32_t rank, std::uint32_t rank_count);
 
  private:
@@ -48,7 +50,7 @@ class StepFailure {
   const Commits* commits_;
   Device& device_;
   Scheduler& scheduler_;
-  Event probe_;  // never recorded: waiting for it only brings the device's failure
+  Event probe_;  // never recorded: a wait for it only reports the device's failure
   std::optional<Error> poison_;
   bool is_device_heard_ = false;
 };

@@ -31,7 +31,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       scaler_(parts.config.precision.loss_scale),
       traffic_(parts.queue, parts.config.storage.paths.size()),
       cursor_(parts.model, parts.layout, parts.placement),
-      math_(parts.placement.tally_bytes == 0 ? nullptr : make_device_math(parts.device)),
+      math_(parts.placement.uses_device_math() ? make_device_math(parts.device) : nullptr),
       slots_(parts.placement, parts.tiers, parts.store, parts.scheduler,
              parts.layout.blocks().size(), [this] { note_change(); }),
       residents_(parts, [this] { note_change(); }),

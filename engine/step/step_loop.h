@@ -1,8 +1,9 @@
-// The sequence of a step. Units are acquired and released as the schedule says. Then the loop
-// drains the gradients, takes their norm and the clip factor, and runs the optimizer pass. The loop
-// connects prefetcher, gradient drain and optimizer pass, which meet at blocks and parameter slots.
-// Leases and steps (sluice/step.h) are the handles of the step loop. Under every policy except
-// serial, the pass continues while the next step computes.
+// The step loop runs the sequence of a step. First, units are acquired and released in the order of
+// the schedule. Then the loop drains the gradients, computes their norm and the clip factor, and
+// runs the optimizer pass. The loop connects the prefetcher, the gradient drain and the optimizer
+// pass, which use the same blocks and parameter slots. The application uses the step loop through
+// leases and steps (sluice/step.h). Under every policy except serial, the optimizer pass continues
+// while the next step computes.
 //
 // Thread rule: one application thread at a time calls the loop. The loop's parts run on the
 // scheduler's thread.
@@ -41,8 +42,8 @@ namespace sluice {
 
 class StepLoop {
  public:
-  // Everything that `parts` and `durable` name must outlive the loop. `durable` is null if the
-  // state is scratch.
+  // All objects to which `parts` and `durable` refer must outlive the loop. If the state is not
+  // durable, `durable` is null.
   explicit StepLoop(const FlowParts& parts, const CommitStart* durable = nullptr);
   ~StepLoop();
   StepLoop(const StepLoop&) = delete;
@@ -59,17 +60,17 @@ class StepLoop {
 
   double gradient_norm(std::optional<double> gradient_divisor);
   StepReport finish_step(const FinishOptions& finish = {});
-  // Ends a step or an inference without an update, so that the state is as before. The call also
-  // ends the leases of the step or inference. Returns when no transfer is in flight any more,
-  // unless the store is stuck.
+  // Ends a step or an inference without an update, so the state is the same as before. The call
+  // also ends the leases of the step or inference. The call returns when no transfer is in flight.
+  // If the store is stuck, the call does not wait for transfers.
   void abandon() noexcept;
-  // Returns when no transfer is in flight, even if the store is stuck, so that memory may then be
-  // freed.
+  // Stops all work, and returns when no transfer is in flight, even if the store is stuck. Memory
+  // may be freed after this call.
   void settle() noexcept;
 
   bool is_active() const { return cursor_.is_active(); }
-  // The number of updates applied to every block. The second number also counts the update under
-  // way.
+  // applied_step() is the number of updates that have been applied to every block. scheduled_step()
+  // also counts the update under way.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
   const StepTimeline& timeline() const { return timeline_; }
@@ -88,17 +89,17 @@ class StepLoop {
             .tensor_updates = versions_.tensor_updates(step_),
             .loss_scale = scaler_.state()};
   }
-  // The loop continues from `position`, to which the given state belongs. Requires: no step has
-  // begun.
+  // Makes the loop continue from `position`. The engine already has the state of this position.
+  // Requires: no step has begun.
   void restore(const StatePosition& position);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return cursor_.plans().predict_traffic(micro_batches, order);
   }
   // Requires: no step is active, and Engine::set_norm_group() has checked `group`.
   void set_norm_group(NormGroup group) { norm_group_ = std::move(group); }
-  // Commits are made only with a durable store. The call commit_first() makes the first commit, of
-  // the present state, and commit_now() commits the last step. Each of these calls returns when
-  // every rank has the commit.
+  // Only a durable store has commits. commit_first() makes the first commit, which has the present
+  // state. commit_now() commits the last step. Each of these calls returns when every rank has the
+  // commit.
   // Requires: no step is active.
   void commit_first();
   // Sets the application's text for all later commits.
@@ -114,10 +115,10 @@ class StepLoop {
   // Starts the threads that a save needs.
   // Fails with kUnsupported if no thread can be started.
   void prepare_save();
-  // Begins to save the state of the last step beside training. Requires: prepare_save() has been
-  // called, no step is active, no save is under way, and the placement has save buffers. `work`
-  // must live until end_save(), or settle(). If `saves_all` is false, another rank saves this
-  // rank's part, and only work.finish is called.
+  // Begins to save the state of the last step while training continues. Requires: prepare_save()
+  // has been called, no step is active, no save is under way, and the placement has save buffers.
+  // `work` must exist until end_save() or settle(). If `saves_all` is false, another rank saves
+  // this rank's part, and only work.finish is called.
   void begin_save(StateSaver::Work work, bool saves_all);
   // The number of blocks saved so far. If no save is under way, save_count() returns nothing.
   struct SaveCount {
@@ -134,22 +135,24 @@ class StepLoop {
   void set_commit_settings(const std::string& settings, std::uint64_t config_hash);
   // Throws the failure that stops the engine, if there is one.
   void throw_if_unusable() { failure_.throw_if_unusable(); }
-  // A failure after the last call, if there was one. Requires: settle().
+  // Returns a failure that came after the last call, if there was one. Requires: settle() has been
+  // called.
   std::optional<std::string> unheard_failure() {
     return failure_.unheard(std::exchange(has_undrained_update_, false));
   }
-  // Fetches the other ranks' shards after units homed on the device have received values.
+  // Fetches the shards of other ranks for units whose home is the device. Called after these units
+  // have received values.
   void share_residents();
-  // Between lend_buffers() and return_buffers(), the caller uses parameter slots and lanes. All
-  // storage traffic is then the caller's. Requires: no step is active.
+  // Between lend_buffers() and return_buffers(), the caller uses parameter slots and lanes. During
+  // this time, only the caller moves data to and from storage. Requires: no step is active.
   void lend_buffers();
   void return_buffers();
 
  private:
   struct UseState {
     ScheduledUse scheduled;
-    Prefetcher* fetches = nullptr;  // of units of this kind
-    std::uint32_t place = 0;        // among their uses
+    Prefetcher* fetches = nullptr;  // the fetches for units of this kind
+    std::uint32_t place = 0;        // the use's number among these fetches' uses
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
     bool has_gradient_set = false;  // its gradient is computed in the set
@@ -165,15 +168,15 @@ class StepLoop {
   void throw_if_active() const;
   void check_application(const char* call, const std::optional<std::string>& application) const;
   void begin();
-  // Takes note that something has moved. Other parts may then move, too, after all pending events
-  // have been handled.
+  // Takes note that a part of the loop has made progress. After all pending events have been
+  // handled, other parts may then make progress, too.
   void note_change() { has_changed_ = true; }
   bool pump();
   void check_acquire(UnitId unit, Pass pass) const;
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
-  // Stops the fetches ahead of computation, at the same use on all ranks. `unit` is the unit that
-  // comes next. Without a unit, no further use follows.
+  // Stops the fetches that run ahead of computation. All ranks stop at the same use. `unit` is the
+  // unit that comes next. If `unit` is empty, no further use follows.
   WindowProgress halt_fetches(Prefetcher& fetches, std::optional<UnitId> unit, Pass pass);
   void end_schedule();
   void end_inference_together() noexcept;
@@ -181,7 +184,7 @@ class StepLoop {
   void describe(StepReport& report);
   void end_leases() noexcept;
   void await_computation(std::uint32_t first_use) noexcept;
-  // The norm over all ranks, and over the norm group.
+  // Returns the norm over all ranks and over the norm group.
   NormAccumulator agree(NormAccumulator norm, const StepOptions& options, NormCall call);
   void end_for_commit(const FinishOptions& finish);
   void await_commits();
@@ -210,7 +213,7 @@ class StepLoop {
   TrafficMeter traffic_;
   ScheduleCursor cursor_;
   bool has_changed_ = false;          // scheduler's thread only
-  std::unique_ptr<DeviceMath> math_;  // null where no gradient waits on the device
+  std::unique_ptr<DeviceMath> math_;  // null where the device updates nothing
   ParameterSlots slots_;
   ResidentUnits residents_;
   Prefetcher prefetcher_;

@@ -1,4 +1,5 @@
-// The terms of the step under way: its options, and the numbers that its update gets from them.
+// The terms of the step under way: the step's options, and the numbers that the update gets from
+// these options.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -23,26 +24,27 @@ class StepTerms {
       : config_(config), groups_(config.optimizer, model), rank_count_(rank_count) {}
 
   // `call` names the application's call in the message.
-  // Fails with kInvalidArgument, naming the option, if no step can have it.
+  // Fails with kInvalidArgument if no step can have the options. The message names the option.
   void check(const char* call, const StepOptions& options) const;
   // Starts a step. Requires: the options have been checked.
   void begin(const StepOptions& options) { options_ = options; }
-  // From here on, `finish` gives the options of the step. Returns whether the terms equal the
-  // announced ones, which some blocks' updates may have used already.
+  // Replaces options of the step by the options that `finish` gives. Returns whether the options
+  // are equal to those of begin(). Updates of some blocks may already have used the options of
+  // begin().
   // Fails with kInvalidArgument in the cases of check(), and if `policy` has updated blocks with
   // other options.
   bool end(const FinishOptions& finish, OverlapPolicy policy);
   const StepOptions& options() const { return options_; }
 
-  // The gradients' homes hold gradients of the scaled loss, summed over the micro-batches and the
-  // ranks. Returns the factor by which this sum is larger than the gradient that `options` want.
+  // The homes of the gradients hold sums over the micro-batches and the ranks, for the scaled loss.
+  // Returns the number by which such a sum is divided to get the gradient that `options` ask for.
   double gradient_count(const StepOptions& options, double loss_scale) const;
   struct Scaling {
     std::uint64_t step = 0;  // that the update makes
     double loss_scale = 1;
     double clip_factor = 1;
   };
-  // `versions` has the number of updates that each unit has seen before.
+  // `versions` has the number of earlier updates of each unit.
   UnitCoefficients coefficients(const Scaling& scaling,
                                 std::span<const std::uint64_t> versions) const;
 

@@ -1,10 +1,11 @@
-// Places in memory for blocks on their way to storage, from storage or to a file. Several blocks
-// are in memory at the same time, each in a place of its own. Each place has a thread. This thread
-// does all the work for the block in the place, and waits for the block's transfers. So some blocks
-// are transferred while other blocks are computed. The number of places limits the memory.
+// This class provides places in memory for blocks that are on their way to storage, from storage or
+// to a file. Several blocks are in memory at the same time, each in a place of its own. Each place
+// has a thread. This thread does all the work for the block in the place, and waits for the block's
+// transfers. So some blocks are transferred while other blocks are computed. The number of places
+// limits the memory.
 //
-// Thread rule: one thread calls the functions. Each task runs on the thread of its place, and tasks
-// of several places run at the same time.
+// Thread rule: one thread calls the functions. Each task runs on the thread of its place. Tasks of
+// different places run at the same time.
 // Invariant: a place runs one task at a time. After a task has thrown, no further task begins.
 #pragma once
 
@@ -30,7 +31,7 @@ class BlockPlaces {
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(places_.size()); }
   // Returns when `place` is free. The caller may then use the memory of the place.
-  // If tasks have thrown, the call throws the first of their exceptions.
+  // If tasks have thrown exceptions, the call throws the first one.
   void await(std::uint32_t place);
   // Lets the thread of `place` run `task`.
   // Requires: the place is free.

@@ -1,15 +1,15 @@
-// Keeps the state's blocks on storage. The class turns a block, a plane and a version into a
-// transfer of an IoQueue, and keeps a table of the planes' versions. A block's version is the
-// number of updates that the block has seen. Every fetch names the version that it expects. So the
-// weights of the last step can never be taken for the weights of this step. The bytes of every
-// fetch are verified, too. At each write and at each read, a checksum of the bytes is computed. The
-// thread that completes the transfer in the queue does this. A read that fails, or whose bytes do
-// not match the checksum, is repeated once.
+// A block store keeps the blocks of the state on storage. A caller names a block, a plane and a
+// version, and the store makes the transfer in an IoQueue. The store keeps a table of the planes'
+// versions. A block's version is the number of updates that the block has seen. Every fetch names
+// the version that it expects. So a caller can never get the weights of the last step in place of
+// the weights of this step. The bytes of every fetch are verified, too. At each write and at each
+// read, the thread that completes the transfer in the queue computes a checksum of the bytes. If a
+// read fails, or if its bytes do not match the checksum, the read is repeated once.
 //
 // Thread rule: the scheduler's thread calls all functions, except the blocking functions at the end
-// of the class. The blocking functions are called while no step is active. Several threads may call
-// the blocking functions at the same time, if each thread uses a different block. In this case,
-// either all threads read or all threads write.
+// of the class. The blocking functions may be called only while no step is active. Several threads
+// may call the blocking functions at the same time, if each thread uses a different block. Then
+// either all of these threads must read, or all of them must write.
 //
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h). A call of
 // store() writes to a copy that no commit names. When the write has ended, this copy becomes the
@@ -44,8 +44,8 @@
 
 namespace sluice {
 
-// The copy that store() writes to. `kShadow` is the copy that is not the home. A tentative update
-// is written to this copy.
+// The copy to which store() writes. `kShadow` is the copy that is not the home. Tentative updates
+// are written to the shadow.
 enum class StoreTarget : std::uint8_t { kHome, kShadow };
 
 class BlockStore;
@@ -59,15 +59,15 @@ struct Transfer {
   // The owner sets this priority before a fetch. A busy drive serves reads in the order of their
   // priorities, and serves all writes last.
   IoPriority read_priority = IoPriority::kNormal;
-  // The unit of an activation. The owner sets this field for the trace, if the transfer moves an
-  // activation.
+  // The unit of the activation that the transfer moves. The owner sets this field for the trace.
   std::uint32_t activation_unit = kTraceNone;
   // The name of the transfer in messages, if the transfer moves something other than state.
   std::string subject = {};
-  // The step that a trace shows, if this step does not follow from the version.
+  // The step that a trace shows for the transfer. This field is needed if the step does not follow
+  // from the version.
   std::optional<std::uint64_t> step = {};
 
-  // Used by the store.
+  // Only the store uses the members below.
   IoRequest request;
   BlockStore* store = nullptr;
   BlockId block{};
@@ -77,7 +77,7 @@ struct Transfer {
   std::uint8_t copy = 0;  // on storage
   std::uint64_t begin_ns = 0;
   TraceRangeId range{};
-  std::optional<std::uint64_t> sum;  // of the bytes moved, if they are to be verified
+  std::optional<std::uint64_t> sum;  // of the bytes moved; empty: not to be verified
   bool is_reread = false;
 };
 
@@ -87,20 +87,21 @@ class BlockStore {
   BlockStore(const Config::Storage& storage, const Layout& layout, const Tiers& tiers,
              IoQueue& queue, Scheduler& scheduler);
 
-  // Begins to read into `target`, which is as large as a slot and aligned to kStorageAlignBytes.
-  // Requires: the plane's home is on storage and holds `version`. On return, the read is under way.
-  // The read ends when transfer.done runs. Until then, `target` belongs to the transfer.
+  // Starts to read the plane into `target`. `target` must be as large as a slot, and aligned to
+  // kStorageAlignBytes. Requires: the plane's home is on storage and holds `version`. On return,
+  // the read is under way. The read ends when transfer.done runs. Until then, `target` belongs to
+  // the transfer.
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
-  // Starts writing `source` as `version`. Usually, `version` is the home's version plus one. If the
-  // block has missed updates (engine/flow/late_updates.h), `version` is higher. The other rules are
-  // the same as for fetch().
+  // Starts to write the bytes of `source` as version `version` of the plane. Usually, `version` is
+  // the home's version plus one. If the block has missed updates (engine/flow/late_updates.h),
+  // `version` is higher. The other rules are the same as for fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
-  // Whether store() can write to `target`, because a free copy exists that no commit names. The
-  // result is always true for scratch state.
+  // Whether store() can write to `target` now. For this, the plane needs a free copy that no commit
+  // names. For scratch state, the result is always true.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
-  // Starts writing a plane whose home is in memory, for a commit of a durable store. The other
+  // For a commit of a durable store, starts to write a plane whose home is in memory. The other
   // rules are the same as for fetch().
   // Requires: may_store(). `source` holds the plane's current version, and does not change during
   // the transfer.
@@ -119,7 +120,7 @@ class BlockStore {
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
-  // The watch, for code that makes transfers outside this class.
+  // The watch of the transfers. Code that makes transfers outside this class uses the watch, too.
   TransferWatch& watch() { return watch_; }
 
   // The copies of the planes on storage. The result is null if the state is scratch.
@@ -130,13 +131,13 @@ class BlockStore {
   // The table of planes in the commit under way. If no commit is under way, the result is the table
   // of the valid commit. The table lists every plane, with the copy that the commit names.
   std::vector<CommitPlane> committed_planes() const;
-  // Makes the copies that `planes` lists the homes. `planes` is the table of a commit.
+  // `planes` is the table of a commit. The copies named in this table become the homes.
   // Requires: the commit's store has the same planes as this one, and no transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
-  // Sets the version of the block's planes. The next write_now() stores this version, and planes in
-  // memory have this version from now on. The thread rules are the same as for the blocking
-  // transfers below.
+  // Sets the version of the block's planes. The next write_now() stores this version. Planes in
+  // memory have this version at once. The thread rules are the same as for the blocking transfers
+  // below.
   void begin_at(BlockId block, std::uint64_t version);
 
   // Blocking transfers, for use between steps. Several threads may make such transfers at the same
@@ -144,17 +145,18 @@ class BlockStore {
   // Fails with kIo, kDamaged or kTimeout. The message names unit, block, file, range and errno.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
-  // Transfers both planes of a block at the same time. A plane is left out if its address is null.
-  // If one transfer fails, the call still waits until the other one has ended.
+  // Transfers both planes of a block at the same time. If the address of a plane is null, this
+  // plane is not transferred. If one transfer fails, the call still waits until the other transfer
+  // has ended.
   void read_now(BlockId block, std::byte* parameters, std::byte* record);
   void write_now(BlockId block, std::byte* parameters, std::byte* record);
 
   // Whether a transfer has been in flight for longer than storage.timeout. In this case, the
   // scheduler has failed with an error that lists the transfers. A stuck transfer may never end. So
-  // callers should not wait for such a transfer unless they must.
+  // callers should wait for such a transfer only if they must.
   bool is_stuck() const { return watch_.is_stuck(); }
-  // Lines of text for the user, about slow transfers and repeated reads since the last call. Any
-  // thread may call this function.
+  // Returns lines of text for the user. The lines describe slow transfers and repeated reads since
+  // the last call. Any thread may call this function.
   std::vector<std::string> take_notes();
 
  private:

@@ -1,7 +1,8 @@
-// Conversion between the values of one block's state and the bytes of the block's planes.
+// The functions convert between the values of one block's state and the bytes of the block's
+// planes.
 //
-// Thread rule: the functions are pure, except that they read from `source`, which has a thread rule
-// of its own.
+// Thread rule: the functions are pure, except that they read from `source`. `source` has its own
+// thread rule.
 #pragma once
 
 #include <cstddef>
@@ -29,20 +30,20 @@ struct BlockView {
 // - The errors that `source` throws.
 void set_values(const Layout& layout, const BlockView& view, StateSource& source);
 
-// Reads the masters of every tensor that has elements in the block, but no moments. The masters are
-// put into the memory of the block itself. If the block has no memory for all masters, the function
-// returns false and reads nothing.
+// Reads the masters of every tensor that has elements in the block. The moments are not read. The
+// masters are stored in the memory of the block itself. If the block has no memory for all masters,
+// the function returns false and reads nothing.
 bool read_masters(const Layout& layout, const BlockView& view, StateSource& source);
 
-// Does the work of set_values() with the masters that read_masters() has read, and with zero
-// moments.
+// Does the same as set_values(), with the masters that read_masters() has read, and with moments of
+// zero.
 // Requires: the planes were zero before read_masters().
 // Fails with kNonFinite in the same cases as set_values().
 void set_initial_values(const Layout& layout, const BlockView& view);
 
-// Copies the block's elements from `begin` on to `target`, until `target` is full. Parameters are
-// copied in their own type, and everything else is copied as fp32. If the optimizer does not keep a
-// moment, zeros are copied.
+// Copies elements of the block to `target`, beginning with element `begin`, until `target` is full.
+// Parameters are copied in their own type, and everything else is copied as fp32. If the optimizer
+// does not keep a moment, zeros are copied.
 // Requires: the elements are inside the block.
 void read_values(const Layout& layout, const BlockView& view, StateKind kind, std::uint64_t begin,
                  std::span<std::byte> target);

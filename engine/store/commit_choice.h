@@ -1,14 +1,14 @@
-// Interprets the record slots found in a store. The function choose_commit() finds the newest
-// commit, the repairs needed, and the slot of the next record. The function common_step() finds the
-// step that several ranks can continue from.
+// The functions interpret the record slots that were found in a store. choose_commit() finds the
+// newest commit, the necessary repairs, and the slot for the next record. common_step() finds the
+// step from which several ranks can continue.
 //
 // A slot's two twins are written one after the other. The first twin is flushed before the second
 // one is written. So a power cut tears at most one twin. The slot's record is its whole twin, or
 // the newer one of two whole twins. If a slot was written and has no whole twin, something other
 // than a power cut has damaged the slot. The record in the other slot cannot replace the damaged
-// record. The data that the other record names may have been overwritten since.
+// record, because the data that the other record names may have been overwritten.
 //
-// Thread rule: pure.
+// Thread rule: the functions are pure.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@
 
 namespace sluice {
 
-// The remedy that messages name for a damaged store.
+// The remedy that is named in messages about a damaged store.
 inline constexpr std::string_view kStoreRemedy =
     "continue from a checkpoint: `sluice state remove`, then `sluice train --resume-from`";
 
@@ -41,11 +41,11 @@ struct SlotTwin {
 
 struct CommitChoice {
   std::optional<std::uint32_t> newest;  // the slot of the newest commit
-  std::optional<std::uint32_t> older;   // the slot of the commit before, if it is still there
+  std::optional<std::uint32_t> older;   // the slot of the previous commit, if it still exists
   std::uint32_t next_slot = 0;          // for the next record
   std::uint64_t next_generation = 1;
-  // Twins that do not hold their slot's record. Before anything is stored, such twins are written
-  // again from the other twin of their slot.
+  // The twins that do not hold their slot's record. Before anything is stored, each of these twins
+  // is written again from the other twin of its slot.
   std::vector<SlotTwin> mends;
 };
 
@@ -59,13 +59,13 @@ const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slo
 // - kInput: the records are of different stores.
 CommitChoice choose_commit(const FoundCommits& found);
 
-// The steps that a rank can continue from.
+// The steps from which a rank can continue.
 struct CommitOffer {
   std::optional<std::uint64_t> newest;
   std::optional<std::uint64_t> older;
 };
 
-// The newest step that every rank can continue from. The result is empty if there is no such step.
+// The newest step from which every rank can continue. The result is empty if there is no such step.
 std::optional<std::uint64_t> common_step(std::span<const CommitOffer> ranks);
 
 }  // namespace sluice

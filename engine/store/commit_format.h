@@ -1,9 +1,9 @@
 // The on-disk layout of a commit record (docs/storage-format.md). A record consists of a header of
 // 256 bytes, the table of planes, the settings, and the application's blob. A record file has two
-// slots of equal length. Records are written to the two slots alternately. A second file, the twin,
-// holds the same records. All fields are little-endian and without padding.
+// slots of equal length. The records are written to the two slots alternately. A second file, the
+// twin, holds the same records. All fields are little-endian and without padding.
 //
-// Thread rule: pure.
+// Thread rule: the functions are pure.
 // Invariant: a record is whole if its checksum matches its bytes. The fields for magic, length and
 // checksum have the same places in every version. The meaning of a field never changes without a
 // new version, and no persisted value is renumbered.
@@ -19,7 +19,7 @@ namespace sluice {
 
 inline constexpr std::uint64_t kCommitMagic = 0x0a31'544d'4355'4c53;  // "SLUCMT1\n"
 inline constexpr std::uint32_t kCommitVersion = 1;
-// O_DIRECT requires that the lengths of slots, and of the data in slots, are multiples of this
+// Because of O_DIRECT, the lengths of slots, and of the data in slots, are multiples of this
 // number.
 inline constexpr std::uint64_t kCommitAlignBytes = 4096;
 inline constexpr std::uint32_t kCommitSlots = 2;
@@ -31,7 +31,7 @@ inline constexpr std::uint64_t kApplicationBytesMax = std::uint64_t{1} << 20;
 // Persisted: never renumber.
 enum class CommitKind : std::uint32_t {
   kState = 1,  // the state of a step
-  kVoid = 2,   // takes back the slot's former record; has no planes
+  kVoid = 2,   // makes the slot's former record void; has no planes
 };
 
 struct CommitHeader {
@@ -39,19 +39,19 @@ struct CommitHeader {
   std::uint32_t version = kCommitVersion;
   std::uint32_t kind = 0;          // CommitKind
   std::uint64_t length_bytes = 0;  // of the record, this header included
-  std::uint64_t checksum = 0;      // XXH3 of the record with this field 0
+  std::uint64_t checksum = 0;      // XXH3 of the record; this field counts as 0
   std::uint8_t store_id[16] = {};  // random; also part of the names of the store's files
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 0;
   std::uint64_t generation = 0;  // grows by one with every record that this rank writes
-  std::uint64_t step = 0;        // the record holds the state at its end
+  std::uint64_t step = 0;        // the record holds the state at the end of this step
   std::uint64_t model_hash = 0;
   std::uint64_t layout_hash = 0;
   std::uint64_t config_hash = 0;
-  std::uint32_t file_count = 0;  // data files that extents name
+  std::uint32_t file_count = 0;  // number of data files named in extents
   std::uint32_t plane_count = 0;
-  std::uint32_t settings_bytes = 0;     // JSON: optimizer, hyperparameters, kernels
-  std::uint32_t application_bytes = 0;  // the application's own
+  std::uint32_t settings_bytes = 0;     // of JSON: optimizer, hyperparameters, kernels
+  std::uint32_t application_bytes = 0;  // of the application's blob
   // The loss scaler's state at the end of the step.
   std::uint64_t loss_scale_bits = 0;  // of a double
   std::uint64_t good_steps = 0;
@@ -82,7 +82,7 @@ static_assert(sizeof(CommitExtent) == 16);
 // One plane of one block: the places of its copies, and the copy that the record names.
 struct CommitPlane {
   std::uint64_t length_bytes = 0;  // of each copy
-  std::uint64_t version = 0;       // updates that the named copy has seen
+  std::uint64_t version = 0;       // number of updates that the named copy has seen
   std::uint64_t checksum = 0;      // XXH3 of the named copy
   std::uint32_t copy_count = 0;    // 1..kCopiesMax
   std::uint32_t named_copy = 0;

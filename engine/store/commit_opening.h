@@ -1,7 +1,7 @@
-// Finds the commit that a store continues from, and repairs the records. A rank may have a commit
-// of a step that other ranks have not committed. Such a commit is made void. A twin is one of the
-// two copies of a record. Twins that a power cut or a drive has damaged are written again. If the
-// repair is interrupted at any point, it can be repeated.
+// A CommitOpening finds the commit from which a store continues, and repairs the records. If a rank
+// has a commit of a step that other ranks have not committed, this commit is made void. A twin is
+// one of the two copies of a record. If a power cut or a drive has damaged a twin, the twin is
+// written again. The repair may be interrupted at any point, and can then be repeated.
 //
 // Thread rule: one thread calls the functions, before other code uses the files. Every function
 // that reads or writes files waits for storage.
@@ -36,13 +36,13 @@ class CommitOpening {
   // Requires: offer() contains `step`.
   const CommitRecord& of_step(std::uint64_t step) const;
 
-  // Makes the commit of `step` the newest commit. If there is a newer commit, the call makes that
-  // commit void. The change is durable on return.
+  // Makes the commit of `step` the newest commit. If there is a newer commit, the call makes the
+  // newer commit void. The change is durable on return.
   // Requires: offer() contains `step`.
   // Fails with kIo if the drive reports an error.
   void go_back(std::uint64_t step);
-  // Rewrites the twins that do not hold their slot's record. Returns one line for the user per
-  // damaged twin.
+  // Rewrites the twins that do not hold their slot's record. Returns one line of text for the user
+  // for each damaged twin.
   // Fails with kIo if the drive reports an error.
   std::vector<std::string> mend();
 

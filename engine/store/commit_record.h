@@ -1,10 +1,10 @@
-// A commit record as a C++ value, and its conversion to bytes and back. The conversion from bytes
-// also reports what is wrong with the bytes.
+// A commit record as a C++ value, and the conversion of this value to bytes and back. The
+// conversion from bytes also reports what is wrong with the bytes.
 //
-// Thread rule: pure.
-// Invariant: decode_commit() may get any bytes, but accepts only bytes that encode_commit() can
-// produce. In a whole record, the copies of planes lie inside the address range of their files, and
-// do not overlap. Each plane names one of its own copies.
+// Thread rule: the functions are pure.
+// Invariant: decode_commit() can be called with any bytes, but accepts only bytes that
+// encode_commit() can produce. In a whole record, the copies of planes lie inside the address range
+// of their files, and do not overlap. Each plane names one of its own copies.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ namespace sluice {
 
 // The random identifier of a store.
 using StoreId = std::array<std::uint8_t, 16>;
-// The id as 32 hexadecimal digits, for file names and messages.
+// Returns the id as 32 hexadecimal digits, for file names and messages.
 std::string text_of(const StoreId& id);
 
 // The loss scaler's state at the end of the step.
@@ -48,8 +48,9 @@ struct CommitRecord {
   std::vector<std::byte> application = {};
 };
 
-// The length of the record in bytes. The function commit_slot_bytes() returns the length of a slot
-// that holds any record of `plane_count` planes, rounded up to whole pages.
+// commit_bytes() returns the length of the record in bytes. commit_slot_bytes() returns the length
+// of a slot that can hold any record of `plane_count` planes. This length is rounded up to whole
+// pages.
 std::uint64_t commit_bytes(const CommitRecord& record);
 std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 
@@ -60,7 +61,7 @@ std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 std::uint64_t encode_commit(const CommitRecord& record, std::span<std::byte> target);
 
 enum class CommitState : std::uint8_t {
-  kEmpty,  // never written: zeros where the header would be
+  kEmpty,  // never written: zeros in place of the header
   kWhole,
   kDamaged,  // torn or altered; `problem` names the field, the expected and the found value
   kForeign,  // seems whole, but has another version of the format

@@ -1,6 +1,6 @@
-// Makes commits durable while the queue does other work. The writer follows a commit's sequence
-// (commit_sequence.h), stage by stage. The next stage begins when the queue has completed the
-// actions of the stage before. The writer owns the buffer that holds the record.
+// The writer makes commits durable while the queue does other work. The writer follows a commit's
+// sequence (commit_sequence.h), stage by stage. A stage begins when the queue has completed all
+// actions of the previous stage. The writer owns the buffer that holds the record.
 //
 // Thread rule: one thread, called the writer's thread. In an engine, this is the scheduler's
 // thread. `post` passes completions to the writer's thread.
@@ -35,14 +35,14 @@ struct StoreFile {
 struct CommitFiles {
   std::vector<StoreFile> data;
   std::vector<StoreFile> twins;  // kCommitTwins record files
-  std::uint64_t slot_bytes = 0;  // of each of a record file's slots
+  std::uint64_t slot_bytes = 0;  // length of each slot of a record file
 };
 
 class CommitWriter {
  public:
-  // `queue`, `files` and `watch` must outlive the writer. `watch` supervises the transfers and may
-  // be null. `post` must run the function that it receives on the writer's thread. The writer calls
-  // `post` on any thread.
+  // `queue`, `files` and `watch` must outlive the writer. `watch` supervises the transfers, and may
+  // be null. `post` receives a function, and must run this function on the writer's thread. The
+  // writer may call `post` on any thread.
   CommitWriter(IoQueue& queue, const CommitFiles& files,
                std::function<void(std::function<void()>)> post, TransferWatch* watch = nullptr);
   // Requires: is_idle(), or the queue will complete no more requests.
@@ -55,7 +55,7 @@ class CommitWriter {
   std::span<std::byte> buffer() { return buffer_.span(); }
   bool is_idle() const { return sequence_.empty(); }
   // No further stage begins after this call. The sequence ends when the actions under way have
-  // ended, and `ended` is not called.
+  // ended. `ended` is not called.
   void stop() { is_stopped_ = true; }
 
   // The duration of the shortest flush of a record file, in the last sequence or in the present
@@ -63,8 +63,8 @@ class CommitWriter {
   std::uint64_t flush_ns() const { return flush_ns_; }
 
   // Starts `sequence`, which writes the first `record_bytes` of the buffer to `slot`. The call
-  // returns while the sequence is under way. At the end, the buffer is free, and `ended` runs on
-  // the writer's thread. If `ended` gets no error, the commit is durable.
+  // returns at once, while the sequence is under way. When the sequence has ended, the buffer is
+  // free, and `ended` runs on the writer's thread. If `ended` gets no error, the commit is durable.
   // Requires: is_idle(), and record_bytes is a multiple of kCommitAlignBytes.
   void begin(CommitSequence sequence, std::uint32_t slot, std::uint64_t record_bytes,
              std::uint64_t step, std::function<void(std::optional<Error>)> ended);
@@ -86,7 +86,7 @@ class CommitWriter {
 
   CommitSequence sequence_;  // empty: idle
   std::size_t stage_ = 0;
-  std::vector<std::unique_ptr<Action>> actions_;  // of the stage; kept for the next
+  std::vector<std::unique_ptr<Action>> actions_;  // of the present stage; kept for the next stage
   std::size_t pending_ = 0;
   std::uint32_t slot_ = 0;
   std::uint64_t record_bytes_ = 0;

@@ -1,7 +1,7 @@
-// The description of a run in the records of a durable store. Before another run continues from the
-// records, the two descriptions are compared. Model and layout have to be the same. The config's
-// numbers may differ if the user allows this. Other functions read a description back from a
-// record. Pure.
+// The description of a run that the records of a durable store contain. Before another run
+// continues from the records, its description is compared with this description. Model and layout
+// must be the same. The numbers of the config may differ if the user allows this. Other functions
+// read a description back from a record. All functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -25,21 +25,20 @@ class DurableIdentity {
   std::uint64_t layout_hash() const { return layout_hash_; }
   std::uint64_t config_hash() const { return config_hash_; }
 
-  // The settings that a record holds, as JSON. The settings contain everything that messages name.
-  // If there is room, the settings also contain the units and their tensors. `changes` is a JSON
-  // array of the changes accepted so far.
+  // Returns the settings for a record, as JSON. The settings contain everything that is named in
+  // messages about differences. If there is room, the settings also contain the units and their
+  // tensors. `changes` is a JSON array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // Returns a text that says how a record's model or layout differs from the model or layout of
-  // this run. All arguments come from the record. The result is empty if model and layout are the
-  // same.
+  // Returns a text that describes how the model or layout of a record differs from those of this
+  // run. All arguments come from the record. The result is empty if model and layout are the same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
-  // One text for each number of the config that has changed since the record, such as
-  // "optimizer.beta2 was 0.999 and is 0.95".
+  // Returns one text for each number of the config that has changed since the record was written.
+  // An example is "optimizer.beta2 was 0.999 and is 0.95".
   std::vector<std::string> changes(const std::string& settings) const;
-  // Returns the array `changes` of a record's settings, extended by the result of changes(). The
-  // added changes are marked with `step`.
+  // Returns the array `changes` of a record's settings, followed by the result of changes(). The
+  // added entries contain `step`.
   std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
 
  private:
@@ -55,8 +54,8 @@ class DurableIdentity {
 };
 
 // The part of a run that a record's settings describe. This part is enough to compute the place of
-// every element. In `config`, nothing but precision, the optimizer's numbers, the block size and
-// the sharding is set.
+// every element. In `config`, only the precision, the optimizer's numbers, the block size and the
+// sharding are set.
 struct DescribedRun {
   ModelSpec model;
   Config config;
@@ -66,7 +65,7 @@ struct DescribedRun {
 // Fails with kDamaged if a field is missing or makes no sense. The message names the field.
 // Fails with kUnsupported if the record had no room for the units.
 DescribedRun described_run(const std::string& settings, const std::string& store);
-// The settings without the units, as a text that people can read.
+// Returns the settings without the units, as a text for people.
 std::string short_settings(const std::string& settings);
 
 }  // namespace sluice

@@ -1,15 +1,15 @@
 // A table of the expected content on storage: a checksum and a version for each stored plane. The
-// table is kept in memory, where no drive can change it. Each plane's previous checksum is kept,
-// too, so that messages can name the kind of damage. The files hold no block numbers. So nothing
-// but the table says which plane's bytes a place on storage should hold.
+// table is kept in memory, so no drive can change it. Each plane's previous checksum is kept, too,
+// so that messages can name the kind of damage. The files contain no block numbers. So only the
+// table says which plane's bytes belong to a place on storage.
 //
 // If bytes that were read do not match the table, the damage has one of three kinds.
-// `stale`: a write was lost. The bytes belong to the previous version, or the place was never
+// `stale`: a write was lost. The place has the bytes of the previous version, or has never been
 // written.
 // `misdirected`: a write went to the wrong place, so the bytes belong to another block.
 // `damaged`: the bytes match no version of any block, because bits flipped or a write was torn.
-// Blocks with equal bytes have equal checksums. If the bytes of two such blocks are exchanged,
-// nothing is reported, and no harm is done.
+// Blocks with equal bytes have equal checksums. If a drive exchanges two such blocks, this is not
+// reported, but it also changes no bytes.
 //
 // Thread rule: any thread may call wants(). The block store's thread calls everything else.
 // Invariant: `current` is the checksum of the present bytes, and `previous` is the checksum of the
@@ -33,7 +33,7 @@ struct Damage {
   std::uint64_t expected = 0;  // checksums
   std::uint64_t found = 0;
   std::uint32_t owner = 0;    // kMisdirected: the plane whose bytes were found
-  std::uint64_t version = 0;  // kStale, kMisdirected: of the bytes that were found
+  std::uint64_t version = 0;  // kStale, kMisdirected: version of the bytes found
 };
 
 class Integrity {
@@ -41,10 +41,10 @@ class Integrity {
   // `plane_count` is the number of planes. The block store numbers the planes.
   Integrity(Verify verify, std::size_t plane_count);
 
-  // Whether a checksum of `version` of `plane` is kept. Depending on `verify`, a checksum is kept
-  // of every version, of one version in eight, or of no version. With one version in eight, each
-  // version number selects an eighth of the planes. Consecutive version numbers select different
-  // planes.
+  // Whether the table keeps a checksum of version `version` of the plane. Depending on `verify`,
+  // the table keeps a checksum of every version, of one version in eight, or of no version. With
+  // one version in eight, each version number selects an eighth of the planes. Consecutive version
+  // numbers select different planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
   // Records `sum`, the checksum of the bytes written as `version`. `sum` is empty if wants()
@@ -53,7 +53,7 @@ class Integrity {
 
   struct Stored {
     std::uint64_t version = 0;
-    std::optional<std::uint64_t> sum;  // none: stored without one, or never
+    std::optional<std::uint64_t> sum;  // empty: stored without a checksum, or never stored
   };
   Stored stored_as(std::uint32_t plane) const {
     return {.version = planes_[plane].version, .sum = planes_[plane].current};

@@ -1,7 +1,7 @@
-// The copies of each plane on storage. An object of this class knows which copy is the plane's
-// home, which copies are named by commits, and which copy may be written next. Data that a commit
-// names is not overwritten until a later commit has replaced that commit on every rank. Because of
-// this rule, the working files are a checkpoint.
+// The copies of each plane on storage. For each plane, an object of this class knows which copy is
+// the home, which copies are named by commits, and which copy may be written next. Data that a
+// commit names is not overwritten until a later commit has replaced this commit on every rank.
+// Because of this rule, the working files themselves are a checkpoint.
 //
 // Thread rule: one thread at a time; in an engine, the scheduler's thread.
 // Invariants: a copy that a commit names keeps its content. The home keeps its content, too. There
@@ -19,8 +19,7 @@ class PlaneCopies {
  public:
   static constexpr std::uint8_t kNone = 0xff;
 
-  // Every plane gets `copy_count` copies. A count of 1 is meant for planes that are never stored
-  // again.
+  // Every plane gets `copy_count` copies. A count of 1 is for planes that are never stored again.
   PlaneCopies(std::uint32_t plane_count, std::uint8_t copy_count);
   // Plane i gets copy_counts[i] copies.
   explicit PlaneCopies(std::span<const std::uint8_t> copy_counts);
@@ -34,21 +33,21 @@ class PlaneCopies {
 
   // Whether a write may replace the home itself.
   enum class InPlace : std::uint8_t { kNo, kYes };
-  // The copy that may be written next: a copy that is not the home, and that no commit names. If
-  // there is no such copy, and no commit names the home, kYes allows the home itself. In this case,
-  // no read of the home may be under way. If the result is empty, the write has to wait for a
-  // commit.
+  // The copy that may be written next. This copy is not the home, and no commit names it. If there
+  // is no such copy, and no commit names the home, the result may be the home itself. A write to
+  // the home needs kYes, and no read of the home may be under way. If the result is empty, the
+  // write has to wait for a commit.
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
   // Called when a write to `copy` has ended. The call makes `copy` the home.
   // Requires: `copy` came from target().
   void stored(std::uint32_t plane, std::uint8_t copy);
 
-  // Called when a commit begins. The commit names every home.
+  // Called when a commit begins. The commit names the home of every plane.
   // Requires: no commit is under way.
   void begin_commit();
   bool is_committing() const { return is_committing_; }
-  // Called when the commit is valid on every rank. A copy becomes free if no commit except the
-  // previous one names it.
+  // Called when the commit is valid on every rank. If only the previous commit names a copy, the
+  // copy becomes free.
   // Requires: a commit is under way.
   void end_commit();
 

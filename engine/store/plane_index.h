@@ -1,8 +1,8 @@
-// Gives a number to each plane that a block store moves, and knows the place and the name of each
-// plane. The two planes of each block come first. One plane per piece of activations follows, and
-// then one plane for the gradients of each block.
+// The index gives a number to each plane that a block store moves. The index knows the place and
+// the name of each plane. The numbers begin with the two planes of each block. Then comes one plane
+// for each piece of activations, and then one plane for the gradients of each block.
 //
-// Thread rule: constant after construction, callable from any thread.
+// Thread rule: the object is constant after construction, and any thread may use it.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace sluice {
 
 // The kinds of planes. A block of state has two planes: the compute parameters, and the optimizer's
 // record. Two further kinds of data are stored beside the state: the gradients of a block, and
-// pieces of activations. The pieces of activations belong to no block, and Tiers numbers them. Each
-// new content of a plane counts as a version.
+// pieces of activations. The pieces of activations do not belong to blocks. Tiers gives numbers to
+// the pieces of activations. Each new content of a plane counts as a version.
 enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
 class PlaneIndex {
@@ -29,7 +29,7 @@ class PlaneIndex {
   // Whether the plane is a part of the state.
   bool is_state(std::uint32_t plane) const { return plane < first_activation_; }
   // The place of one of the plane's copies on storage. A plane of the state may have several copies
-  // there.
+  // on storage.
   const Extent& extent(BlockId block, Plane plane, std::uint32_t copy) const;
   // Describes the plane in words, for messages.
   std::string describe(std::uint32_t plane) const;

@@ -1,10 +1,11 @@
-// Access to the state between steps, tensor by tensor, wherever the blocks are kept. The class sets
-// initial values, and reads the state for saving and hashing. The class works on several blocks at
-// once, in the memory of the optimizer's lanes. So the class needs no memory of its own.
+// This class gives access to the state between steps, tensor by tensor. The blocks may be in any
+// tier. The class sets initial values, and reads the state for saving and hashing. The class works
+// on several blocks at the same time. For these blocks, the class uses the memory of the
+// optimizer's lanes, and so needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
-// Invariant: between two calls, nothing is in flight except reads of blocks that the next calls of
-// read() will want. After invalidate(), nothing is in flight.
+// Invariant: between two calls, only reads of blocks for the next calls of read() may be in flight.
+// After invalidate(), nothing is in flight.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ class StateAccess {
   // Writes masters and moments from `source` to the home of every block. The blocks then have the
   // versions that `versions` lists.
   // Fails with kNonFinite if a value is not finite in the parameters' type. The message names
-  // tensor and element. Transfers may fail with other codes, such as kIo. After a failure,
+  // tensor and element. A transfer may fail with other codes, such as kIo. After a failure,
   // restore() can be called again.
   void restore(StateSource& source, const UnitVersions& versions);
   // Replaces the masters of some tensors by `values`. is_wanted[i] says whether tensor i gets new
@@ -43,11 +44,11 @@ class StateAccess {
   // Fails with the errors of restore(). After a failure, each block has its old or its new values.
   void replace(const std::vector<bool>& is_wanted, const InitialValues& values,
                const UnitVersions& versions);
-  // Fills the homes in memory from the last commit of a durable store. Transfers may fail with
+  // Fills the homes in memory from the last commit of a durable store. A transfer may fail with
   // codes such as kIo.
   void open();
-  // Counts the homes that restore() or open() has filled as pool memory in use. Must be called
-  // once, after all ranks have filled their homes.
+  // Counts the filled homes as pool memory in use. restore() or open() has filled these homes. Must
+  // be called once, after all ranks have filled their homes.
   void lend_homes();
 
   // Checks whether read() allows these arguments.
@@ -56,24 +57,23 @@ class StateAccess {
   void check_read(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::uint64_t size_bytes) const;
   // Copies the tensor's elements of `kind`, from `first_element` on, until `target` is full.
-  // If calls go forward through a tensor, or from tensor to tensor, the call also reads ahead. The
-  // next blocks are then read while the application uses the present ones.
+  // If successive calls move forward through a tensor, or from tensor to tensor, the call also
+  // reads ahead. The next blocks are then read while the application uses the present blocks.
   // Requires: check_read() allows the arguments.
   void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
             std::span<std::byte> target);
 
   using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
-  // Calls `visit` for every block of this rank. During the call, the block is in host memory, at
-  // its home or in the place with the number `place`. Several threads call `visit` at the same
-  // time, each for a different block. No two threads call `visit` for the same place at the same
-  // time.
+  // Calls `visit` for every block of this rank. During the call, the block is in host memory,
+  // either at its home or in place number `place`. Several threads call `visit` at the same time,
+  // each for a different block. No two threads call `visit` for the same place at the same time.
   // Fails with the errors of the transfers, such as kIo, and with the exceptions of `visit`.
   void visit_blocks(const Visit& visit);
   // The number of blocks that visit_blocks() has in memory at once.
   std::uint32_t place_count() const { return static_cast<std::uint32_t>(loaded_.size()); }
 
-  // Must be called whenever the state changes, either just before or just after the change. Forgets
-  // the blocks in the lanes. On return, this object uses no lane.
+  // Must be called whenever the state changes, either just before or just after the change. The
+  // object forgets the blocks in the lanes. When the call returns, the object uses no lane.
   void invalidate();
 
  private:
@@ -86,11 +86,11 @@ class StateAccess {
     bool operator==(const Position&) const = default;
   };
   struct AwaitedBlocks;
-  // The order in which the last calls of read() followed one another.
+  // The pattern of the last calls of read().
   enum class Order : std::uint8_t { kNone, kInTensor, kFromTensorToTensor };
 
-  // The blocks that a read() needs are [begin, end), as ids. The blocks that the next calls will
-  // probably want are [end, ahead_end).
+  // Ids of blocks. A call of read() needs the blocks [begin, end). The next calls will probably
+  // need the blocks [end, ahead_end).
   struct WantedBlocks {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
@@ -100,7 +100,7 @@ class StateAccess {
               std::uint64_t count);
   WantedBlocks wanted_blocks(const TensorPlace& tensor, std::uint64_t begin,
                              std::uint64_t end) const;
-  // Calls `copy` for each block of [begin, end), and begins to load the blocks after them.
+  // Calls `copy` for each block of [begin, end), and begins to load the blocks [end, ahead_end).
   using Copy = std::function<void(const BlockPlace& block)>;
   void read_with_threads(const WantedBlocks& wanted, const Copy& copy);
   void start_copy(const WantedBlocks& wanted, std::uint32_t i, const Copy& copy,
@@ -136,7 +136,8 @@ class StateAccess {
   std::optional<Position> read_end_;
   Order order_ = Order::kNone;
   PoolMarks filled_;  // homes that have their values
-  // By place: the block that the place's thread has loaded, or will load, while there are threads.
+  // By place: the block that the place's thread has loaded or will load. Used only while there are
+  // threads.
   std::vector<std::optional<BlockId>> requested_;
   std::optional<BlockPlaces> reading_;  // last: its threads use everything above
 };

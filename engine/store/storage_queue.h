@@ -1,6 +1,6 @@
-// The request queues of the storage paths. Each path has a queue with a thread of its own. So every
-// drive is kept busy, and no drive waits for a slower one. The config or the kernel decides which
-// kind of queue is used.
+// The request queues of the storage paths. Each path has a queue with its own thread. So every
+// drive stays busy, and no drive waits for a slower drive. The config or the kernel determines
+// which kind of queue is used.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,23 @@
 
 namespace sluice {
 
-// A function that wraps an open queue in another queue. For example, tests use the function to slow
-// requests down or to make them fail.
+// A function that wraps an open queue in another queue. For example, tests use such a function to
+// slow requests down, or to make requests fail.
 using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
 
 // The transfers that a queue should expect. `memory` and `files` must outlive the queue.
 struct TransferPool {
-  std::uint32_t transfers_max = 0;   // at once, over all drives
-  std::span<std::byte> memory = {};  // that they use
+  std::uint32_t transfers_max = 0;   // at the same time, over all drives
+  std::span<std::byte> memory = {};  // the memory that these transfers use
   // File descriptors, one per drive, in the order of IoRequest::drive. If the list is empty, one
   // queue serves all drives.
   std::span<const int> files = {};
 };
 
 // Returns a queue of the kind that `storage` names. If the kind is "auto" and the kernel lacks
-// io_uring, the result is a queue of threads. The queue's submit() does not block for the transfers
-// of `pool`. If a feature cannot be used, `explanation` gets one line that names the feature and
-// the reason.
+// io_uring, the result is a queue of threads. For the transfers of `pool`, the queue's submit()
+// does not block. If a feature cannot be used, `explanation` gets one line that names the feature
+// and the reason.
 // Fails with kUnsupported if the kernel does not support this kind of queue.
 // Fails with kInvalidArgument if queue_depth is not valid.
 std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const TransferPool& pool,

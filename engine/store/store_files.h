@@ -1,13 +1,13 @@
-// The files of a durable store: their names, their creation, and the check that none is missing. A
-// store with the name NAME has a random id. Each storage path contains the lock file NAME.lock
+// The files of a durable store: their names, their creation, and the check that no file is missing.
+// A store named NAME has a random id. Each storage path contains the lock file NAME.lock
 // (store_lock.h) and, for each rank, a data file NAME.ID.rRANK.dataK. The record files
-// NAME.ID.rRANK.commit0 and .commit1 lie on two different paths. With one path, both lie on this
-// path.
+// NAME.ID.rRANK.commit0 and .commit1 lie on two different paths. If there is only one path, both
+// record files lie on it.
 //
-// The files are first made without names. Then the mark of every path is set to "creating ID". The
-// data files get their names, and the folders are synced. The record files get their names, and the
-// folders are synced again. At the end, the mark of every path is set to "made ID". So a store
-// whose creation was interrupted can be distinguished from a store that has lost a path.
+// First, the files are made without names. Then the mark of every path is set to "creating ID".
+// Next, the data files get their names, and the folders are synced. Then the record files get their
+// names, and the folders are synced again. At the end, the mark of every path is set to "made ID".
+// So a store whose creation was interrupted can be distinguished from a store that has lost a path.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -36,11 +36,11 @@ struct StorePath {
   };
   std::vector<File> files;  // the store's, without the lock file
 };
-// Fails with kInput if the path cannot be read, and with kDamaged if the lock file is damaged.
+// Fails with kInput if the path cannot be read. Fails with kDamaged if the lock file is damaged.
 StorePath look_at_path(const std::string& directory, const std::string& name);
 
 enum class StorePresence : std::uint8_t {
-  kNone,       // nothing of that name was ever made
+  kNone,       // no store of this name was ever made
   kAbandoned,  // its creation was interrupted on all paths, so the files of `id` are useless
   kMade,
 };
@@ -56,7 +56,7 @@ std::set<std::uint32_t> ranks_on(std::span<const StorePath> paths);
 
 StoreId random_store_id();
 // Unlinks the files whose names contain `id`.
-// Requires: this process has the locks of the paths.
+// Requires: this process holds the locks of the paths.
 void remove_store_files(std::span<const StorePath> paths, const StoreId& id);
 
 class StoreFiles {
@@ -66,11 +66,11 @@ class StoreFiles {
     std::string name;
     StoreId id{};
     std::uint32_t rank = 0;
-    std::string whereabouts = {};  // which hosts have the files of which ranks, for messages
+    std::string whereabouts = {};  // for messages: which hosts have which ranks' files
   };
 
-  // Makes the rank's files, still without names. Directory i gets a data file of data_bytes[i].
-  // Fails with kNoSpace and other codes. After a failure, no file is left behind.
+  // Makes the rank's files, which have no names yet. Directory i gets a data file of data_bytes[i]
+  // bytes. Fails with kNoSpace and other codes. After a failure, no file is left behind.
   static StoreFiles create(const Options& options, std::span<const std::uint64_t> data_bytes,
                            std::uint64_t slot_bytes);
   // These functions give the data files and the record files their names.
@@ -95,8 +95,8 @@ class StoreFiles {
   std::span<const DirectFile> data() const { return data_; }
   // For each data file, the index of its directory.
   std::span<const std::uint32_t> data_paths() const { return data_paths_; }
-  // Copies of data() that share its open files. Each copy has the name that its file has or will
-  // get.
+  // Returns copies of data() that share the open files. Each copy has the name that its file has
+  // now or will get.
   std::vector<DirectFile> shared_data() const;
   // The open files, for the code that writes commits. This object owns the descriptors.
   CommitFiles commit_files() const;
@@ -111,7 +111,7 @@ class StoreFiles {
   Options options_;
   std::vector<DirectFile> data_;
   std::vector<DirectFile> records_;
-  std::vector<std::uint32_t> data_paths_;  // the directory of each, as an index
+  std::vector<std::uint32_t> data_paths_;  // by data file: index of its directory
   std::vector<std::uint32_t> record_paths_;
   std::vector<std::uint64_t> former_bytes_;  // of each data file before extend_data()
 };

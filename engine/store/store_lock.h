@@ -1,12 +1,12 @@
 // The lock file of a store on one storage path, NAME.lock. Every job takes the lock before it
-// writes a byte. So a second job learns which job has the lock. The lock file is never unlinked. It
-// also holds a mark, which contains the store's id and says whether all files of the store were
-// made.
+// writes to the store. So a second job learns which job has the lock. The lock file is never
+// unlinked. The lock file also holds a mark. The mark contains the store's id, and says whether all
+// files of the store have been made.
 //
 // Thread rule: one thread at a time.
-// Invariants: one process has the lock, and the lock always ends when this process ends. To ensure
-// this, a forked child closes its copy of the lock file immediately. The file's text is one sector,
-// which is written in one piece and flushed.
+// Invariants: one process holds the lock, and the lock always ends when this process ends. For this
+// reason, a forked child closes its copy of the lock file immediately. The text of the file is one
+// sector, which is written in one piece and flushed.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class StoreLock {
  public:
   // Takes the lock, and makes the lock file if there is none. Processes of one job may share the
   // lock. `job` is a random text that identifies the job. If another process of the same job has
-  // the lock, this process counts as a holder, too.
+  // the lock, this process becomes a holder, too.
   // Fails with:
   // - kInput: a process of another job has the lock, or the path cannot be used. The message names
   //   the other process by its host, its number and the time when it took the lock.
@@ -66,8 +66,8 @@ class StoreLock {
 // Fails with kDamaged or kInput if the file cannot be read.
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
 
-// Describes the process that has the path's lock. The result is empty if this host knows no such
-// process. The call does not take the lock, so it never hinders another process.
+// Describes the process that holds the path's lock. The result is empty if this host knows no such
+// process. The call does not take the lock, and so never hinders another process.
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// Reads the files of a durable store without an engine, for `sluice state`. No function except
-// remove_store() changes a file.
+// The functions read the files of a durable store without an engine, for `sluice state`. Only
+// remove_store() changes files.
 //
-// Thread rule: any thread may call the functions. The functions wait for storage.
+// Thread rule: any thread may call the functions. The functions block until storage has answered.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@ namespace sluice {
 struct SurveyedRank {
   std::uint32_t rank = 0;
   CommitRecord newest = {};
-  std::optional<CommitRecord> older = {};  // the commit before, if it is still there
+  std::optional<CommitRecord> older = {};  // the previous commit, if it still exists
   CommitOffer offer = {};
-  std::string problem = {};  // why its records cannot be read; the rest is empty then
+  std::string problem = {};  // why the records cannot be read; if set, the rest is empty
 
   // The rank's commit of `step`. If the rank has no commit of that step, the result is the newest
   // commit.
@@ -37,9 +37,9 @@ struct StoreSurvey {
   StoreId id{};
   StorePresence presence = StorePresence::kNone;
   std::uint64_t file_bytes = 0;            // of all its files
-  std::vector<SurveyedRank> ranks = {};    // those with record files here
-  std::optional<std::uint64_t> step = {};  // that all ranks can continue from
-  std::string holder = {};                 // the job that has it, if any
+  std::vector<SurveyedRank> ranks = {};    // ranks with record files here
+  std::optional<std::uint64_t> step = {};  // the step from which all ranks can continue
+  std::string holder = {};                 // the job that has the store's lock, if any
 };
 
 // The names of the stores that have a lock file in one of the directories.
@@ -48,7 +48,7 @@ std::vector<std::string> store_names(std::span<const std::string> directories);
 // Fails with kInput or kDamaged, as find_store() does.
 StoreSurvey survey_store(const std::string& name, const std::vector<std::string>& directories);
 
-// The ranks of the store whose records are not in its directories here. These records may be on
+// The ranks whose records are not in the store's directories on this host. These records may be on
 // another host.
 std::vector<std::uint32_t> absent_ranks(const StoreSurvey& store);
 // Returns a line of text if every record can be read, but the ranks have no step in common.
@@ -56,9 +56,9 @@ std::vector<std::uint32_t> absent_ranks(const StoreSurvey& store);
 std::string find_disagreement(const StoreSurvey& store);
 
 // Reads all data that a commit of `rank` names, and compares the data with the commit's checksums.
-// The commit of StoreSurvey::step is used, because a run would continue from this commit. If the
-// survey has no step, the newest commit is used. Returns a line for each plane that differs from
-// its checksum or cannot be read.
+// The function uses the commit of StoreSurvey::step, because a run would continue from this commit.
+// If the survey has no step, the function uses the newest commit. Returns a line for each plane
+// that differs from its checksum or cannot be read.
 // Fails with kInput if files are missing.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
 
@@ -74,7 +74,7 @@ struct RemovedStore {
 };
 
 // Removes the store's files from the directories, even if parts of the store are missing. The lock
-// files are kept, and afterwards say that there is no store.
+// files are kept. Afterwards, the lock files say that there is no store.
 // Fails with kInput if there is no store, if the directories have files of several stores, or if a
 // job has the store's lock.
 RemovedStore remove_store(const std::string& name, const std::vector<std::string>& directories);

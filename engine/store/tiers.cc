@@ -78,7 +78,8 @@ void Tiers::cut_device_memory() {
     tally_begins_[index_of(unit.id)] = tallies_end;
     if (placement_.gradient_is_on_device(unit.id)) tallies_end += tally_bytes_of(unit);
   }
-  activation_window_ = device_tallies_ + placement_.tally_bytes;
+  update_slots_ = device_tallies_ + placement_.tally_bytes;
+  activation_window_ = update_slots_ + placement_.update_staging.size_bytes();
   SLUICE_CHECK(activation_window_ + placement_.activation_window.size_bytes() ==
                    device_memory_.data() + placement_.device_slab_bytes(),
                "the pools must add up to the slab");
@@ -113,6 +114,7 @@ void Tiers::cut_host_memory() {
   }
   host_activations_ = take(placement_.host_activation_bytes);
   host_tallies_ = take(placement_.tally_bytes);
+  update_flags_ = take(placement_.update_flag_bytes());
   parameter_slots_ = take(placement_.parameter_slots.size_bytes());
   lanes_ = take(placement_.lanes.size_bytes());
   lane_gradients_ = take(placement_.lane_gradients.size_bytes());
@@ -233,9 +235,8 @@ std::byte* Tiers::leased_home(UnitId id) const {
 }
 
 std::byte* Tiers::parameters_at_home(const BlockPlace& block) const {
-  SLUICE_CHECK(placement_.updates_parameters_at_home(block.id), "the CPU uses the block's home");
-  return placement_.parameter_tier[index_of(block.id)] == Tier::kHost ? host_parameters(block.id)
-                                                                      : device_parameters(block);
+  return placement_.parameter_tier[index_of(block.id)] == Tier::kDevice ? device_parameters(block)
+                                                                        : host_parameters(block.id);
 }
 
 std::byte* Tiers::gradient_slot(std::uint32_t slot) const {
@@ -245,6 +246,10 @@ std::byte* Tiers::gradient_slot(std::uint32_t slot) const {
 std::byte* Tiers::gradient_set(UnitId unit) const {
   SLUICE_CHECK(gradients_[index_of(unit)] != nullptr, "the unit's gradients wait in memory");
   return gradients_[index_of(unit)];
+}
+
+std::byte* Tiers::waiting_gradient(const BlockPlace& block) const {
+  return gradient_set(block.unit) + offset_in_set(block);
 }
 
 std::byte* Tiers::gradient(const BlockPlace& block) const {
@@ -298,6 +303,14 @@ std::string Tiers::describe_activation(std::uint32_t piece) const {
   return fmt::format("activations of unit \"{}\", micro-batch {}, piece {}",
                      layout_.unit(homes.unit(home)).name, homes.micro_batch(home),
                      piece - first_activation_piece(home));
+}
+
+std::byte* Tiers::update_slot(std::uint32_t slot) const {
+  return update_slots_ + slot * placement_.update_staging.slot_bytes;
+}
+
+std::uint32_t* Tiers::update_flag(std::uint32_t slot) const {
+  return reinterpret_cast<std::uint32_t*>(update_flags_) + slot;
 }
 
 std::byte* Tiers::gradient_staging(std::uint32_t slot) const {

@@ -1,8 +1,8 @@
-// The memory and the files of a placement, which are allocated once and cut into pools. There is
-// one slab of device memory, one arena of host memory, and one scratch file per storage path. With
-// a durable store, the store's data files hold the state, and scratch files hold all other data.
-// The tiers hand out addresses. Other components decide when a slot is used, and for what. Constant
-// after construction, callable from any thread.
+// The memory and the files of a placement. Memory and files are allocated once, and cut into pools.
+// There is one slab of device memory, one arena of host memory, and one scratch file per storage
+// path. With a durable store, the store's data files hold the state, and scratch files hold all
+// other data. The tiers hand out addresses. Other components decide when and for what purpose a
+// slot is used. The tiers are constant after construction, and any thread may use them.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct Extent {
   std::uint64_t length_bytes = 0;
 };
 
-// Copies device memory to the host, for use in a message. The copy is slow.
+// Copies device memory to the host. The copy is slow, so the function is meant only for messages.
 AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes);
 
 // The results that the device reports about one unit's gradients and update (see tally_bytes_of()).
@@ -40,7 +40,7 @@ struct Tally {
 // The data files of a durable store, and the places of the planes' copies in these files.
 struct DurableHomes {
   std::vector<DirectFile> files = {};
-  std::vector<std::uint32_t> drives = {};  // by file: the storage path that it lies on
+  std::vector<std::uint32_t> drives = {};  // by file: its storage path
   // One entry per plane. Each block has two planes: its parameters and its record. A plane without
   // bytes has no copies.
   std::vector<CommitPlane> planes = {};
@@ -48,7 +48,7 @@ struct DurableHomes {
 
 class Tiers {
  public:
-  // `layout`, `placement` and `device` must outlive the tiers. If `durable` has no planes, the
+  // `layout`, `placement` and `device` must outlive the tiers. If `durable` contains no planes, the
   // state lies in scratch files.
   // Fails with kOutOfMemory, kNoSpace, kInput or kIo. After a failure, no file is left behind.
   Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
@@ -66,7 +66,7 @@ class Tiers {
   // The parameters of the whole unit.
   // Requires: the unit is leased at home, on the device or in host memory.
   std::byte* leased_home(UnitId unit) const;
-  // Requires: Placement::updates_parameters_at_home().
+  // Requires: the block's home is host or device memory.
   std::byte* parameters_at_home(const BlockPlace& block) const;
   std::byte* window() const { return window_; }
   std::byte* announced_window() const { return announced_window_; }
@@ -74,10 +74,12 @@ class Tiers {
   std::byte* activation_place(std::uint32_t place) const;
   std::byte* device_gradient(const BlockPlace& block) const;  // Requires: waits there
   std::byte* device_record(BlockId block) const;              // Requires: homed on the device
+  std::byte* update_slot(std::uint32_t slot) const;           // see sluice::update_slot()
   Tally device_tally(UnitId unit) const;                      // Requires: its gradients wait there
 
   // The unit's whole set of gradients, in host memory or in device memory.
-  std::byte* gradient_set(UnitId unit) const;  // Requires: waits in one of them
+  std::byte* gradient_set(UnitId unit) const;                  // Requires: waits in one of them
+  std::byte* waiting_gradient(const BlockPlace& block) const;  // the block's part of it
 
   // Host memory.
   std::span<std::byte> host_memory() const {
@@ -85,6 +87,7 @@ class Tiers {
   }
   std::byte* gradient(const BlockPlace& block) const;  // Requires: waits there
   Tally host_tally(UnitId unit) const;                 // Requires: its gradients are on the device
+  std::uint32_t* update_flag(std::uint32_t slot) const;  // of a block that the device updates
   std::byte* gradient_staging(std::uint32_t slot) const;
   std::byte* host_parameters(BlockId block) const;  // Requires: homed in host memory
   std::byte* host_record(BlockId block) const;      // Requires: homed in host memory
@@ -95,14 +98,15 @@ class Tiers {
   std::byte* activation_staging(std::uint32_t slot) const;
   std::byte* commit_buffer(std::uint32_t buffer) const;
   std::span<std::byte> save_buffer(std::uint32_t buffer) const;
-  // All host memory that transfers from and to storage use, at the end of the arena. This memory
-  // contains the parameter slots, the lanes, and the staging buffers of activations and gradients.
+  // The part of host memory that transfers from and to storage use. This part lies at the end of
+  // the arena. This memory contains the parameter slots, the lanes, and the staging buffers of
+  // activations and gradients.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
-  // If the state is scratch, there is one file per path, or no file if nothing is kept on storage.
-  // With a durable store, the data files come first, and the scratch files follow.
+  // If the state is scratch, there is one file per path. If nothing is kept on storage, there is no
+  // file. With a durable store, the data files come first, and the scratch files follow.
   std::span<const DirectFile> files() const { return files_; }
   std::uint32_t drive(std::uint32_t file) const { return drives_[file]; }
   // The number of copies of each block on storage. One of the copies is the home
@@ -117,8 +121,8 @@ class Tiers {
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
   const Extent& record_extent(BlockId block, std::uint32_t copy) const;
   const Extent& gradient_extent(BlockId block) const;
-  // The number of extents for gradients that wait on storage. There is one extent per block, or
-  // none if no gradients wait on storage.
+  // The number of extents for gradients that wait on storage. There is one extent per block. If no
+  // gradients wait on storage, the result is 0.
   std::uint32_t gradient_extent_count() const {
     return static_cast<std::uint32_t>(gradient_extents_.size());
   }
@@ -172,9 +176,11 @@ class Tiers {
   std::byte* save_buffers_ = nullptr;
   std::vector<std::byte*> device_homes_;     // of parameters, by unit
   std::vector<std::byte*> gradients_;        // by unit; on the device, or in host memory
-  std::vector<std::uint64_t> tally_begins_;  // by unit, within those of its tier
+  std::vector<std::uint64_t> tally_begins_;  // by unit, in the tallies of its tier
   std::byte* device_tallies_ = nullptr;
   std::byte* host_tallies_ = nullptr;
+  std::byte* update_slots_ = nullptr;
+  std::byte* update_flags_ = nullptr;
   std::vector<std::byte*> host_parameters_;  // by block
   std::vector<std::byte*> records_;          // by block; on the device, or in host memory
   std::vector<Extent> parameter_extents_;    // by block, for each copy

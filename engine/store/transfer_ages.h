@@ -1,8 +1,9 @@
-// The ages of the transfers in flight, in ticks of the caller. A drive that works on a long queue
-// is not stuck. So a transfer's age starts again at zero when the transfer goes to the kernel, and
-// whenever its drive completes a request. A drive may also lose one transfer and continue with
-// other transfers. The lost transfer is recognized by its total time in the kernel. The limit for
-// this time is kBusyFactor times the limit for the age. Pure.
+// The ages of the transfers in flight. The caller counts time in ticks. A drive that works on a
+// long queue is not stuck. So the age of a transfer starts again at zero when the transfer goes to
+// the kernel. The age also starts again whenever the transfer's drive completes a request. A drive
+// may also lose one transfer and continue with other transfers. A lost transfer is recognized by
+// its total time in the kernel. The limit for this time is kBusyFactor times the limit for the age.
+// The class is pure.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -26,7 +27,7 @@ class TransferAges {
 
   // The transfer and its request must not be moved until remove().
   void add(const Transfer& transfer, const IoRequest& request);
-  void remove(const Transfer& transfer);  // it has ended; no effect if it is not there
+  void remove(const Transfer& transfer);  // the transfer has ended; no effect if it was not added
   std::size_t count() const { return in_flight_.size(); }
 
   // Counts one tick. Calls `on_slow` for each transfer that has become slow, at most once per
@@ -46,8 +47,8 @@ class TransferAges {
     const Transfer* transfer = nullptr;
     const IoRequest* request = nullptr;
     std::uint32_t ticks = 0;         // since it was added
-    std::uint32_t kernel_ticks = 0;  // since it was seen to be with the kernel
-    std::uint32_t silent_ticks = 0;  // since that, or since its drive has completed something
+    std::uint32_t kernel_ticks = 0;  // since the kernel was seen to have it
+    std::uint32_t silent_ticks = 0;  // since then, or since the drive's last completion
     bool is_noted = false;
   };
 

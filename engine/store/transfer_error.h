@@ -1,4 +1,4 @@
-// The error of a transfer that its queue could not complete. Callable from any thread.
+// The error of a transfer that its queue could not complete. Any thread may call the function.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@ namespace sluice {
 
 struct Transfer;
 
-// `subject` describes the transfer in words: the data, and the place that the data moves to or
-// from.
+// `subject` describes the transfer in words. The text names the data, and the place to or from
+// which the data moves.
 // Requires: the transfer's request has an error.
 Error transfer_error(const Transfer& transfer, const std::string& subject);
 

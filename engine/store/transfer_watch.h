@@ -1,7 +1,7 @@
-// The watch supervises the transfers in flight. A note is made about each slow transfer. A transfer
-// that never ends stops the engine (engine/store/transfer_ages.h has the rules). The age of a
-// transfer is counted in ticks of the watch's own thread, not by the clock. So the age does not
-// grow while the process is stopped, or while the machine is too busy to run the watch.
+// The watch supervises the transfers in flight. The watch makes a note about each slow transfer. If
+// a transfer never ends, the watch stops the engine (engine/store/transfer_ages.h has the rules).
+// The age of a transfer is counted in ticks of the watch's own thread, not by the clock. So the age
+// does not grow while the process is stopped, or while the machine is too busy to run the watch.
 //
 // Thread rule: any thread may call add() and remove(). Between the two calls, a transfer and its
 // request must not be moved.
@@ -28,8 +28,8 @@ class TransferWatch {
     // A function that names a transfer in a message. The watch's thread calls this function while
     // the transfer is in flight.
     std::function<std::string(const Transfer&)> describe;
-    // The watch's thread calls this function when a transfer has not ended in time. The error is
-    // kTimeout and names the transfers in flight.
+    // The watch's thread calls this function when a transfer has not ended in time. The error has
+    // the code kTimeout, and names the transfers in flight.
     std::function<void(const Error& error)> on_stuck;
   };
 

@@ -24,17 +24,17 @@ class UnitVersions {
   explicit UnitVersions(const Layout& layout)
       : layout_(layout), versions_(layout.units().size(), 0) {}
 
-  // Sets the versions to those at `position`.
+  // Sets the versions to the versions at `position`.
   // Fails with kInput if a tensor has seen more updates than there were steps, or if the tensors of
-  // one unit have seen different numbers. After a failure, nothing has changed.
+  // one unit have seen different numbers of updates. After a failure, nothing has changed.
   void restore(const StatePosition& position);
   // Adds one update to the unit's number.
   void count(UnitId unit) { ++versions_[index_of(unit)]; }
 
   std::uint64_t of(UnitId unit) const { return versions_[index_of(unit)]; }
-  // By unit.
+  // The versions of all units, by unit.
   std::span<const std::uint64_t> all() const { return versions_; }
-  // The value of StatePosition::tensor_updates after step number `step`.
+  // Returns StatePosition::tensor_updates as it is after step number `step`.
   std::map<std::string, std::uint64_t> tensor_updates(std::uint64_t step) const;
 
  private:

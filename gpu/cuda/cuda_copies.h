@@ -1,6 +1,6 @@
-// A loop of plain CUDA copies, as the baseline for the device's copies. The loop calls
-// cudaMemcpyAsync for the same bytes, with one stream per direction. Thread rule: one thread at a
-// time.
+// A loop of plain CUDA copies. The loop is the baseline for measurements of the device's copies.
+// The loop calls cudaMemcpyAsync for the same bytes, with one stream per direction. Thread rule:
+// one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace sluice {
 
 // The host memory (page-locked) and the device memory of one direction. Each piece of memory has
-// `size_bytes`; null means no copies.
+// `size_bytes`. If a pointer is null, there are no copies in this direction.
 struct CopyEnds {
   std::byte* host = nullptr;
   std::byte* device = nullptr;

@@ -1,6 +1,6 @@
 // Launches kernels. A launch that fails is a failure of the device, like a copy that fails. The
-// call synchronize() rethrows this failure. The threads that launch kernels could not handle an
-// error in the middle of their work. Thread rule: as Device.
+// call synchronize() rethrows this failure. The launch itself does not throw, because the launching
+// thread could not handle an error in the middle of its work. Thread rule: the same as for Device.
 #pragma once
 
 #include <new>

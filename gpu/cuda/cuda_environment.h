@@ -7,16 +7,17 @@
 
 namespace sluice {
 
-// Sets CUDA_MODULE_LOADING=EAGER, which loads all code at the start. So no code has to be loaded
-// while a collective waits. Sets CUDA_DEVICE_MAX_CONNECTIONS=32, which gives each stream a hardware
-// queue. The engine has more streams than the default of eight queues, and a waiting copy would
-// delay computation in the same queue. The function does not change variables that are already set.
-// Requires: no other thread runs yet, and the runtime has not been called.
+// Sets CUDA_MODULE_LOADING=EAGER, which loads all code at the start. With this setting, no code has
+// to be loaded while a collective waits. Sets CUDA_DEVICE_MAX_CONNECTIONS=32, which gives each
+// stream its own hardware queue. The default is eight queues, but the engine has more than eight
+// streams. In a shared queue, a waiting copy would delay computation. The function does not change
+// variables that are already set. Requires: no other thread runs yet, and the runtime has not been
+// called.
 void prepare_cuda_environment();
 
 struct CudaEnvironment {
-  std::string description;  // both settings, for people
-  std::string advice;       // empty when both settings are as above or better
+  std::string description;  // both settings, as a text for users
+  std::string advice;       // empty if both settings are at least as good as above
 };
 CudaEnvironment look_at_cuda_environment();
 

@@ -1,7 +1,8 @@
 // Runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. The header is only for .cu files,
-// because nvcc includes the declarations of the CUDA runtime. Thread rule: as Device. The device
-// must outlive the launcher. Invariants: a team adds in the same order on every GPU. The lanes of a
-// warp are added by halves. Then the warps are added in order. Grids stride over 64-bit indices.
+// because nvcc includes the declarations of the CUDA runtime. Thread rule: the same as for Device.
+// The device must outlive the launcher. Invariants: a team adds in the same order on every GPU. The
+// lanes of a warp are added by halves. Then the sums of the warps are added in order. Kernels run
+// over 64-bit indices with the stride of the grid.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,9 @@ namespace sluice {
 inline constexpr unsigned kTeamThreads = 256;
 inline constexpr std::uint64_t kBlocksMax = 1 << 16;
 
-// The threads of one block. The functions are for device code. On the host the functions do
-// nothing, and exist only because the compiler also compiles kernel bodies as host functions.
+// The threads of one block. The functions are for device code. On the host, the functions do
+// nothing. The host versions exist only because the compiler also compiles kernel bodies as host
+// functions.
 class BlockTeam {
  public:
   SLUICE_HOST_DEVICE unsigned rank() const {
@@ -85,7 +87,8 @@ __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t coun
   }
 }
 
-// Launches `kernel` without any index. `kernel` is one of the kernels above with a `Body`.
+// Launches `kernel` for zero indices, so that the launch does no work. `kernel` is one of the
+// kernels above with a `Body`.
 template <class Body>
 void launch_nothing(const void* kernel, void* stream) {
   std::uint64_t count = 0;
@@ -123,8 +126,8 @@ class CudaLauncher {
  public:
   explicit CudaLauncher(CudaDevice& device) : device_(device) {}
 
-  // Enqueues body(i) for every i in [0, count) on `stream`. Here and below, a launch that fails is
-  // a failure of the device (gpu/cuda/cuda_enqueue.h).
+  // Enqueues body(i) for every i in [0, count) on `stream`. In this function and the next ones, a
+  // launch that fails is a failure of the device (gpu/cuda/cuda_enqueue.h).
   template <class Body>
   void elements(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedElements<Body>::kernel;

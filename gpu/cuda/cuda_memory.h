@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-// The bytes of GPU memory that no process has taken.
+// Returns the number of bytes of GPU memory that no process has taken.
 // Fails with the errors of SLUICE_CUDA.
 std::uint64_t cuda_unused_bytes(int ordinal);
 
@@ -40,15 +40,16 @@ class CudaMemory {
   int free(std::byte* memory) noexcept;
   std::uint64_t capacity_bytes() const;
   std::uint64_t allocated_bytes() const;
-  // The most memory that allocate() can still get from cudaMalloc. With another source of memory,
-  // the result is UINT64_MAX, because such a source tells no limit.
+  // Returns the largest number of bytes that allocate() can still get from cudaMalloc. If the
+  // memory has another source, the result is UINT64_MAX, because such a source reports no limit.
   std::uint64_t unused_bytes() const {
     return source_.allocate ? UINT64_MAX : cuda_unused_bytes(ordinal_);
   }
-  // Whether `memory` points into one of the allocations.
+  // Returns whether `memory` points into one of the allocations.
   bool contains(const std::byte* memory) const;
-  // Sets `is_foreign` to whether `memory` is GPU memory that something else has allocated, such as
-  // PyTorch. Asks the runtime, and returns its cudaError_t, which may be of earlier work.
+  // Sets `is_foreign` to true if `memory` is GPU memory that other code, such as PyTorch, has
+  // allocated. Otherwise sets `is_foreign` to false. The function asks the runtime, and returns the
+  // runtime's cudaError_t. This error may be an error of earlier work.
   int ask_foreign(const std::byte* memory, bool& is_foreign) const;
 
   // Does the same as Device::register_host_memory().

@@ -1,16 +1,16 @@
 // The notifier runs host functions after earlier work on CUDA streams has ended. The streams get no
 // callbacks. A callback would delay the next copy of its stream until a thread of the runtime has
-// run it. Instead, an event follows the work, and one thread asks for the events. The notifier does
-// not use a stream to wait for events, because such a wait may block other streams in the same
-// hardware queue.
+// run the callback. Instead, an event is recorded after the work, and one thread polls the events.
+// The notifier does not use a stream to wait for events, because such a wait may block other
+// streams in the same hardware queue.
 //
-// While functions wait, the thread asks at least every 100 us, which costs a few percent of a core.
-// The notifier polls often at first and then less often. So the delay of a function is at most
-// about a quarter of the time that the work took.
+// While functions wait, the thread polls at least every 100 us, which costs a few percent of a
+// core. The notifier polls often at first and then less often. So the delay of a function is at
+// most about a quarter of the time that the work took.
 //
 // Thread rule: any thread may call every function.
-// Invariant: the functions of one stream run in the order of add(), one at a time. The order holds
-// after a failure of the GPU, too.
+// Invariant: the functions of one stream run in the order of add(), one at a time. The functions
+// keep this order even after a failure of the GPU.
 #pragma once
 
 #include <condition_variable>
@@ -32,17 +32,18 @@ class CudaNotifier {
   CudaNotifier(int ordinal, FailureLatch& failure);
   CudaNotifier(const CudaNotifier&) = delete;
   CudaNotifier& operator=(const CudaNotifier&) = delete;
-  // Requires: drain() of every stream.
+  // Requires: drain() has been called for every stream.
   ~CudaNotifier();
 
-  // `stream` is a cudaStream_t of the GPU. An exception of `function` becomes the failure.
+  // `stream` is a cudaStream_t of the GPU. If `function` throws, the exception is latched as the
+  // failure.
   void add(void* stream, std::function<void()> function);
   // Returns when the functions of `stream` have run.
   void drain(void* stream) noexcept;
 
  private:
   struct Notice {
-    void* event = nullptr;  // null: the runtime refused; the stream itself is waited for
+    void* event = nullptr;  // null if the runtime refused; the thread then waits for the stream
     std::function<void()> function;
   };
   struct Head {
@@ -54,7 +55,7 @@ class CudaNotifier {
   bool has_ended(const Head& head) const;
   // Runs the function of the oldest notice of the stream.
   void run_first(const Head& head, std::unique_lock<std::mutex>& lock);
-  // A recorded event, or null.
+  // Returns an event that is recorded on `stream`, or null.
   void* record(void* stream);
   void latch(int status, const char* call, int line) const;
 
@@ -69,7 +70,7 @@ class CudaNotifier {
   std::vector<void*> free_events_;
   bool is_ending_ = false;
 
-  std::thread thread_;  // last: it uses everything above
+  std::thread thread_;  // the last member, because the thread uses all others
 };
 
 }  // namespace sluice

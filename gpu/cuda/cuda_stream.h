@@ -1,5 +1,5 @@
 // A stream of the CUDA device: the runtime's handles, and the host functions that have not run yet.
-// Thread rule: stated at each member.
+// Thread rule: the comment at each member states the rule of that member.
 #pragma once
 
 #include <condition_variable>
@@ -17,15 +17,15 @@ namespace sluice {
 
 struct CudaStream {
   CUstream_st* stream = nullptr;
-  bool is_adopted = false;        // the application destroys it
+  bool is_adopted = false;        // the application destroys `stream`
   CUevent_st* reached = nullptr;  // recorded by synchronize()
 
-  std::shared_ptr<HostCallQueue> calls;  // the runtime's threads may call after the stream is gone
+  std::shared_ptr<HostCallQueue> calls;  // may be in use after the stream is gone
 
-  std::mutex starting;  // functions get their numbers in the order of the stream
+  std::mutex starting;  // held while a function gets its number, in the stream's order
   std::mutex mutex;
   std::condition_variable changed;
-  std::uint64_t refused_calls = 0;  // those that have not run yet; guarded by mutex
+  std::uint64_t refused_calls = 0;  // refused calls that have not run yet; guarded by mutex
 };
 
 }  // namespace sluice

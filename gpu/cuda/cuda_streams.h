@@ -1,6 +1,6 @@
-// The streams of a CUDA device: those that it has made, and those of others that it has adopted.
-// Thread rule: every function from any thread. One thread destroys a stream, and nothing uses it
-// then.
+// The streams of a CUDA device. The device has made some of the streams, and has adopted the
+// others. Thread rule: any thread may call every function. Nothing may use a stream while a thread
+// destroys that stream.
 #pragma once
 
 #include <cstdint>
@@ -24,18 +24,18 @@ class CudaStreams {
 
   // Fails with the errors of SLUICE_CUDA.
   StreamId create(StreamPriority priority);
-  // `native` is a cudaStream_t of the application, which goes on owning it.
+  // `native` is a cudaStream_t of the application. The application still owns `native`.
   // Fails with the errors of CudaDevice::adopt_stream().
   StreamId adopt(void* native);
   // Fails with kInvalidArgument if there is no such stream.
   CudaStream& at(StreamId id) const;
   bool are_none() const;
 
-  // Takes the stream out, so that no call finds it any more.
+  // Removes the stream from this object, so that later calls do not find the stream.
   // Requires: there is such a stream.
   std::unique_ptr<CudaStream> take(StreamId id);
-  // Gives back what the runtime has for a stream that has been taken out. Returns the first
-  // failure, a cudaError_t.
+  // Releases the runtime's objects of a stream that take() has removed. Returns the first failure,
+  // a cudaError_t.
   // Requires: the stream's work has ended.
   int give_back(const CudaStream& stream) const noexcept;
 
@@ -46,7 +46,7 @@ class CudaStreams {
   const int ordinal_;
   const std::string name_;
   FailureLatch& failure_;
-  int high_priority_ = 0;  // numerically the least; constant after construction
+  int high_priority_ = 0;  // the smallest number; constant after construction
 
   mutable std::mutex mutex_;
   // Guarded by mutex_, except the objects that the pointers refer to.

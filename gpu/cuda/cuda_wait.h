@@ -1,6 +1,6 @@
-// Waits for work on a GPU before its memory is freed. A wait may fail although the GPU still works.
-// So after a failed wait, other waits are tried. If the GPU no longer works, the other waits return
-// at once.
+// Waits for work on a GPU before the memory of that work is freed. A wait may fail although the GPU
+// still works. So after a failed wait, the functions try other waits. If the GPU no longer works,
+// the other waits return at once.
 // Thread rule: any thread may call every function.
 #pragma once
 

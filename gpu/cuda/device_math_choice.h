@@ -1,5 +1,5 @@
-// The choice of a device's arithmetic, by the device's kind. This function is not in gpu/math,
-// because gpu/math does not know GPUs. Thread rule: as DeviceMath.
+// Chooses the arithmetic of a device by the kind of the device. These functions are not in
+// gpu/math, because gpu/math does not know GPUs. Thread rule: the same as for DeviceMath.
 #pragma once
 
 #include <memory>

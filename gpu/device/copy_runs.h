@@ -1,6 +1,7 @@
 // The copies on one stream. Adjacent copies become one run, and the runs go to the device together.
-// Each call of a GPU's runtime takes some microseconds of the caller's thread, and each copy takes
-// a microsecond or more of the link, while a block of 2 MiB takes only 40 us.
+// Joining copies saves time. Each call of a GPU's runtime takes some microseconds of the caller's
+// thread. Each copy adds a microsecond or more on the link. For comparison, the link moves a block
+// of 2 MiB in only 40 us.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -20,10 +21,11 @@ class CopyRuns {
   CopyRuns(Device& device, StreamId stream) : device_(device), stream_(stream) {}
 
   // Adds a copy. The copy is enqueued by flush(), or earlier. Every other call that enqueues work
-  // on the stream first calls flush(). A copy joins the previous one if its source begins where the
-  // other's source ends, and its target begins where the other's target ends.
-  // Requires: where two ends meet, both belong to one piece of registered memory. No copy reads or
-  // writes what another one since the last flush() writes.
+  // on the stream first calls flush(). A copy joins the previous copy if both its source and its
+  // target begin where those of the previous copy end.
+  // Requires: if two copies are adjacent, the memory on both sides of the boundary belongs to one
+  // piece of registered memory. Between two calls of flush(), no copy reads or writes bytes that
+  // another copy writes.
   void add(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
     if (size_bytes == 0) return;
     if (count_ != 0) {

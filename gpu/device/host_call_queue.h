@@ -23,12 +23,12 @@ class HostCallQueue {
   // `failure` must live until every function has run. The queue may live longer than `failure`.
   explicit HostCallQueue(FailureLatch& failure) : failure_(failure) {}
 
-  // Returns the function's number: 1, 2, ...
+  // Returns the number of the function. The numbers count from 1.
   std::uint64_t add(std::function<void()> function);
   // The runtime calls this function at the end of the work before function `number`. The call runs
-  // the functions up to function `number` that have not run, and returns when all of them have run.
-  // If `failure` is given and some of these functions have not run yet, the call first latches
-  // `failure`.
+  // the functions that have not run yet, up to function `number`. The call returns when all these
+  // functions have run. If `failure` is given and some of these functions have not run yet, the
+  // call first latches `failure`.
   void run_up_to(std::uint64_t number, const std::exception_ptr& failure = nullptr);
   void run_all();
 

@@ -23,7 +23,7 @@ class Ticket {
   void reuse();
   void complete();
 
-  // The call blocks until complete() has been called.
+  // Blocks the calling thread until complete() has been called.
   void await();
   bool is_complete() const;
   // The time of completion on the steady clock.

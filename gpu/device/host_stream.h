@@ -1,15 +1,16 @@
 // A stream of the host device. A worker thread runs tasks in the order of their arrival. A thread
 // that waits for the stream runs the tasks that the worker has not begun. A record on an idle
 // stream completes on the thread that enqueues it. With `at_once_bytes_max`, short copies, fills
-// and notices on an idle stream run on that thread, too. This saves time, because waking a
-// sleeping thread takes as long as a small collective between ranks.
+// and notices on an idle stream also run on the thread that enqueues them. A run on this thread
+// saves time, because waking a sleeping thread takes as long as a small collective between ranks.
 //
 // Thread rule: any thread may call every public function.
 // Invariants: tasks run one at a time, in order. A task's captures are destroyed before the next
-// task starts. Work and host functions find the environment of base/float_environment.h, on every
-// thread. After the first failure on any stream of the device, copies, fills and launched work
-// are skipped. Records, waits and host functions go on, so that every waiter wakes. The queue has
-// no limit, because the caller's slots limit the work in flight.
+// task starts. On every thread, work and host functions run in the environment of
+// base/float_environment.h. After the first failure on any stream of the device, copies, fills and
+// launched work
+// are skipped. Records, waits and host functions still run, so that every waiter wakes. The queue
+// has no limit, because the caller's slots limit the work in flight.
 #pragma once
 
 #include <atomic>
@@ -59,7 +60,7 @@ struct WaitTask {
   std::shared_ptr<Ticket> ticket;
 };
 struct LaunchTask {
-  std::function<void()> function;  // may be long
+  std::function<void()> function;  // may run for long
 };
 struct OccupyTask {
   std::uint64_t duration_ns;
@@ -71,7 +72,7 @@ struct CallHostTask {
 using HostTask = std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, LaunchTask, OccupyTask,
                               CallHostTask>;
 
-// Whether the calling thread is inside a call_host function.
+// Returns whether the calling thread is inside a call_host function.
 bool is_in_host_function();
 // Runs a call_host function on the calling thread and latches its exception in `failure`.
 void run_host_function(const std::function<void()>& function, FailureLatch& failure);
@@ -93,7 +94,7 @@ class HostStream {
   // Returns at once, or after a short task that ran on the calling thread. `task` runs after all
   // tasks that were enqueued earlier.
   void enqueue(HostTask task);
-  // The call blocks until all tasks have run that were enqueued before it.
+  // Blocks until all tasks that were enqueued before this call have run.
   void await();
 
  private:
@@ -115,9 +116,9 @@ class HostStream {
   Options options_;
   FailureLatch& failure_;
 
-  // The time until which the emulated bus or computation is busy. Used by the thread that has set
-  // is_running_. Each task adds its nominal duration, and not the time slept, so that the overshoot
-  // of many short sleeps does not add up.
+  // The time until which the emulated bus or computation is busy. Only the thread that has set
+  // is_running_ uses this member. Each task adds its nominal duration instead of the time slept. So
+  // the overshoot of many short sleeps does not add up.
   std::uint64_t free_ns_ = 0;
 
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
@@ -135,7 +136,7 @@ class HostStream {
   std::uint64_t awaited_count_ = kNone;  // the smallest count that a sleeping await() needs
   bool stopping_ = false;
 
-  std::thread thread_;  // last: starts when everything else is ready
+  std::thread thread_;  // last, so that the thread starts after all other members are ready
 };
 
 }  // namespace sluice

@@ -18,8 +18,8 @@ class MemoryLedger {
  public:
   explicit MemoryLedger(std::uint64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
 
-  // Fails with kOutOfMemory if `size_bytes` more bytes do not fit. The message has the request and
-  // all memory that is taken.
+  // Fails with kOutOfMemory if `size_bytes` more bytes do not fit. The message lists the request
+  // and all memory that is taken.
   void check_fits(std::uint64_t size_bytes, std::string_view purpose) const;
 
   // Returns the error of check_fits() for a device that has less memory than its capacity says.

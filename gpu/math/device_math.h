@@ -3,9 +3,9 @@
 // base/optimizer_math.h, base/norm_accumulator.h). Only the sign and the payload of a NaN may
 // differ.
 //
-// Thread rule: as Device. Every call enqueues its work and returns. Later work on the same stream
-// may reuse the memory. Arrays are device memory and do not overlap. All arrays except the scales
-// of codes are aligned to 16 bytes.
+// Thread rule: the same as for Device. Every call enqueues its work and returns. Later work on the
+// same stream may reuse the memory. Arrays are device memory and do not overlap. All arrays except
+// the scales of codes are aligned to 16 bytes.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-// The coefficients of one step. The type in the variant selects the optimizer.
+// The coefficients of one step. The type of the coefficients selects the optimizer.
 using DeviceCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                         AdagradCoefficients, SgdCoefficients>;
 
@@ -35,8 +35,8 @@ struct DeviceUpdate {
   float* master = nullptr;
   float* exp_avg = nullptr;  // the moments that the optimizer does not keep are null
   float* exp_avg_sq = nullptr;
-  // The 8-bit codes in place of fp32 moments, and a scale for each kMomentGroupElements elements
-  // (base/moment_codes.h). Scales have only the alignment of a float.
+  // The 8-bit codes that replace fp32 moments, and one scale for each group of kMomentGroupElements
+  // elements (base/moment_codes.h). Scales have only the alignment of a float.
   std::uint8_t* exp_avg_codes = nullptr;
   float* exp_avg_scales = nullptr;
   std::uint8_t* exp_avg_sq_codes = nullptr;
@@ -67,7 +67,8 @@ class DeviceMath {
   virtual void accumulate(DType type, void* target, const void* source, std::uint64_t element_count,
                           StreamId stream) = 0;
   // leaves[i] = the sum of the squares of leaf i, added in fp64 in the same tree as on the CPU.
-  // These sums are for NormAccumulator::add(). A shorter last leaf counts as if padded with zeros.
+  // These sums are for NormAccumulator::add(). A shorter last leaf is summed as if it were padded
+  // with zeros.
   virtual void norm_leaves(DType type, const void* gradient, std::uint64_t element_count,
                            double* leaves, StreamId stream) = 0;
   virtual void update(const DeviceCoefficients& coefficients, const DeviceUpdate& arrays,

@@ -1,5 +1,6 @@
-// DeviceMath, made from the kernel bodies of math_bodies.h and a launcher that runs the bodies. The
-// launcher is CudaLauncher on a GPU and HostLauncher in tests. Thread rule: as DeviceMath.
+// Implements DeviceMath with the kernel bodies of math_bodies.h and a launcher that runs the
+// bodies. The launcher is CudaLauncher on a GPU and HostLauncher in tests. Thread rule: the same as
+// for DeviceMath.
 #pragma once
 
 #include <cstdint>

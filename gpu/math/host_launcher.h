@@ -1,5 +1,6 @@
-// Runs kernel bodies (gpu/math/kernel_elements.h) on the host device, one index after another, as
-// the reference for a GPU's results. Thread rule: as Device. The device must outlive the launcher.
+// Runs kernel bodies (gpu/math/kernel_elements.h) on the host device, one index after another. The
+// results are the reference for a GPU's results. Thread rule: the same as for Device. The device
+// must outlive the launcher.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// The building blocks of kernel bodies. The blocks are stored elements with conversions to fp32,
-// and teams of threads that share a row. So the same source runs on the GPU and, in tests, on the
-// host. A body is a function object with a call operator for one index. The header
-// gpu/cuda/cuda_launcher.h runs bodies on a GPU, and gpu/math/host_launcher.h runs bodies on the
-// host device. Pure.
+// The building blocks of kernel bodies. The building blocks are stored elements with conversions to
+// fp32, and teams of threads that share a row. With these blocks, the same source runs on the GPU
+// and, in tests, on the host. A body is a function object with a call operator for one index. The
+// header gpu/cuda/cuda_launcher.h runs bodies on a GPU, and gpu/math/host_launcher.h runs bodies on
+// the host device. The functions are pure.
 //
 // A team has rank(), size(), sum() and max(). The functions sum() and max() combine the values of
 // all members. All members must call sum() and max(), and all members get the same result. On the

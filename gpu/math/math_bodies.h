@@ -1,5 +1,5 @@
-// The kernel bodies (gpu/math/kernel_elements.h) behind DeviceMath. Each index stands for eight
-// elements. If all eight elements exist, memory accesses have 16 bytes. Pure.
+// The kernel bodies (gpu/math/kernel_elements.h) that DeviceMath runs. Each index stands for eight
+// elements. If all eight elements exist, each memory access has 16 bytes. The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ SLUICE_HOST_DEVICE inline bool is_finite_below(float value, std::uint32_t magnit
 }
 
 // These functions load or store pack number `index` of an array of `count` elements. Elements
-// beyond the end are read as zero, and are not written. Every loop over a pack has eight rounds, so
-// that the compiler unrolls the loop and keeps the pack in registers.
+// beyond the end of the array are read as zero, and are not written. Every loop over a pack has
+// eight rounds, so that the compiler unrolls the loop and keeps the pack in registers.
 template <class T>
 SLUICE_HOST_DEVICE inline Pack<T> load_pack(const T* array, std::uint64_t index,
                                             std::uint64_t count) {
@@ -76,8 +76,8 @@ struct NormLeavesBody {
   SLUICE_HOST_DEVICE void store(std::uint64_t leaf, double sum) const { leaves[leaf] = sum; }
 };
 
-// One struct for each format of masters. These functions load and store eight masters. A master of
-// magnitude kNonFinite or more is not finite in the parameter's type.
+// There is one struct for each format of masters. The functions of a struct load and store eight
+// masters. A master of magnitude kNonFinite or more is not finite in the parameter's type.
 struct Fp32Masters {
   static constexpr std::uint32_t kNonFinite = kInfinite;
   float* parameter;
@@ -210,7 +210,8 @@ struct UpdateBody {
       p.values[i] = updated.master;
       m.values[i] = updated.exp_avg;
       v.values[i] = updated.exp_avg_sq;
-      // The update of the zeros beyond the end is finite. A moment that is not kept is finite, too.
+      // Beyond the end of the array, the update of zeros gives finite values. A moment that the
+      // optimizer does not keep is finite, too.
       is_finite = is_finite && is_finite_below(updated.master, Masters::kNonFinite) &&
                   is_finite_below(updated.exp_avg, kInfinite) &&
                   is_finite_below(updated.exp_avg_sq, kInfinite);
@@ -222,7 +223,7 @@ struct UpdateBody {
   }
 };
 
-// One function for all kernels, because the search and its tables are long.
+// All kernels call one compiled function, because the search and its tables are long.
 #ifdef __CUDACC__
 #define SLUICE_ONCE __noinline__
 #else
@@ -242,12 +243,12 @@ struct alignas(8) CodePack {
   std::uint8_t values[kPackElements];
 };
 
-// The codes of a moment that is kept; null without a moment.
+// The codes of a moment that the optimizer keeps. Without the moment, the pointers are null.
 struct DeviceCodes {
   std::uint8_t* codes;
   float* scales;
 
-  // Beyond the end of the run, the codes are those of zero and are not written.
+  // Beyond the end of the run, load() returns the code of zero, and store() writes no code.
   SLUICE_HOST_DEVICE CodePack load(CodeBook book, std::uint64_t index, std::uint64_t count) const {
     const std::uint64_t begin = index * kPackElements;
     if (begin + kPackElements <= count) return *reinterpret_cast<const CodePack*>(codes + begin);
@@ -268,9 +269,9 @@ struct DeviceCodes {
   }
 };
 
-// UpdateBody for moments as 8-bit codes. A team has one group. Every thread updates its packs
-// twice. The first update finds the new scales, and the second update encodes with these scales. So
-// nothing needs to be kept in between.
+// The counterpart of UpdateBody for moments that are stored as 8-bit codes. A team updates one
+// group. Every thread updates its packs twice. The first update finds the new scales, and the
+// second update encodes with these scales. So a thread keeps no results between the two updates.
 template <class Masters, class Gradient, class Coefficients>
 struct UpdateCodesBody {
   using R = Rule<Coefficients>;
@@ -324,7 +325,7 @@ struct UpdateCodesBody {
         v_scale = v_scale < v ? v : v_scale;
       }
     }
-    // After this barrier, every thread has read the old scales.
+    // After the barrier in team.max(), every thread has read the old scales.
     m_scale = team.max(m_scale);
     v_scale = team.max(v_scale);
     for (std::uint64_t pack = begin + team.rank(); pack < end; pack += team.size())

@@ -1,6 +1,7 @@
 // This code adds the elements that ranks have exchanged. The sum runs on a device, in the order of
-// base/ordered_sum.h. This rank's own elements stay where they are. The other ranks' elements lie
-// side by side in one buffer. The same body runs on the GPU and, in tests, on the host. Pure.
+// base/ordered_sum.h. This rank's own elements are not moved. The elements of the other ranks lie
+// side by side in one buffer. The same kernel body runs on the GPU and, in tests, on the host. The
+// functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace sluice {
 class CudaDevice;
 
 struct ExchangedSum {
-  void* target = nullptr;  // disjoint from the sources, or `own` with equal types
+  void* target = nullptr;  // disjoint from the sources, or equal to `own` if the types are equal
   DType target_type = DType::kFp32;
   const void* own = nullptr;
   // The elements of rank r begin at r * received_stride if r < rank, and at (r - 1) *
@@ -61,7 +62,7 @@ struct PackedSumBody : ExchangedSumBody<To, From> {
   }
 };
 
-// The body sums one element per index. Arrays may begin anywhere.
+// The body sums one element per index. Arrays may begin at any address.
 template <class To, class From>
 struct SingleSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {

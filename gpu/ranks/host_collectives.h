@@ -1,10 +1,10 @@
 // The common part of collectives over host memory. Operations become work on the streams of the
 // host device. Operations are numbered in the order of the calls. After the first failure, all
-// later operations fail. An implementation defines how one operation runs on a stream's thread. The
-// call run() blocks until the operation is done.
+// later operations fail. A derived class implements run(), which does one operation on a stream's
+// thread and blocks until the operation is done.
 //
-// Thread rule: as Collectives. The function run() is called on threads of the device, one at a time
-// per object.
+// Thread rule: the same as for Collectives. The function run() is called on threads of the device,
+// one at a time per object.
 #pragma once
 
 #include <functional>
@@ -20,27 +20,27 @@
 
 namespace sluice {
 
-// How data moves between ranks of one host. Every path gives the same bits.
+// The way in which data moves between ranks of one host. Every path gives the same bits.
 enum class RankPath {
   kBest,
   kMessages,  // MPI messages, as between hosts
   kReading,   // ranks read each other's memory, even for small data
 };
 
-// How long a rank waits for another rank, and how ranks add elements.
+// The settings for waiting, for reports about waits, and for the sums of elements.
 struct HostCollectivesOptions {
   // The number of seconds that an operation waits for another rank; at least 0.1. With a small
-  // value, a rank with a slow drive or computation counts as failed. With a large value, a dead
+  // value, a rank whose drive or computation is slow counts as failed. With a large value, a dead
   // rank is noticed late.
   double timeout_s = 120;
   SumFunction sum = nullptr;  // required; see cpu_optim/rank_sum.h
-  // Called about four times a second while an operation waits for other processes. `waiting` names
-  // the ranks and the operation. A program that was told to end may do so in this call. The
-  // function may run on any thread.
+  // The function is called about four times per second while an operation waits for other
+  // processes. `waiting` names the ranks and the operation. If the program has been told to end,
+  // the function may end the program. The function may run on any thread.
   std::function<void(const std::string& waiting)> on_wait = {};
-  // For tests. Every rank must have the same path.
+  // The path is set only in tests. Every rank must have the same path.
   RankPath path = RankPath::kBest;
-  // If ranks use messages, up to this many ranks exchange integers in one round
+  // The largest number of ranks that exchange integers in one round of messages
   // (gpu/ranks/integer_reduction.h).
   std::uint32_t direct_ranks_max = 16;
 };

@@ -1,19 +1,20 @@
 // One sequence of collectives between ranks of one host, without messages. Data moves in one of two
-// ways. Every rank chooses the same way by the operation's size.
+// ways. The size of the operation determines the way, so every rank uses the same way.
 // Data of up to 16 KiB for each other rank goes through the ranks' slots in shared memory. A rank
 // writes data to its slot, reads the other ranks' slots and goes on. The rank does not wait until
-// all ranks have read its slot.
+// the other ranks have read the rank's slot.
 // Larger data stays in the memory of its rank. Each rank publishes the address of its data, and the
-// other ranks copy the data once (process_vm_readv). A copy may go straight to the target.
-// Otherwise the copy is made in pieces that are small enough to stay in the cache until they are
-// added. A rank goes on when all other ranks have read its data.
+// other ranks copy the data once (process_vm_readv). Data that needs no addition may be copied
+// directly to the target. Data to be added is copied in pieces that are small enough to stay in the
+// cache until the addition. A rank goes on when all other ranks have read its data.
 //
 // Thread rule: one thread at a time.
 // Invariants: most operations are one step of the sequence. An all_reduce by reading takes two
 // steps. An all_reduce of integers takes one step for each slot that its words fill. The data of a
 // published step does not change until all ranks have consumed the step. A slot is reused two steps
-// later. A rank that fails retracts its published data before its memory can change. A rank that
-// has read such data checks the signals again, so that half-written data never becomes a result.
+// later. A rank that fails retracts its published data before the memory of the data can change. A
+// rank that has read another rank's data checks the other rank's signals again. So half-written
+// data never becomes a result.
 #pragma once
 
 #include <atomic>
@@ -35,20 +36,21 @@ namespace sluice {
 
 class HostExchange {
  public:
-  // The number of bytes of `staging`, in which a rank reads and adds the other ranks' data.
+  // The size of `staging`. In this memory, a rank reads and adds the other ranks' data.
   static constexpr std::uint64_t kStagingBytes = 256_KiB;
-  // With this many ranks, each rank still has a few cache lines of `staging`.
+  // The largest number of ranks. With this number, each rank still has a few cache lines of
+  // `staging`.
   static constexpr std::uint32_t kRanksMax = 512;
 
-  // The ranks of `group` are all in `neighbors`. `place` belongs to this sequence and is the same
-  // on every rank. A waiting operation ends when `failure` is set. `staging` has kStagingBytes and
-  // is used while an operation runs. All references and `staging` must outlive this object.
+  // `neighbors` includes all ranks of `group`. `place` is the number of this sequence, and is the
+  // same on every rank. A waiting operation ends when `failure` is set. `staging` has kStagingBytes
+  // and is used while an operation runs. All references and `staging` must outlive this object.
   HostExchange(const HostNeighbors& neighbors, const HostCollectivesOptions& options,
                const RankFailure& failure, RankGroup group, std::uint32_t place,
                std::span<std::byte> staging);
 
   // Each call blocks until the operation is done.
-  // Fails with kRanks, naming the ranks that did not answer within the timeout.
+  // Fails with kRanks if ranks do not answer within the timeout. The message names these ranks.
   void run(const AllGather& gather);
   void run(const ReduceScatter& reduce);
   void run(const AllReduce& reduce);

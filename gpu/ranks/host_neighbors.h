@@ -1,12 +1,12 @@
-// The ranks of this rank's host that need no messages. These ranks share memory. In this memory,
-// the ranks signal their progress and exchange small data. These ranks may also read each other's
-// memory. If the system refuses sharing or reading to one of these ranks, all of these ranks use
-// messages.
+// The neighbors of a rank. Neighbors are ranks of the same host that exchange data without
+// messages. Neighbors share memory, in which they signal their progress and exchange small data.
+// Neighbors may also read each other's memory. If the system does not let one rank of a host share
+// or read memory, all ranks of the host use messages.
 //
 // The shared memory is one segment, allocated at the start. The segment has kPlaces places per
 // rank, one place per sequence of operations. The segment takes 2 MiB of addresses per rank. Only
-// the used part of the addresses becomes memory, at most 128 KiB per sequence. Sluice makes the
-// segment (gpu/ranks/shared_segment.h), so no other user can open the segment.
+// addresses that are used take memory, at most 128 KiB per sequence. Sluice makes the segment
+// (gpu/ranks/shared_segment.h), so no other user can open the segment.
 //
 // Thread rule: the constructor runs on the thread that has opened the port. Any thread may call the
 // other functions. Only one thread at a time writes to a rank's place.
@@ -33,8 +33,8 @@ class MessagePort;
 // rank's signals fill two cache lines, because processors fetch lines in pairs.
 struct alignas(128) RankSignals {
   // `published` is the last step whose data is ready. `consumed` is the last step that this rank
-  // has finished reading. If the rank has failed in an operation and its data must not be used,
-  // `published` and `consumed` are 0.
+  // has finished reading. `published` and `consumed` are 0 if the rank has failed in an operation
+  // and other ranks must not use its data.
   std::atomic<std::uint64_t> published{0};
   std::atomic<std::uint64_t> consumed{0};
   // The value is not 0 if this rank has failed. The value helps other ranks to name the rank that
@@ -47,8 +47,8 @@ struct alignas(128) RankSignals {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
 
 // While this object lives, all descendants of this process's parent may read the memory of this
-// process. Some systems (Yama) let only a process's ancestors read. There, the permission is
-// needed. The destructor takes the permission back.
+// process. Some systems (Yama) let only the ancestors of a process read its memory. On these
+// systems, other ranks need this permission. The destructor takes the permission back.
 class ReadPermit {
  public:
   ReadPermit() = default;
@@ -69,10 +69,10 @@ class ReadPermit {
 class HostNeighbors {
  public:
   static constexpr std::uint32_t kPlaces = 16;
-  // The size of one slot. A rank alternates between two slots, because others may read a slot after
-  // the rank has gone on.
+  // The size of one slot. A rank alternates between two slots, because other ranks may still read
+  // the last slot when the rank writes the next slot.
   static constexpr std::uint64_t kSlotBytes = 64_KiB;
-  // The constructor calls this function with a name before each of its waits.
+  // Before each wait, the constructor calls this function with the name of the wait.
   using Progress = std::function<void(std::string_view wait)>;
 
   // Makes an object without neighbors.
@@ -81,14 +81,15 @@ class HostNeighbors {
   explicit HostNeighbors(
       MessagePort& port, const Progress& progress = [](std::string_view) {});
 
-  // Whether all of these ranks of the world are on this host and have shared memory.
+  // Returns whether all of `ranks` are on this host and have shared memory. `ranks` are numbers in
+  // the world.
   bool include(std::span<const std::uint32_t> ranks) const;
   // Requires: include(rank), place < kPlaces.
   RankSignals& signals(std::uint32_t rank, std::uint32_t place) const;
   std::byte* slot(std::uint32_t rank, std::uint32_t place, std::uint64_t step) const;
-  // The call copies from the memory of the rank's process. Returns 0 or an errno. The result is
-  // ESRCH if the rank's process has ended, even if another process has the same number by now. In
-  // the case of ESRCH, `target` has changed.
+  // Copies bytes from the memory of the rank's process to `target`. Returns 0 or an errno. The
+  // result is ESRCH if the rank's process has ended, even if a new process has the same process
+  // number. With ESRCH, `target` has changed.
   int read(std::uint32_t rank, std::uint64_t address, std::byte* target,
            std::uint64_t size_bytes) const;
 
@@ -100,7 +101,8 @@ class HostNeighbors {
     std::atomic<std::uint64_t> number;
     ~Proof() { number.store(0); }
   };
-  // The data by which other ranks find a rank's process and the proof in its memory.
+  // The data with which other ranks find the process of a rank, and the proof in the memory of the
+  // process.
   struct Process {
     std::int32_t id = 0;
     std::uint64_t proof_address = 0;

@@ -1,10 +1,10 @@
 // An all-reduce of integers over any connection. This file defines how the words of two ranks are
 // combined, and between which ranks messages go. Sums modulo 2^64 and minima do not depend on the
 // order. So a few ranks exchange all words in one round. Many ranks exchange words in several
-// rounds, and each round doubles the number of ranks that a word combines. With several rounds, a
-// rank sends log2 N messages instead of N - 1.
+// rounds. Each round doubles the number of ranks whose values are combined in a word. With several
+// rounds, a rank sends log2 N messages instead of N - 1.
 //
-// Thread rule: pure.
+// Thread rule: any thread, because the functions are pure.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +31,9 @@ struct IntegerRound {
 
 // The rounds of `rank`. Up to `direct_ranks_max` ranks need one round. With more ranks, let P be
 // the largest power of two that is not above `rank_count`. Each rank with a number of P or more
-// sends its words to rank - P, and later gets the result from there. Each rank with a number below
-// P exchanges words with the rank whose number differs in bit 0, then in bit 1, and so on. Example
-// with six ranks:
+// sends its words to rank - P, and later receives the result from rank - P. Each rank with a number
+// below P exchanges words with the rank whose number differs in bit 0, then in bit 1, and so on.
+// Example with six ranks:
 //   4 to 0, 5 to 1;  0 with 1, 2 with 3;  0 with 2, 1 with 3;  0 to 4, 1 to 5.
 std::vector<IntegerRound> integer_rounds(std::uint32_t rank, std::uint32_t rank_count,
                                          std::uint32_t direct_ranks_max);

@@ -1,6 +1,6 @@
 // The function finds this process's rank in the environment variables that its launcher has set.
 // The launcher is mpirun of Open MPI or of MPICH (hydra), srun of Slurm, or torchrun. The result
-// depends on the argument only.
+// depends only on the argument.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace sluice {
 
 struct Launch {
-  std::string launcher;  // for messages: "Open MPI"
+  std::string launcher;  // the name in messages, such as "Open MPI"
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
   // This process's number among the ranks of this host. If the launcher gives no such numbers,

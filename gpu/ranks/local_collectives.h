@@ -1,6 +1,6 @@
-// Collectives between threads of one process. Each thread has its own host device. Such collectives
-// are the plain version, and the oracle for the other versions. Every rank reads the other ranks'
-// memory directly.
+// Collectives between threads of one process. Each thread has its own host device. These
+// collectives are the plain version. They are the oracle in tests of the other versions. Every rank
+// reads the other ranks' memory directly.
 //
 // Thread rule: any thread may use a LocalWorld. The collectives of a rank follow the rule of
 // Collectives.
@@ -17,8 +17,8 @@ class LocalWorld {
   LocalWorld(std::uint32_t rank_count, const HostCollectivesOptions& options);
   ~LocalWorld();
 
-  // Makes the collectives of rank `rank`. The call is made once per rank. `device` and this world
-  // must outlive the collectives.
+  // Makes the collectives of rank `rank`. The function is called once per rank. `device` and this
+  // world must outlive the collectives.
   std::unique_ptr<Collectives> join(std::uint32_t rank, HostDevice& device);
 
   class Meetings;  // where the ranks' operations meet

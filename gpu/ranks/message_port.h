@@ -1,8 +1,8 @@
-// The connection between processes under the messages of gpu/ranks/message_thread.h. The connection
-// has messages from point to point, the list of processes that share a host, and a way to end all
-// processes. There are two such connections: sockets (gpu/ranks/socket_port.h) and MPI. For MPI, a
-// small separate library (mpi_port_plugin.cc) is linked to MPI and opened at run time. So a program
-// that contains Sluice starts without MPI.
+// The connection between processes. The messages of gpu/ranks/message_thread.h go through this
+// connection. The connection provides messages from point to point, the list of processes that
+// share a host, and a way to end all processes. There are two such connections: sockets
+// (gpu/ranks/socket_port.h) and MPI. For MPI, a small separate library (mpi_port_plugin.cc) is
+// linked to MPI and opened at run time. So a program that contains Sluice starts without MPI.
 //
 // Thread rule: one call at a time, from any thread. The thread that opens the port also destroys
 // the port.
@@ -37,14 +37,14 @@ class MessagePort {
                                    std::uint32_t peer, int tag) = 0;
   virtual std::uint32_t start_receive(std::byte* data, std::uint64_t size_bytes, std::uint32_t peer,
                                       int tag) = 0;
-  // The call appends the numbers of the messages that have ended since the last call. If messages
+  // Appends to `ended` the numbers of the messages that have ended since the last call. If messages
   // cannot go on, `failure` receives the reason.
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
 
-  // The next three functions wait for other ranks without a deadline. Their callers have a
-  // deadline. The call host_ranks() returns the ranks of this host in order, including this rank.
-  // The result is empty if the connection does not know these ranks. Every rank calls host_ranks()
-  // once, at the same time.
+  // The next three functions wait for other ranks without a deadline. The callers of these
+  // functions have a deadline. The call host_ranks() returns the ranks of this host in order,
+  // including this rank. The result is empty if the connection does not know these ranks. Every
+  // rank calls host_ranks() once, at the same time.
   virtual std::vector<std::uint32_t> host_ranks() = 0;
   // Every rank of the host calls the next two functions at the same time. Requires: host_ranks()
   // has returned at least two ranks. Sends the first rank's data to all ranks of the host. Returns
@@ -57,9 +57,9 @@ class MessagePort {
   [[noreturn]] virtual void abort() = 0;
 };
 
-// The only symbol of MPI's library. The name holds the hash of this file. So a library of another
-// build, with other virtual functions, is refused. Returns null, with the reason in `why`, if MPI
-// does not start.
+// The only symbol of the library that is linked to MPI. The symbol's name contains the hash of this
+// file. So a library of another build, which may have other virtual functions, is refused. If MPI
+// does not start, the function returns null and writes the reason to `why`.
 using OpenMpiPort = MessagePort* (*)(std::string& why);
 
 }  // namespace sluice

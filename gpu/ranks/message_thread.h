@@ -1,7 +1,7 @@
 // The messages between ranks. One thread at a time starts and tests messages, and wakes the threads
 // that wait for a batch. A waiting thread moves the messages itself, so that a small operation
 // passes through no other thread. The class also has a thread, which moves large batches while the
-// threads that started them compute. Waiting has a deadline, because only a deadline can detect a
+// threads that started them compute. Each wait has a deadline, because only a deadline can detect a
 // stopped rank or a dead link.
 //
 // Thread rule: any thread may call every function.
@@ -46,7 +46,7 @@ struct MessageBatch {
   // thread moves the messages.
   bool is_large = false;
 
-  // Used by the MessageThread.
+  // Only the MessageThread uses the next members.
   std::vector<bool> is_ended;  // indexed by message
   std::size_t left = 0;
   std::chrono::steady_clock::time_point moved_at;  // when a message last ended
@@ -55,9 +55,9 @@ struct MessageBatch {
 // A way to connect the ranks.
 struct Connection {
   std::string_view kind;     // Collectives::name()
-  std::string_view opening;  // the waits while it begins and ends, in words
+  std::string_view opening;  // the waits at the connection's begin and end, in words
   std::string_view closing;
-  // Returns the connected port, or throws. Called once, on the MessageThread's own thread.
+  // Returns the connected port, or throws. The MessageThread's own thread calls this function once.
   std::function<std::unique_ptr<MessagePort>()> open;
 };
 
@@ -74,14 +74,15 @@ class MessageThread {
   // Requires: has_ended().
   ~MessageThread();
 
-  // The call blocks until the connection is open. Called before any other function.
-  // Fails with the exceptions of Connection::open, and with kRanks if other ranks do not come
+  // The call blocks until the connection is open. This function is called before any other
+  // function.
+  // Fails with the exceptions of Connection::open, and with kRanks if other ranks do not connect
   // within the timeout. After kRanks, the thread may still be inside the connection. This object
   // must stay alive until has_ended() returns true.
   void await_open();
-  // Ends the connection in the regular way, unless something has failed. Returns when the thread
-  // has ended. The result is then an empty text. After the timeout, the result is a sentence about
-  // what has not ended. No other call may follow.
+  // Ends the connection in the regular way, unless something has failed. Returns an empty text when
+  // the thread has ended. After the timeout, the call returns a sentence about the part that has
+  // not ended. No other call may follow.
   std::string await_end();
   bool has_ended() const;
 
@@ -90,17 +91,17 @@ class MessageThread {
   int tag_max() const { return tag_max_; }
   const std::string& version() const { return version_; }
   std::string_view kind() const { return options_.connection.kind; }
-  // The ranks that need no messages.
+  // The ranks to which this rank sends no messages.
   const HostNeighbors& neighbors() const { return neighbors_; }
 
   void start(const std::shared_ptr<MessageBatch>& batch);
   // The call blocks until every message has ended.
-  // Fails with kRanks, naming the ranks that did not answer. The timeout counts from the end of the
-  // message that ended last.
+  // Fails with kRanks if ranks do not answer within the timeout. The error names these ranks. The
+  // timeout counts from the end of the message that ended last.
   void wait(const MessageBatch& batch, const RankWait& how);
 
-  // Tells all other ranks about a failure between ranks of a host. Such ranks use no messages among
-  // themselves. Keeps only the first failure.
+  // Tells all other ranks about a failure between ranks of a host. The ranks of a host use no
+  // messages among themselves. Only the first failure is kept.
   void fail(const std::string& failure);
 
   // Asks the thread to end every process of the run. The call waits until the processes have ended,
@@ -137,7 +138,7 @@ class MessageThread {
   std::string version_;
   HostNeighbors neighbors_;
 
-  // Used by the thread that has set is_moving_.
+  // Only the thread that has set is_moving_ uses these members.
   std::unique_ptr<MessagePort> port_;
   std::vector<InFlight> in_flight_;  // indexed by the port's numbers
   std::vector<std::shared_ptr<MessageBatch>> starting_;
@@ -145,7 +146,7 @@ class MessageThread {
 
   mutable std::mutex mutex_;
   std::condition_variable work_came_;  // wakes the class's thread
-  std::condition_variable changed_;    // a batch ended, a failure, or the port is free or open
+  std::condition_variable changed_;    // a batch ended, a call failed, or the port is free or open
   // Guarded by mutex_.
   std::vector<std::shared_ptr<MessageBatch>> queue_;
   std::size_t in_flight_count_ = 0;     // messages

@@ -1,6 +1,6 @@
 // Collectives between processes that MPI connects.
 //
-// Thread rule: as MessageWorld.
+// Thread rule: the same as for MessageWorld.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace sluice {
 
-// The reason why MpiWorld cannot start MPI. The result is empty if MpiWorld can start MPI. The call
-// does not start MPI. There are two reasons: the library `plugin_path` is missing, or `plugin_path`
-// is empty and this build has no library.
+// Returns the reason why MpiWorld cannot start MPI. The result is empty if MpiWorld can start MPI.
+// The call does not start MPI. There are two possible reasons: the library `plugin_path` is
+// missing, or `plugin_path` is empty and this build has no library.
 std::string why_no_mpi(const std::string& plugin_path = "");
 
 class MpiWorld : public MessageWorld {

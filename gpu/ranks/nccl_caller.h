@@ -1,5 +1,5 @@
-// The thread that makes NCCL's calls for threads that must not wait. NCCL may take a while until an
-// operation is on its stream, so the engine's scheduler hands its operations to another thread
+// The thread that makes NCCL's calls for threads that must not wait. NCCL may take a while to put
+// an operation on its stream. So the engine's scheduler lets another thread call the operations
 // (Collectives::hand_over()).
 //
 // Thread rule: any thread may call every function.
@@ -20,26 +20,26 @@ class NcclCaller {
   NcclCaller();
   NcclCaller(const NcclCaller&) = delete;
   NcclCaller& operator=(const NcclCaller&) = delete;
-  // Requires: drain() has returned, and nothing was posted since.
+  // Requires: drain() has returned, and no work was posted after that.
   ~NcclCaller();
 
   // Returns immediately. `work` must not throw.
   void post(std::function<void()> work);
-  // Returns when the work that was posted earlier has run, and its captures are gone.
+  // Returns when all work that was posted earlier has run, and its captures have been destroyed.
   void drain();
 
  private:
   void run();
 
   std::mutex mutex_;
-  std::condition_variable came_;  // work, or must_stop_
+  std::condition_variable came_;  // there is work, or must_stop_ is set
   std::condition_variable done_;  // there is no more work
   // Guarded by mutex_.
   std::deque<std::function<void()>> work_;
   bool is_busy_ = false;
   bool must_stop_ = false;
 
-  std::thread thread_;  // last: it uses everything above
+  std::thread thread_;  // the last member, because the thread uses all others
 };
 
 }  // namespace sluice

@@ -1,11 +1,11 @@
-// Collectives between GPUs, by NCCL. Reductions are exact by default. The ranks exchange their
-// elements all to all, and each rank adds its part in rank order. So the bits equal those of the
-// host's collectives. The bits do not depend on the order in which NCCL would reduce a message of
-// that size.
+// Collectives between GPUs, which NCCL connects. Reductions are exact by default. The ranks
+// exchange their elements all to all, and each rank adds its part in rank order. So the bits equal
+// those of the host's collectives. By default, NCCL's own reductions are not used, because their
+// order of additions depends on the size of the message.
 //
-// Thread rule: as Collectives. Failures are reported on a separate thread.
-// Failure: NCCL reports that a rank is gone, but seldom says which rank. So messages name this
-// rank's operation.
+// Thread rule: the same as for Collectives. Failures are reported on a separate thread.
+// Failure: NCCL reports that a rank is gone, but seldom says which rank. So error messages name the
+// operation of this rank.
 #pragma once
 
 #include <memory>
@@ -18,9 +18,9 @@ namespace sluice {
 
 enum class NcclReduction : std::uint8_t {
   kExact,  // all to all, then a sum in rank order
-  // This kind stands for NCCL's own reduce-scatter and all-reduce, if the types are equal. An
-  // all-reduce moves about half as many bytes as kExact. Sums are in fp32 or in the elements' type.
-  // The order of the additions changes with length and topology.
+  // If the types are equal, NCCL's own reduce-scatter and all-reduce are used. An all-reduce moves
+  // about half as many bytes as kExact. Sums are in fp32 or in the elements' type. The order of the
+  // additions depends on the length of the data and on the topology.
   kPlain,
 };
 
@@ -30,10 +30,10 @@ struct NcclOptions {
   std::string library = {};  // empty = libnccl.so.2
 };
 
-// The reason why NCCL cannot be used. The result is empty if NCCL can be used.
+// Returns the reason why NCCL cannot be used. The result is empty if NCCL can be used.
 std::string why_no_nccl(const std::string& library = "");
-// The version of NCCL, such as "2.28.9", and a sentence behind it about what the version cannot do.
-// Fails with kUnsupported.
+// Returns the version of NCCL, such as "2.28.9". If the version lacks abilities, a text about them
+// follows the version. Fails with kUnsupported if NCCL cannot be used.
 std::string describe_nccl(const std::string& library = "");
 // Sets the environment variables that NCCL and the CUDA runtime read at their first call. With
 // these variables, NCCL makes the connections when the communicator is made, instead of at the
@@ -42,12 +42,12 @@ std::string describe_nccl(const std::string& library = "");
 // Requires: no other thread runs yet.
 void prepare_nccl_environment();
 
-// Makes an id. Rank 0 makes the id and sends it to all ranks before they join.
-// Fails with kUnsupported or kRanks.
+// Makes the id of a run. Rank 0 makes the id, and sends the id to all other ranks before they join.
+// Fails with kUnsupported if NCCL cannot be used, and with kRanks if NCCL makes no id.
 NcclId make_nccl_id(const std::string& library = "");
-// A source of memory for CudaDeviceOptions. Copy engines can gather into this memory. If NCCL's
-// version has no such memory, the source gives plain memory.
-// Fails with kUnsupported.
+// Returns a source of memory for CudaDeviceOptions. Copy engines can gather data into this memory.
+// If NCCL's version has no memory for copy engines, the source gives plain memory. Fails with
+// kUnsupported if NCCL cannot be used.
 CudaMemorySource nccl_memory_source(const std::string& library = "");
 
 // Makes the collectives of one of `rank_count` ranks. Each rank calls this function. `device` must

@@ -4,9 +4,9 @@
 // Thread rule: one thread at a time enqueues on a communicator. Any thread may call failure(),
 // abort() and notes(), also at the same time as other calls.
 // Invariants: after abort() every call throws, and NCCL's work on the device ends. A call that
-// fails does not abort the communicator: earlier work would end, and look like a result, before the
-// failure is known. The caller makes the failure known, then calls abort(). If the caller does not
-// call abort(), the destructor does.
+// fails does not abort the communicator. An abort would end earlier work, and the data of this work
+// would look like a result before the failure is known. So the caller first makes the failure
+// known, and then calls abort(). If the caller does not call abort(), the destructor does.
 #pragma once
 
 #include <atomic>
@@ -36,8 +36,8 @@ class NcclCommunicator {
  public:
   struct Options {
     double timeout_s = 120;  // the limit of a call's wait for other ranks
-    // If this is true, copy engines do all-gathers. Copy engines need registered memory and a
-    // version of NCCL that can use copy engines.
+    // If this option is true, copy engines move the data of all-gathers. Copy engines need
+    // registered memory and a version of NCCL that can use copy engines.
     bool prefers_copy_engines = true;
   };
 
@@ -56,13 +56,13 @@ class NcclCommunicator {
   // keys.
   std::unique_ptr<NcclCommunicator> split(std::uint32_t color, std::uint32_t key);
 
-  // Each operation is enqueued on `stream`, a cudaStream_t, when the call returns.
+  // When the call returns, the operation is enqueued on `stream`, a cudaStream_t.
   // Fails with kRanks.
   void all_gather(std::byte* target, const std::byte* source, std::uint64_t shard_bytes,
                   void* stream);
   void broadcast(std::byte* data, std::uint64_t size_bytes, std::uint32_t root, void* stream);
   void exchange(std::span<const NcclMessage> messages, void* stream);
-  // The next two functions add in NCCL's own order.
+  // The next two functions add values in NCCL's own order.
   void reduce_scatter(std::byte* target, const std::byte* source, DType type,
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
@@ -72,17 +72,17 @@ class NcclCommunicator {
   void all_reduce_words(std::byte* data, std::uint64_t sum_count, std::uint64_t minimum_count,
                         void* stream);
 
-  // Every rank calls register_memory() in the same way. Operations on this memory then need no
-  // copies inside NCCL. Does nothing if NCCL's version has no registration. Where this machine
-  // cannot have windows, the memory is registered without them.
+  // Every rank calls register_memory() in the same way. Operations on registered memory need no
+  // copies inside NCCL. Does nothing if NCCL's version has no registration. If this machine does
+  // not support windows, the memory is registered without a window.
   void register_memory(std::span<std::byte> memory);
   void deregister_memory() noexcept;
-  // Tells what NCCL or the machine cannot do, and what is done instead. The first note is known
-  // from the start, others after register_memory().
+  // Returns notes about abilities that NCCL or the machine lacks, and about what is done instead.
+  // The first note is known from the start. Other notes are known after register_memory().
   std::vector<std::string> notes();
 
-  // The failure of NCCL's background work. The result is empty if nothing has failed, and after
-  // abort().
+  // Returns the failure of NCCL's background work. The result is empty if nothing has failed, and
+  // also after abort().
   std::string failure();
   void abort() noexcept;
 
@@ -97,7 +97,8 @@ class NcclCommunicator {
   template <class Body>
   void call(const char* name, const Body& body);
   void settle(int result, const char* name);
-  // given_ as a place for what a call makes. Only one such call may be under way.
+  // Returns the address of given_. A call of NCCL stores the object that it makes at this address.
+  // Only one such call may be under way.
   template <class Pointer>
   Pointer* given_as();
   void* register_window(std::span<std::byte> memory);
@@ -106,21 +107,21 @@ class NcclCommunicator {
 
   // Constant after construction.
   const NcclLibrary& library_;
-  const NcclLibrary::Functions& nccl_;  // the library's
+  const NcclLibrary::Functions& nccl_;  // the functions of library_
   const Options options_;
   CudaDevice& device_;
 
-  std::atomic<bool> has_failed_ = false;  // a call
+  std::atomic<bool> has_failed_ = false;  // whether a call has failed
 
-  // The communicator or window that a call makes. A thread of NCCL writes it, also after a call
-  // that has timed out, until the communicator is aborted.
+  // The communicator or window that a call makes. A thread of NCCL writes this member. If the call
+  // has timed out, the thread may still write until the communicator is aborted.
   void* given_ = nullptr;
 
   std::mutex mutex_;
   // Guarded by mutex_.
   void* communicator_ = nullptr;  // an ncclComm_t; null after abort()
   std::vector<Registration> registrations_;
-  bool lacks_windows_ = false;  // NCCL has them, but not here
+  bool lacks_windows_ = false;  // NCCL has windows, but not on this machine
 };
 
 }  // namespace sluice

@@ -16,22 +16,24 @@ using NcclId = std::array<std::byte, 128>;
 // The functions of the NCCL library, which is never closed.
 class NcclLibrary {
  public:
-  // If `path` is empty, the library is libnccl.so.2, as the loader finds it.
-  // Fails with kUnsupported, naming the library and the functions that the library lacks.
+  // If `path` is empty, the loader searches for libnccl.so.2. Fails with kUnsupported if the
+  // library cannot be opened or lacks functions. The message names the library and these functions.
   static const NcclLibrary& open(const std::string& path = "");
   ~NcclLibrary();
 
   int version() const { return version_; }  // 22809 for 2.28.9
   std::string version_text() const;
-  // has_registration() says that buffers can be registered (NCCL 2.19). The call has_windows() says
-  // that buffers can be registered in windows, into which copy engines gather (NCCL 2.28).
+  // The call has_registration() returns whether buffers can be registered (NCCL 2.19). The call
+  // has_windows() returns whether buffers can be registered as windows (NCCL 2.28). Copy engines
+  // gather into windows.
   bool has_registration() const;
   bool has_windows() const;
-  // Tells what the version cannot do, and what is done instead. Empty: it can do everything.
+  // Returns a text about abilities that the version lacks, and about what is done instead. The text
+  // is empty if the version lacks nothing.
   std::string limit() const;
   // Fails with kRanks.
   NcclId make_id() const;
-  // Device memory from which windows can be made.
+  // Returns a source of device memory. Windows can be made from this memory.
   // Requires: has_windows().
   CudaMemorySource memory_source() const;
 

@@ -1,8 +1,8 @@
 // The watch supervises NCCL's operations. An operation may wait for other ranks only for a limited
 // time, counted from the end of earlier work. The watch also looks for errors that NCCL reports
 // from its background work. The first failure becomes a failure of the device, and then is latched
-// (RankFailure). NCCL's work is ended only after that, so that no unfinished operation looks like a
-// result.
+// (RankFailure). NCCL's work is ended only after the failure is latched, so that no unfinished
+// operation looks like a result.
 //
 // Thread rule: any thread may call every function.
 #pragma once
@@ -70,7 +70,7 @@ class NcclWatch {
   const double timeout_s_;
 
   std::mutex mutex_;
-  std::condition_variable came_;   // an operation came, or must_stop_
+  std::condition_variable came_;   // an operation came, or must_stop_ is set
   std::condition_variable ended_;  // operations ended
   // Guarded by mutex_.
   std::vector<NcclCommunicator*> communicators_;

@@ -24,7 +24,7 @@ class RankFailure {
  private:
   mutable std::mutex mutex_;
   std::optional<Error> first_;                 // guarded by mutex_
-  std::function<void(const Error&)> handler_;  // guarded by mutex_; must not call back here
+  std::function<void(const Error&)> handler_;  // guarded by mutex_; must not call this object
 };
 
 }  // namespace sluice

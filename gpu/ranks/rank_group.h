@@ -1,7 +1,7 @@
-// A group is some ranks of a world in a fixed order, which is the same on every member. The group
-// also knows the place of this rank in the order.
+// A group consists of some ranks of a world. The order of the ranks is the same on every member.
+// The group also knows the place of this rank in the order.
 //
-// Thread rule: a value.
+// Thread rule: the struct is a value.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,15 @@
 namespace sluice {
 
 struct RankGroup {
-  std::vector<std::uint32_t> members;  // their numbers in the world
+  std::vector<std::uint32_t> members;  // the members' numbers in the world
   std::uint32_t rank = 0;              // this rank's place among the members
 
   // All ranks of a world.
   static RankGroup world(std::uint32_t rank, std::uint32_t rank_count);
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(members.size()); }
-  // Returns the group of the members at the places `ranks`. Requires: this rank is one of them.
+  // Returns the group of the members at the places `ranks`. Requires: this rank is one of these
+  // members.
   RankGroup subgroup(std::span<const std::uint32_t> ranks) const;
 };
 

@@ -1,8 +1,8 @@
-// One reduction, seen from one rank. The reduction says which elements of the source each rank adds
-// in rank order (base/ordered_sum.h). The reduction does not depend on how the sources of the ranks
-// are brought together.
+// One reduction, as one rank sees it. The struct says which elements of the source each rank adds
+// in rank order (base/ordered_sum.h). The struct does not depend on the way in which ranks exchange
+// their sources.
 //
-// Thread rule: a value.
+// Thread rule: the structs are values.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +40,8 @@ struct RankReduction {
   ElementRange range(std::uint32_t rank) const {
     return {std::min(rank * share, count), std::min((rank + 1) * share, count)};
   }
-  // Piece number i of a rank's range. Each piece has `step` elements; the last piece may be
-  // shorter.
+  // Returns piece number i of the rank's range. Each piece has `step` elements; the last piece may
+  // be shorter.
   ElementRange piece(std::uint32_t rank, std::uint64_t i, std::uint64_t step) const {
     const ElementRange all = range(rank);
     return {std::min(all.begin + i * step, all.end), std::min(all.begin + (i + 1) * step, all.end)};
@@ -52,7 +52,7 @@ struct RankReduction {
   std::uint64_t source_bytes(ElementRange elements) const {
     return elements.count() * size_of(source_type);
   }
-  // The address to which the sum of a piece goes. The piece is in the range of `rank`.
+  // Returns the address to which the sum of a piece goes. The piece is in the range of `rank`.
   std::byte* target_of(ElementRange piece, std::uint32_t rank) const {
     return target + (piece.begin - range(rank).begin) * size_of(target_type);
   }

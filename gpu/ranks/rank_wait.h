@@ -1,5 +1,5 @@
-// How a thread waits for other ranks over any connection. The class covers how long the thread
-// polls before it sleeps, what it reports while it waits, and when the wait fails.
+// The rules by which a thread waits for other ranks, over any connection. The rules define how long
+// the thread polls before it sleeps, which reports the thread makes, and when the wait fails.
 //
 // Thread rule: any thread may call every function.
 #pragma once
@@ -13,9 +13,9 @@
 
 namespace sluice {
 
-// The number of polls without news after which a thread sleeps between polls. The number is so
-// large that a thread does not sleep while a peer only computes sums. The number is so small that
-// the thread leaves the core to a peer that computes longer.
+// After this many polls without news, a thread sleeps between polls. The number is so large that a
+// thread does not sleep while a peer only computes sums. The number is so small that the thread
+// leaves the core to a peer that computes longer.
 inline constexpr std::uint32_t kLooksBeforeSleep = 4000;
 inline constexpr std::chrono::microseconds kSleepBetweenLooks{50};
 
@@ -24,7 +24,8 @@ struct RankWait {
   // The operation, and the data that the operation moves.
   std::string_view kind;
   std::string_view subject;
-  // Called about four times a second with a text about the wait. The function may be null or empty.
+  // This function is called about four times per second, with a text about the wait. The function
+  // may be null or empty.
   const std::function<void(const std::string& waiting)>* on_wait = nullptr;
 
   std::chrono::nanoseconds timeout() const;
@@ -33,7 +34,7 @@ struct RankWait {
   // A text such as "rank 2 has not answered rank 0 in all_gather of "h.3"". `missing_ranks` may
   // contain a rank more than once.
   std::string text(std::vector<std::uint32_t> missing_ranks, std::uint32_t own_rank) const;
-  // The error text after the timeout has passed.
+  // Returns the text of the error when the timeout has passed.
   std::string late_text(const std::string& waiting) const;
 };
 

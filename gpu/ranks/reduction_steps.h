@@ -1,6 +1,7 @@
 // The steps of an exact reduction (gpu/ranks/nccl_collectives.h). In each step a rank receives a
-// piece from every other rank in its staging memory, and adds the pieces. If that memory has two
-// halves, the pieces of one step arrive while the pieces of the previous step are added. Pure.
+// piece from every other rank in its staging memory, and adds the pieces. If the staging memory has
+// two halves, the pieces of one step arrive while the pieces of the previous step are added. The
+// functions are pure.
 //
 // For example, 1,024 ranks share 2^33 bf16 elements: 2^23 elements, or 16 MiB, for each rank. The
 // staging memory of 1,023 MiB has two halves, each with 512 KiB for every other rank. So there are
@@ -15,11 +16,13 @@
 
 namespace sluice {
 
-// The least staging memory. With less memory, a few ranks need more kernels.
+// The smallest size of the staging memory. With less memory, a reduction over a few ranks would
+// need more kernels.
 inline constexpr std::uint64_t kStagingBytesMin = 8_MiB;
-// The room that each half has for the messages of one other rank. Steps are of equal length, so
-// that a share of more than one step has messages of at least 2/3 of this size. Shorter messages
-// cost mostly latency; longer messages take more memory when there are many ranks.
+// The room that each half has for the messages of one other rank. All steps have equal length. So
+// if a share needs more than one step, its messages have at least 2/3 of this size. With shorter
+// messages, most of the time would be latency. With longer messages, many ranks would need more
+// memory.
 inline constexpr std::uint64_t kStagedMessageBytes = 512_KiB;
 inline constexpr std::uint64_t kPieceAlignElements = 64;  // pieces begin at a line of 128 bytes
 
@@ -35,15 +38,15 @@ struct ElementRange {
 };
 
 struct ReductionSteps {
-  // The part of a rank's range that step number `step` adds.
+  // Returns the part of a rank's range that step number `step` adds.
   ElementRange piece(const ElementRange& of_rank, std::uint64_t step) const {
     return {std::min(of_rank.begin + step * elements, of_rank.end),
             std::min(of_rank.begin + (step + 1) * elements, of_rank.end)};
   }
 
-  std::uint64_t elements = 0;  // of each step but the last
+  std::uint64_t elements = 0;  // the number in each step except the last step
   std::uint64_t count = 0;
-  std::uint32_t halves = 1;  // of the staging memory: 2 where steps overlap
+  std::uint32_t halves = 1;  // halves of the staging memory: 2 if steps overlap
 };
 
 // `share` is the number of elements that each rank adds. `overlaps` says whether steps may overlap.

@@ -1,9 +1,9 @@
-// Memory without a name that processes of one host share. One process makes the segment and tells
-// the others its place. The other processes open the segment at this place. The system lets only
-// the same user and root open the segment. The segment vanishes when the processes end, even if
-// they crash.
+// Unnamed memory that processes of one host share. One process makes the segment and tells the
+// others its place. The other processes open the segment at this place. The system lets only the
+// same user and root open the segment. The segment vanishes when the processes end, even if they
+// crash.
 //
-// Thread rule: a value.
+// Thread rule: the objects are values.
 // Invariant: an open segment is the segment that the first process made, and has the same size.
 #pragma once
 
@@ -29,8 +29,8 @@ class SharedSegment {
   SharedSegment() = default;
   // Makes a segment of zeros. The result has no segment if the system refuses.
   static SharedSegment make(std::uint64_t size_bytes);
-  // Opens the segment at `place`. The result has no segment if the system refuses, or if something
-  // else is in that place.
+  // Opens the segment at `place`. The result has no segment if the system refuses, or if the place
+  // no longer holds this segment.
   static SharedSegment open(const SegmentPlace& place, std::uint64_t size_bytes);
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&& other) noexcept;

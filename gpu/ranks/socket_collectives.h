@@ -1,6 +1,6 @@
 // Collectives between processes that the program itself brings together (gpu/ranks/socket_port.h).
 //
-// Thread rule: as MessageWorld.
+// Thread rule: the same as for MessageWorld.
 #pragma once
 
 #include <span>
@@ -13,8 +13,8 @@ namespace sluice {
 
 class SocketWorld : public MessageWorld {
  public:
-  // The constructor connects the rank of `door` to all others. A process can have several worlds.
-  // Fails with the errors of connect_ranks(), and with kRanks as MessageWorld does.
+  // The constructor connects the rank of `door` to all other ranks. A process can have several
+  // worlds. Fails with the errors of connect_ranks(), and with kRanks as MessageWorld does.
   SocketWorld(const HostCollectivesOptions& options, const SocketDoor& door,
               std::span<const std::string> endpoints);
 };

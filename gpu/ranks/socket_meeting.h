@@ -1,6 +1,6 @@
-// How ranks find each other and connect over sockets. Every rank connects to the ranks with lower
-// numbers, and accepts connections from the ranks with higher numbers. Both sides prove that they
-// know each other's secret.
+// These functions let ranks find each other and connect over sockets. Every rank connects to the
+// ranks with lower numbers, and accepts connections from the ranks with higher numbers. Both sides
+// prove that they know each other's secret.
 //
 // Thread rule: one thread.
 #pragma once
@@ -18,7 +18,7 @@ std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
                                             std::span<const std::string> texts);
 
 // Returns a connected socket for each other rank, indexed by rank. The entry of this rank is empty.
-// Fails with kRanks.
+// Fails with kRanks if a rank does not connect within the timeout.
 std::vector<UniqueFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
                            double timeout_s);
 

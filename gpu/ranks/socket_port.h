@@ -1,8 +1,8 @@
-// Messages between processes over TCP. Such messages are for programs that no MPI has started, such
-// as those of torchrun. Each rank opens a door, which is a listening socket. A text describes the
-// door: its endpoint. The program brings every rank's endpoint to all ranks by its own means. Then
-// every rank connects to every other rank. An endpoint contains a secret, so that no stranger can
-// connect. Data on the connections is not encrypted.
+// Messages between processes over TCP. Such messages are for programs that MPI has not started,
+// such as programs started by torchrun. Each rank opens a door, which is a listening socket. A
+// text, called the endpoint, describes the door. The program itself has to send every rank's
+// endpoint to all ranks. Then every rank connects to every other rank. An endpoint contains a
+// secret, so that other processes cannot connect. Data on the connections is not encrypted.
 //
 // A receiver asks for data when its receive begins, and the data is sent only then. So no rank
 // stores data that nothing waits for, and a late message does not delay other messages.
@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// The contents of an endpoint. The contents tell where and how a rank can be reached.
+// The contents of an endpoint. The contents say where and how a rank can be reached.
 struct SocketEndpoint {
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 0;
@@ -47,10 +47,10 @@ class SocketDoor {
   UniqueFd socket_;
 };
 
-// Connects the rank of `door` to all others. `endpoints` has the text of every rank, in the order
-// of the ranks. The call blocks until all ranks are connected, but no longer than the timeout.
-// Fails with kInvalidArgument if a text is not the endpoint of its rank, and with kRanks if ranks
-// have not come. The message names these ranks.
+// Connects the rank of `door` to all other ranks. `endpoints` has the text of every rank, in the
+// order of the ranks. The call blocks until all ranks are connected, but no longer than the
+// timeout. Fails with kInvalidArgument if a text is not the endpoint of its rank, and with kRanks
+// if ranks have not come. The message names these ranks.
 std::unique_ptr<MessagePort> connect_ranks(const SocketDoor& door,
                                            std::span<const std::string> endpoints,
                                            double timeout_s);

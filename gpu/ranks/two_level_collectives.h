@@ -1,13 +1,13 @@
 // Collectives in two levels. One level is among the ranks of a node. The other level is among the
-// ranks that have the same place in their nodes. The network between nodes then carries each
-// gathered byte once per node instead of once per rank, and its messages are longer by the same
-// factor.
+// ranks that have the same place in their nodes. With two levels, the network between nodes carries
+// each gathered byte once per node instead of once per rank. The messages between nodes are longer
+// by the same factor.
 //
-// The sums of floating-point values differ from the sums in one level. These sums run over the
-// ranks of each node in rank order, and then over the nodes in order. All additions are in fp32,
-// with one rounding at the end.
+// The sums of floating-point values differ from the sums in one level. A sum in two levels first
+// adds the ranks of each node in rank order, and then adds the nodes in order. All additions are in
+// fp32, with one rounding at the end.
 //
-// Thread rule: as Collectives.
+// Thread rule: the same as for Collectives.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +23,18 @@ namespace sluice {
 
 class TwoLevelCollectives final : public Collectives {
  public:
-  // `node_ranks` consecutive ranks of `whole` are a node. Every rank of `whole` makes the same
-  // calls. `whole` and `device` must outlive the object.
+  // Each node consists of `node_ranks` consecutive ranks of `whole`. Every rank of `whole` makes
+  // the same calls. `whole` and `device` must outlive the object.
   // Requires: node_ranks divides the number of ranks.
   TwoLevelCollectives(Collectives& whole, std::uint32_t node_ranks, Device& device);
 
-  // Device memory for the sums of this rank's node. This memory must outlive the last reduction.
-  // Requires: 4 / node_ranks bytes for each element of the longest reduction's source.
+  // Sets the device memory for the sums of this rank's node. This memory must outlive the last
+  // reduction. Requires: 4 / node_ranks bytes for each element of the longest reduction's source.
   void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
-  // Device memory for the shards that this rank brings to its node; this memory must live as long
-  // as the memory for sums. A gather does not change this rank's own part of the target, not even
-  // for a moment. So other ranks may read that part meanwhile. Requires: 1 / node_ranks of the
-  // bytes of the longest gather's target.
+  // Sets the device memory for the shards that this rank brings to its node. This memory must live
+  // as long as the memory for sums. A gather never changes this rank's own part of the target. So
+  // other ranks may read that part during the gather. Requires: 1 / node_ranks of the bytes of the
+  // longest gather's target.
   void use_for_gathers(std::span<std::byte> memory) { shards_ = memory; }
 
   std::string_view name() const override { return whole_.name(); }
@@ -73,10 +73,10 @@ class TwoLevelCollectives final : public Collectives {
   void gather_through(std::span<std::byte> shards, const AllGather& gather, StreamId stream);
 
   // Constant after construction.
-  Collectives& whole_;  // opens sequences, and does nothing else
+  Collectives& whole_;  // only opens sequences
   Device& device_;
   std::unique_ptr<Collectives> node_;    // the ranks of this rank's node
-  std::unique_ptr<Collectives> across_;  // this rank's peers, one of each node
+  std::unique_ptr<Collectives> across_;  // this rank's peers, one per node
 
   std::span<std::byte> sums_;
   std::span<std::byte> shards_;

@@ -26,7 +26,7 @@ struct SmallFloatFormat {
 inline constexpr SmallFloatFormat kBf16Format{8, 7};
 inline constexpr SmallFloatFormat kFp16Format{5, 10};
 
-// The value that `pattern` stands for.
+// Returns the value that `pattern` stands for.
 inline double oracle_decode(SmallFloatFormat format, std::uint16_t pattern) {
   const double sign = pattern >= 0x8000 ? -1.0 : 1.0;
   const int field = (pattern % 0x8000) / (1 << format.mantissa_bits);
@@ -44,7 +44,7 @@ inline double oracle_decode(SmallFloatFormat format, std::uint16_t pattern) {
 
 enum class Ties { kToEven, kAwayFromZero };
 
-// The value of the format nearest to `value`. Requires: `value` is not NaN.
+// Returns the value of the format that is nearest to `value`. Requires: `value` is not NaN.
 inline double oracle_round(SmallFloatFormat format, double value, Ties ties) {
   if (value == 0.0 || std::isinf(value)) return value;
   const int exponent = std::max(std::ilogb(value), format.lowest_exponent());
@@ -55,7 +55,7 @@ inline double oracle_round(SmallFloatFormat format, double value, Ties ties) {
   return std::copysign(std::numeric_limits<double>::infinity(), value);
 }
 
-// Whether two doubles are the same number, including the sign of zero.
+// Returns whether two doubles are the same number, including the sign of zero.
 inline bool same_value(double a, double b) {
   return a == b && std::signbit(a) == std::signbit(b);
 }

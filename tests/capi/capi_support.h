@@ -1,4 +1,5 @@
-// An engine behind the C interface, with a model of two small units, for tests.
+// A test fixture with an engine that tests use through the C interface. The model has two small
+// units.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +22,7 @@ inline int sine_values(void* context, std::uint32_t tensor, std::uint64_t first,
   return 0;
 }
 
-// A step of Adam for tensor 0, with fp32 gradients.
+// Returns the arguments of a step of Adam for tensor 0, with fp32 gradients.
 inline sluice_update adam_update(void* parameter, const void* gradient, std::uint64_t step) {
   sluice_update made{};
   made.parameter = parameter;
@@ -88,7 +89,7 @@ class CApi : public testing::Test {
   }
 
   TempDirectory directory_;
-  std::string backend_;  // a line of the config's storage, or empty
+  std::string backend_;  // a line for the config's section "storage", or empty
   const std::uint64_t matrix_[2] = {100, 50};
   const std::uint64_t vector_[1] = {50};
   const sluice_tensor first_[2] = {{"first.weight", matrix_, 2, 1}, {"first.bias", vector_, 1, 0}};

@@ -1,8 +1,8 @@
 // The duties of every implementation of Collectives, as test cases. A case is a body that each rank
 // runs on its own device. With one factory, all ranks are threads of this process. With another
 // factory, this process is one rank (tests/gpu/ranks/local_collectives_test.cc,
-// mpi_collectives_test.cc). Values follow from rank and index. The expected results are computed
-// here, in plain loops.
+// mpi_collectives_test.cc). The values are computed from rank and index. Plain loops in this file
+// compute the expected results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@
 
 namespace sluice {
 
-// The sizes include some near the pieces that implementations move.
+// The list includes sizes near those of the pieces that implementations move.
 constexpr std::uint64_t kShardBytes[] = {0, 1, 255, 4096, 16_KiB, 16_KiB + 1, 70'001, 9_MiB + 13};
 constexpr std::uint64_t kShardElementsMax = 600'000;
 constexpr std::uint64_t kShardElements[] = {
@@ -127,8 +127,9 @@ TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
   });
 }
 
-// The sums wrap around, and the minima treat the words as unsigned values. Each result goes into
-// the next operation, so an implementation that reads words after they have changed fails.
+// The sums wrap around, and the minima treat the words as unsigned values. Each result is the input
+// of the next operation. So an implementation that reads words after they have changed fails this
+// case.
 TEST_P(CollectivesContract, IntegersAddUpAndTheLeastIsFound) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
@@ -179,7 +180,7 @@ TEST_P(CollectivesContract, BroadcastCopiesFromAnyRoot) {
   });
 }
 
-// A root needs nothing from the other ranks, so it may be ahead of slow ranks.
+// A root needs nothing from the other ranks, so the root may be ahead of slow ranks.
 TEST_P(CollectivesContract, BroadcastsInARowKeepTheirData) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
@@ -205,7 +206,8 @@ TEST_P(CollectivesContract, BroadcastsInARowKeepTheirData) {
   });
 }
 
-// The call returns while its stream is held back. Later work on the stream waits for the operation.
+// The call all_reduce() returns while its stream is held back. Later work on the stream waits for
+// the operation.
 TEST_P(CollectivesContract, OperationsRunInTheOrderOfTheirStream) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
@@ -231,7 +233,8 @@ TEST_P(CollectivesContract, OperationsRunInTheOrderOfTheirStream) {
   });
 }
 
-// A rank that is held back keeps the others in the barrier. A second sequence releases this rank.
+// Rank 0 is held back, and so the other ranks stay in the barrier. After a barrier in a second
+// sequence, rank 0 is released.
 TEST_P(CollectivesContract, BarrierWaitsForEveryRank) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> all;
@@ -253,8 +256,8 @@ TEST_P(CollectivesContract, BarrierWaitsForEveryRank) {
   });
 }
 
-// Uses three sequences of small and large operations. Each sequence has its own order, and each
-// rank may interleave the sequences differently.
+// The case uses three sequences of small and large operations. Each sequence has its own order, and
+// each rank may interleave the sequences differently.
 TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> all;
@@ -302,7 +305,7 @@ TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
 }
 
 // The even ranks form one group, and the odd ranks form another group. Both groups are in reverse
-// order. So rank 0 of a group has the largest number in the world.
+// order. So rank 0 of a group is the member with the largest number in the world.
 TEST_P(CollectivesContract, GroupsOfRanksAreOnTheirOwn) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> group;

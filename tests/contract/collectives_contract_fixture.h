@@ -1,6 +1,6 @@
 // The fixture of the collectives contract (collectives_contract.h). The fixture runs a case on
-// every rank. The fixture has device memory that the host fills, and values that follow from rank
-// and index. Used by one thread of each rank at a time.
+// every rank. The fixture has device memory that the host fills, and computes values from rank and
+// index. In each rank, one thread at a time uses the fixture.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -65,8 +65,8 @@ inline std::byte rank_byte(std::uint32_t rank, std::uint64_t i) {
   return static_cast<std::byte>((rank + 1) * 73 + i * 29 + (i >> 8) * 7);
 }
 
-// The magnitudes are so uneven that fp32 cannot hold the sum of two values. So the sum of three
-// values depends on the order.
+// The magnitudes are so uneven that fp32 cannot hold the exact sum of two values. So the sum of
+// three values depends on the order.
 inline float rank_value(std::uint32_t rank, std::uint64_t i, std::uint32_t salt = 0) {
   const std::uint64_t key = (i * 2654435761u + rank * 40503u + salt * 977u) ^ (i >> 3);
   const float mantissa = static_cast<float>(key % 2001) - 1000.0f;
@@ -91,7 +91,8 @@ inline float rounded(DType type, float value) {
   save_value(type, bits, 0, value);
   return load_value(type, bits, 0);
 }
-// The definition of a reduction: a sum in rank order in fp32, with one rounding at the end.
+// Returns the result that a reduction must have. This is the sum in rank order in fp32, with one
+// rounding at the end.
 inline float expected_sum(DType source, DType target, std::uint32_t ranks, std::uint64_t i,
                           std::uint32_t salt = 0) {
   float sum = rounded(source, rank_value(0, i, salt));

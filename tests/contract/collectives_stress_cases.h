@@ -16,7 +16,8 @@
 namespace sluice {
 
 // On each of three sequences, hundreds of operations of random kinds and sizes run at the same
-// time. Their delays differ between ranks. Each operation is prepared and checked on its stream.
+// time. The delays of the operations differ between ranks. Each operation is prepared and checked
+// on its stream.
 TEST_P(CollectivesContract, ManyOperationsUnderWayKeepTheirData) {
   run([](Collectives& ranks, Device& device) {
     const std::uint32_t n = ranks.rank_count();

@@ -72,8 +72,9 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   device().synchronize(event.id());
 }
 
-// The same case, but the earlier record has completed and the stream has not reached the wait yet.
-// CUDA runs one callback at a time, so the gates must be reached in the order in which they open.
+// This case differs from the previous case: the earlier record has completed, but the stream has
+// not reached the wait yet. CUDA runs one callback at a time, so the gates must be reached in the
+// order in which they open.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");

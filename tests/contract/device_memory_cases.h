@@ -138,7 +138,8 @@ TEST_P(DeviceContract, FillZeroLeavesTheNeighbours) {
   }
 }
 
-// Pieces that lie apart, that adjoin, that are empty, and whose two ends are on the host.
+// The case copies pieces that lie apart, adjacent pieces, empty pieces, and pieces whose two ends
+// are on the host.
 TEST_P(DeviceContract, SeveralCopiesAtOnceAreAsOneAfterAnother) {
   constexpr std::uint64_t kPieceBytes = 3000;
   constexpr std::uint64_t kPieces = 40;
@@ -154,7 +155,7 @@ TEST_P(DeviceContract, SeveralCopiesAtOnceAreAsOneAfterAnother) {
     std::vector<CopyPiece> down;
     for (std::uint64_t i = 0; i < count; ++i) {
       const std::uint64_t from = i * kPieceBytes;
-      const std::uint64_t to = (kPieces - 1 - i) * kPieceBytes;  // backwards, so nothing adjoins
+      const std::uint64_t to = (kPieces - 1 - i) * kPieceBytes;  // reversed, so none are adjacent
       up.push_back({middle.data() + to, source.data() + from, i == 3 ? 0 : kPieceBytes});
       const bool is_from_host = i % 5 == 4;
       down.push_back({target.data() + from,
@@ -174,7 +175,7 @@ TEST_P(DeviceContract, SeveralCopiesAtOnceAreAsOneAfterAnother) {
   }
 }
 
-// Several copies are the first that a thread asks of the device.
+// The first call that the thread makes to the device is copy_all().
 TEST_P(DeviceContract, AThreadMayBeginWithSeveralCopies) {
   const Stream stream(device(), "test");
   const DeviceBuffer middle(device(), 8192, "test");

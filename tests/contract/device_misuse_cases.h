@@ -1,5 +1,5 @@
-// Cases of the device contract for calls that it forbids. Such calls fail with kInvalidArgument,
-// and the device can go on.
+// Cases of the device contract for forbidden calls. A forbidden call fails with kInvalidArgument,
+// and the device stays usable.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -16,8 +16,9 @@ namespace sluice {
 
 // Whole pipelines.
 
-// The program copies items up, across and down on three streams, each through two slots. Every slot
-// is reused 150 times, so a missing or misplaced wait gives a wrong item.
+// The program copies items to the device, within the device and back to the host. Each of the three
+// copies has its own stream, and the items go through two slots. Every slot is reused 150 times, so
+// a missing or misplaced wait gives a wrong item.
 TEST_P(DeviceContract, PipelineThroughTwoSlotsDeliversEveryItem) {
   constexpr std::uint64_t kItems = 300;
   constexpr std::uint64_t kItemBytes = 32_KiB;
@@ -56,8 +57,8 @@ TEST_P(DeviceContract, PipelineThroughTwoSlotsDeliversEveryItem) {
   EXPECT_EQ(std::memcmp(target.data(), source.data(), kItems * kItemBytes), 0);
 }
 
-// Compares random operations on shared cells, ordered only by events, with the same operations in
-// program order.
+// Runs random operations on shared cells. Only events order these operations. The results must
+// equal those of the same operations in program order.
 TEST_P(DeviceContract, RandomProgramOrderedByEventsEqualsSequentialRun) {
   constexpr std::size_t kStreams = 8;
   constexpr std::size_t kCells = 12;

@@ -87,8 +87,8 @@ TEST_P(DeviceContract, DestroyingAStreamWaitsForItsWork) {
   EXPECT_EQ(count, 100);
 }
 
-// Few reports: a GPU takes a limited number of calls behind work that does not end. On an H100, the
-// calls of 100 reports blocked, and the gate was never opened.
+// The case makes only a few reports, because a GPU accepts a limited number of calls behind work
+// that does not end. On an H100, the calls of 100 reports blocked, and the gate was never opened.
 TEST_P(DeviceContract, ReportsComeInOrderAfterTheWorkBeforeThem) {
   constexpr int kReports = 20;
   const Stream stream(device(), "test");
@@ -112,7 +112,7 @@ TEST_P(DeviceContract, ReportsComeInOrderAfterTheWorkBeforeThem) {
       ++count;
     });
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(1));  // time for one that comes too early
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));  // time for a premature report
   EXPECT_EQ(count, 0);
   gate.open();
   while (count != kReports) std::this_thread::sleep_for(std::chrono::microseconds(100));

@@ -28,8 +28,8 @@ struct IoQueueFactory {
   std::unique_ptr<IoQueue> (*make)(const IoQueueOptions&);
 };
 
-// GoogleTest prints this name in its list of tests. By default it would print an address, which
-// changes with every run.
+// GoogleTest prints this name in its list of tests. By default, GoogleTest would print an address,
+// which changes with every run.
 inline void PrintTo(const IoQueueFactory& factory, std::ostream* stream) {
   *stream << factory.name;
 }
@@ -49,7 +49,7 @@ class IoQueueContract : public ::testing::TestWithParam<IoQueueFactory> {
     return GetParam().make({.depth = depth});
   }
 
-  // Opens a file of `size_bytes` in the page cache, without alignment.
+  // Opens a file of `size_bytes` for transfers through the page cache, which need no alignment.
   UniqueFd open_plain(std::uint64_t size_bytes, int flags = O_RDWR) {
     const std::string path = directory_.file("plain");
     UniqueFd file(::open(path.c_str(), flags | O_CREAT | O_CLOEXEC, 0600));

@@ -1,6 +1,6 @@
 // The cases of the IoQueue contract about flushes. This file is a part of io_queue_contract.h. A
-// refusal by the kernel shows that a flush reaches the kernel. Nothing else shows from outside
-// which data is durable.
+// program cannot see which data is durable. So the only sign that a flush reaches the kernel is a
+// refusal by the kernel.
 #pragma once
 
 #include <unistd.h>
@@ -59,8 +59,8 @@ TEST_P(IoQueueContract, AFlushThatTheKernelRefusesFailsOnce) {
   EXPECT_EQ(queue->counters().flush_requests, 1u);
 }
 
-// The case submits flushes between transfers, more than the queue's depth. Each request ends once,
-// and no byte is lost.
+// The case submits flushes between transfers. There are more requests than the queue's depth. Each
+// request ends once, and no byte is lost.
 TEST_P(IoQueueContract, FlushesAndTransfersGoSideBySide) {
   constexpr std::size_t kRequests = 60;
   const UniqueFd file = open_plain(kRequests);

@@ -1,7 +1,7 @@
 // The cases of the IoQueue contract about priorities. The queue has depth 1, and the callback of
 // one request blocks the queue until all other requests wait. Then requests complete in the order
-// in which they start. The sync queue cannot be blocked, so it keeps the order of one submit().
-// This file is a part of io_queue_contract.h.
+// in which they start. The sync queue cannot be blocked, so this queue keeps the order of one
+// submit(). This file is a part of io_queue_contract.h.
 #pragma once
 
 #include <future>
@@ -13,8 +13,8 @@
 
 namespace sluice::test {
 
-// Submits requests with these priorities together, and returns their numbers in the order of
-// completion.
+// Submits requests with `priorities` in one call, and returns the numbers of the requests in the
+// order of completion.
 inline std::vector<std::size_t> order_of_completion(IoQueue& queue,
                                                     const std::vector<IoPriority>& priorities) {
   struct Blocker {
@@ -32,7 +32,7 @@ inline std::vector<std::size_t> order_of_completion(IoQueue& queue,
   static std::mutex mutex;
   static std::vector<const IoRequest*> completed;
   completed.clear();
-  std::vector<IoRequest> requests(priorities.size());  // without a file, so they fail immediately
+  std::vector<IoRequest> requests(priorities.size());  // no file, so requests fail immediately
   std::vector<IoRequest*> pointers;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].priority = priorities[i];
@@ -77,7 +77,7 @@ TEST_P(IoQueueContract, LowPriorityIsNotStarved) {
     return static_cast<std::size_t>(std::ranges::find(order, request) - order.begin());
   };
   EXPECT_EQ(place(2), kPassedOver);          // after sixteen requests with high priority
-  EXPECT_EQ(place(0), kPassedOver + 1);      // equally long overdue
+  EXPECT_EQ(place(0), kPassedOver + 1);      // has waited equally long
   EXPECT_EQ(place(1), 2 * kPassedOver + 2);  // after sixteen other requests
 }
 

@@ -60,8 +60,8 @@ TEST_P(IoQueueContract, RandomDirectTransfersKeepEveryByte) {
   }
 }
 
-// There are pieces of every length at every offset. The file is divided into pieces in one way for
-// writing. For reading, the file is divided in another way.
+// Pieces have random offsets and lengths. The pieces that are written differ from the pieces that
+// are read.
 TEST_P(IoQueueContract, UnalignedTransfersThroughThePageCacheKeepEveryByte) {
   constexpr std::uint64_t kFileBytes = 300'001;
   const UniqueFd file = open_plain(kFileBytes);
@@ -146,7 +146,7 @@ TEST_P(IoQueueContract, FailuresNameTheirErrnoAndLeaveOthersAlone) {
   RequestBatch batch(6);
   batch.set(0, IoKind::kRead, file.get(), 0, piece(0, 4096));
   batch.set(1, IoKind::kRead, -1, 0, piece(1, 4096));               // no file
-  batch.set(2, IoKind::kRead, file.get(), 20'000, piece(2, 4096));  // behind the end
+  batch.set(2, IoKind::kRead, file.get(), 20'000, piece(2, 4096));  // beyond the end
   batch.set(3, IoKind::kRead, file.get(), 4096, piece(3, 8192));    // across the end
   batch.set(4, IoKind::kWrite, read_only.get(), 0, piece(5, 4096));
   batch.set(5, IoKind::kRead, file.get(), 4096, piece(6, 4096));
@@ -165,8 +165,8 @@ TEST_P(IoQueueContract, FailuresNameTheirErrnoAndLeaveOthersAlone) {
 }
 
 // A test can force only one kind of short write from a kernel: a write that stops at the limit of
-// the file size. If the limit is at a page's end, the resumed write gets the kernel's errno. Inside
-// a page, the resumed write makes no progress, and the queue gives up.
+// the file size. If the limit is at a page's end, the resumed write gets the kernel's errno. If the
+// limit is inside a page, the resumed write makes no progress, and the queue gives up.
 TEST_P(IoQueueContract, ShortWriteIsResumed) {
   struct Case {
     std::uint64_t limit_bytes;
@@ -193,8 +193,8 @@ TEST_P(IoQueueContract, ShortWriteIsResumed) {
   }
 }
 
-// The lengths of these transfers are beyond 32 bits. /dev/null accepts them without reading the
-// memory, which has no pages.
+// The lengths of these transfers are beyond 32 bits. /dev/null accepts such transfers without
+// reading the memory, which has no pages.
 TEST_P(IoQueueContract, LargeTransfersMoveWholly) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer would look at all 5 GiB";

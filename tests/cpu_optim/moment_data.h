@@ -1,4 +1,4 @@
-// Moments as 8-bit codes, with their memory, for tests. Not thread-safe.
+// Moments as 8-bit codes, which own their memory, for tests. The objects are not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-// A moment's memory, of any length.
+// The codes and scales of a moment of any length.
 struct Codes {
   explicit Codes(std::size_t count) : codes(count), scales((count + 255) / 256) {}
   MomentCodes view() { return {.codes = codes.data(), .scales = scales.data()}; }

@@ -1,7 +1,8 @@
-// Arrays for the optimizer's tests. The arrays hold seeded values. The values are ordinary values,
-// mixed with special values of every kind. Their memory begins at a chosen offset from alignment.
-// Guard elements lie on both sides. Two copies of one object start equal, so every error of a
-// kernel shows as a difference, even outside of the kernel's range. Not thread-safe.
+// Arrays for the optimizer's tests. The arrays hold seeded values. By default, the values are
+// ordinary. With Values::kAny, special values of every kind are mixed in. The memory of the arrays
+// begins at a chosen offset from an aligned address. Guard elements lie on both sides of the
+// arrays. Two copies of one object start equal. So every error of a kernel shows as a difference,
+// even outside of the kernel's range. The class is not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -173,8 +174,9 @@ class OptimizerData {
   std::vector<std::uint16_t> half_gradient_;
 };
 
-// The gradient of an element in a step. The kinds of sequences are given to the elements in turn.
-// Elements of the same kind differ in magnitude and sign.
+// Returns the gradient of an element in a step. There are eight kinds of gradient sequences, and
+// consecutive elements get different kinds in turn. Elements of the same kind differ in magnitude
+// and sign.
 inline float adversarial_gradient(std::uint64_t element, std::uint64_t step, std::mt19937& random) {
   const float magnitude = std::ldexp(1.0f, static_cast<int>(element / 8 % 24) * 3 - 50);
   const auto since = static_cast<int>(step);
@@ -193,7 +195,8 @@ inline float adversarial_gradient(std::uint64_t element, std::uint64_t step, std
 inline constexpr MasterLayout kMasterLayouts[] = {MasterLayout::kFp32, MasterLayout::kSplitBf16,
                                                   MasterLayout::kFp16};
 
-// Ordinary values for an optimizer, with the gradients that belong to the layout.
+// Returns options for ordinary values of an optimizer. The layout determines the type of the
+// gradients.
 inline OptimizerData::Options options_for(const UpdateCoefficients& coefficients,
                                           MasterLayout layout, std::uint64_t count) {
   return {.master_layout = layout,

@@ -3,8 +3,8 @@
 // (Higham, "Accuracy and Stability of Numerical Algorithms", 3.3). Every fp32 operation adds an
 // error of half a unit in the last place of its result. This error is kUnit times the result's
 // magnitude, or half of the smallest denormal number. The errors of the operands propagate by the
-// rules of the operation. The coefficients have fp32 values, so that the bound is about the
-// arithmetic and not about the fp32 rounding of 0.999.
+// rules of the operation. The coefficients have fp32 values. So the bound covers only the
+// arithmetic, and not the fp32 rounding of a coefficient such as 0.999.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// A value in fp64, and the largest possible error of its fp32 twin.
+// A value in fp64, and the largest possible error of the corresponding fp32 value.
 struct Bounded {
   double value = 0;
   double error = 0;
@@ -26,7 +26,7 @@ struct Bounded {
 inline constexpr double kUnit = 0x1p-24;        // the relative error of one rounding
 inline constexpr double kUnderflow = 0x1p-150;  // the absolute error of one rounding near zero
 
-// The rounded result of one operation. The factor allows for the products of small terms.
+// The rounded result of one operation. The factor (1 + 2^-20) covers the products of small terms.
 inline Bounded rounded(double value, double error) {
   return {value, (error + kUnit * (std::fabs(value) + error) + kUnderflow) * (1 + 0x1p-20)};
 }
@@ -91,7 +91,7 @@ inline void bounded_step(const AdamL2Coefficients& c, BoundedElement& e, double 
   adam_with_gradient(c.adam, e,
                      double{c.adam.gradient_scale} * Bounded{gradient} + double{c.l2} * e.p, step);
 }
-// The sign is certain if the direction's error is smaller than its magnitude.
+// The sign is certain if the error of the direction is smaller than the magnitude of the direction.
 inline void bounded_step(const LionCoefficients& c, BoundedElement& e, double gradient, double) {
   const Bounded g = double{c.gradient_scale} * Bounded{gradient};
   const Bounded direction = double{c.beta1} * e.m + double{c.one_minus_beta1} * g;

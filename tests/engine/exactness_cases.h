@@ -1,5 +1,5 @@
 // The placements and policies under which training has to give the same result as training in
-// memory. Pure, except for the folders of a config.
+// memory. The functions are pure, except that they may create folders for a config.
 #pragma once
 
 #include <filesystem>
@@ -87,7 +87,8 @@ inline const Case kCases[] = {
     {"device_and_host", [](Config& c) { c.memory.device_bytes = 1400_KiB; }, true},
     {"device_and_nvme",
      [](Config& c) { c.memory = {.device_bytes = 1400_KiB, .host_bytes = 600_KiB}; }, true},
-    // The device shares the host's memory, but leases and updates copy.
+    // In the cases "*_copied", the device shares the host's memory, but leases and updates copy
+    // data.
     {"in_memory_copied",
      [](Config& c) {
        c.placement = {TierChoice::kDevice, TierChoice::kHost};
@@ -103,6 +104,37 @@ inline const Case kCases[] = {
        c.memory = {.device_bytes = 300_KiB, .host_bytes = 8_MiB};
        c.memory.unified = UnifiedMemory::kOff;
      }},
+    // The device updates state that is at home elsewhere.
+    {"in_memory_streamed",
+     [](Config& c) {
+       c.placement = {TierChoice::kDevice, TierChoice::kHost};
+       c.optimizer.update_on = UpdateProcessor::kDevice;
+     },
+     true},
+    {"all_nvme_streamed",
+     [](Config& c) {
+       c.placement = {TierChoice::kNvme, TierChoice::kNvme};
+       c.optimizer.update_on = UpdateProcessor::kDevice;
+     },
+     true},
+    {"gradients_on_device_streamed",
+     [](Config& c) {
+       c.placement = {TierChoice::kHost, TierChoice::kHost, TierChoice::kDevice};
+       c.optimizer.update_on = UpdateProcessor::kDevice;
+     },
+     true},
+    {"small_budgets_streamed",
+     [](Config& c) {
+       c.memory.device_bytes = 600_KiB;
+       c.memory.host_bytes = 900_KiB;
+       c.optimizer.update_on = UpdateProcessor::kDevice;
+     },
+     true},
+    {"unified_streamed",
+     [](Config& c) {
+       c.placement = {TierChoice::kDevice, TierChoice::kHost};
+       c.optimizer.update_on = UpdateProcessor::kDevice;
+     }},
 };
 
 // A policy, and a bound on the gradient norm. A bound of 0 means that there is no bound. Any other
@@ -117,7 +149,8 @@ inline void PrintTo(const PolicyCase& value, std::ostream* out) {
   *out << value.name;
 }
 
-// A bound that lies between the gradient norms of the toy's first steps.
+// This value selects a bound that lies between the gradient norms of the toy training's first
+// steps.
 inline constexpr double kBitesSometimes = -1;
 inline double bound_that_bites_sometimes(std::uint32_t micro_batches) {
   switch (micro_batches) {

@@ -67,9 +67,12 @@ std::string case_name(const testing::TestParamInfo<Exactness::ParamType>& info) 
 
 // No block has all of its state on storage, so every speculative update waits for the norm.
 bool has_no_shadows(const Case& placement) {
-  constexpr std::string_view kNames[] = {
-      "in_memory",       "in_memory_copied", "parameters_host", "parameters_host_copied",
-      "parameters_nvme", "optimizer_nvme",   "all_device",      "device_and_host"};
+  constexpr std::string_view kNames[] = {"in_memory",          "in_memory_copied",
+                                         "parameters_host",    "parameters_host_copied",
+                                         "parameters_nvme",    "optimizer_nvme",
+                                         "all_device",         "device_and_host",
+                                         "in_memory_streamed", "gradients_on_device_streamed",
+                                         "unified_streamed"};
   return std::ranges::find(kNames, placement.name) != std::end(kNames);
 }
 

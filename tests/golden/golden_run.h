@@ -1,5 +1,5 @@
-// The functions read the files of twin.py. The files have the configuration and the results of a
-// training run in PyTorch. Plain data.
+// Reads the files that twin.py has written. The files have the configuration and the results of a
+// training run in PyTorch.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -33,7 +33,7 @@ struct GoldenRun {
   std::vector<Tensors> gradients;  // per step, before clipping
   Tensors parameters;              // after the last step
 
-  // The tokens tokens[t] of one step, and the next token of each.
+  // The tokens of one step. targets[t] is the token that follows tokens[t].
   struct MicroBatch {
     std::vector<std::uint32_t> tokens, targets;
   };
@@ -100,10 +100,10 @@ inline GoldenRun read_golden_run(const std::string& path) {
   return run;
 }
 
-// Returns norm(parameters - the twin's parameters) / norm(the twin's whole update). `parameters`
-// and `initial` hold the values after and before the run. Key biases (the middle third of
-// c_attn.bias) are left out. Key biases do not change the softmax, so their gradient is rounding
-// noise. Adam makes full steps from this noise.
+// Returns norm(parameters - the twin's parameters) / norm(the twin's whole update). `initial` holds
+// the values before the run, and `parameters` holds the values after the run. Key biases (the
+// middle third of c_attn.bias) are left out. Key biases do not change the softmax, so their
+// gradient is rounding noise. Adam makes full steps from this noise.
 inline double relative_update_error(const GoldenRun& run, const GoldenRun::Tensors& parameters,
                                     const GoldenRun::Tensors& initial) {
   double difference = 0;

@@ -1,5 +1,5 @@
-// Whether this process may read or write an address. The kernel is asked, so that an address that
-// is not accessible is an answer and not a crash.
+// These functions return whether this process may read or write an address. The functions ask the
+// kernel, so an inaccessible address does not cause a crash.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,8 @@
 namespace sluice::test {
 
 bool is_readable(const std::byte* address);
-// The byte keeps its value. Requires: no other thread writes it meanwhile.
+// The byte at `address` keeps its value. Requires: no other thread writes this byte during the
+// call.
 bool is_writable(std::byte* address);
 
 }  // namespace sluice::test

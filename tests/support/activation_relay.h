@@ -28,10 +28,10 @@ class ActivationRelay {
                   std::uint64_t key = 0)
       : device_(device), boundary_bytes_(std::move(boundary_bytes)), key_(key) {}
 
-  // A step or an evaluation begins.
+  // This function is called when a step or an evaluation begins.
   void begin_walk() { ++walk_number_; }
 
-  // `walk` is a Step or an Inference. The call enqueues on `stream` what the use reads and writes.
+  // `walk` is a Step or an Inference. The call enqueues the use's reads and writes on `stream`.
   template <class Walk>
   void run_use(Walk& walk, const Use& use, const Stream& stream) {
     const auto boundaries = static_cast<std::uint32_t>(boundary_bytes_.size());

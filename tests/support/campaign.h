@@ -2,7 +2,8 @@
 // SLUICE_TEST_CASES and SLUICE_TEST_SEED in the environment, which tools/test.sh sets for --cases
 // and --seed. SLUICE_TEST_CASES_SCALE multiplies the default number (--slow). If the environment
 // gives no first seed, one more case has a seed from the date, so that not every run repeats the
-// same cases. This seed is printed. Pure, except for the environment, the date and standard output.
+// same cases. The seed from the date is printed. The functions are pure, except for the
+// environment, the date and standard output.
 #pragma once
 
 #include <chrono>
@@ -29,7 +30,8 @@ inline Campaign campaign(std::uint64_t default_cases) {
       .cases = number("SLUICE_TEST_CASES", default_cases * number("SLUICE_TEST_CASES_SCALE", 1))};
 }
 
-// Returns the seeds of a campaign and, after them, the date as one more seed, such as 20261122.
+// Returns the seeds of a campaign. If the environment gives no first seed, the date follows as one
+// more seed, such as 20261122.
 inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
   std::vector<std::uint64_t> seeds;
   for (std::uint64_t i = 0; i < campaign.cases; ++i) seeds.push_back(campaign.first_seed + i);
@@ -42,10 +44,9 @@ inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
   return seeds;
 }
 
-// A stride through 0 .. count - 1 that comes by each of these numbers once. The golden ratio keeps
-// the first few numbers far apart, however many there are. Use it where the count depends on
-// timing: a fixed stride may be next to a multiple of the count, and the cases then stay at one
-// end.
+// Returns a stride that visits each of the numbers 0 .. count - 1 once. The golden ratio keeps the
+// first few numbers far apart for every count. Use this function if the count depends on timing. A
+// fixed stride may be next to a multiple of the count, and then all cases stay at one end.
 inline std::uint64_t even_stride(std::uint64_t count) {
   auto stride = static_cast<std::uint64_t>(static_cast<double>(count) * 0.6180339887);
   while (std::gcd(stride, count) != 1) ++stride;

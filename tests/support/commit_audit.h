@@ -3,10 +3,10 @@
 //   - a commit record is written after all data that the record names. This data has been written
 //     with the record's checksums, and flushed;
 //   - the record's twin is written after the record is flushed;
-//   - data is not overwritten if the last durable record or the record under way names it.
-// The audit knows nothing of the engine except the files and the format of records.
+//   - data is not overwritten if the last durable record or the record under way names this data.
+// The audit knows only the files and the format of the records, and nothing else of the engine.
 //
-// Thread rule: as IoQueue. The audit may be read when the queue is idle.
+// Thread rule: the same as for IoQueue. The audit may be read when the queue is idle.
 #pragma once
 
 #include <memory>

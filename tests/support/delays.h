@@ -24,8 +24,8 @@ class TaskDelays {
   TaskDelays& operator=(const TaskDelays&) = delete;
 };
 
-// Returns a host device whose work waits in the same way. The device uses `inner` for everything
-// else.
+// Returns a host device whose work first waits, as with TaskDelays. The device uses `inner` for
+// everything else.
 std::unique_ptr<HostDevice> make_delayed_device(std::unique_ptr<HostDevice> inner,
                                                 std::uint64_t seed, std::uint32_t us_max);
 

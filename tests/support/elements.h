@@ -1,4 +1,4 @@
-// Access to one element of an array of any element type, for oracles. Pure.
+// Access to one element of an array of any element type, for oracles. The functions are pure.
 #pragma once
 
 #include <cstddef>

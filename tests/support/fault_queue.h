@@ -1,6 +1,6 @@
 // An IoQueue that wraps a real queue and injects faults that are rare on real drives and kernels.
 // Faults of the kernel (errno, short transfers) are injected below the rules of
-// io/transfer_progress.h. These rules have to handle the faults. Faults of the drive (lost,
+// io/transfer_progress.h. The rules have to handle these faults. Faults of the drive (lost,
 // misplaced and altered writes) are not reported. The same seed and the same order of submission
 // give the same faults.
 #pragma once
@@ -16,11 +16,11 @@ enum class Fault : std::uint8_t {
   kNone,
   // Faults of the kernel.
   kErrno,          // an attempt fails with `error`
-  kHalf,           // an attempt moves half
+  kHalf,           // an attempt moves half of its bytes
   kOneBlockShort,  // an attempt moves all but its last 4 KiB
   kZeroBytes,      // an attempt moves nothing
   kDelayed,        // the request is held for some milliseconds
-  kReordered,      // the requests of the next milliseconds overtake this one
+  kReordered,      // the requests of the next milliseconds overtake this request
   kHang,           // the request is held until wait_idle() or destruction
   // Faults of the drive. These faults affect only writes. If the chosen request is a read, the
   // faults affect the next write.
@@ -37,15 +37,15 @@ struct FaultOptions {
   std::uint64_t at = UINT64_MAX;
   int error = 0;  // for kErrno
   bool sticky = false;
-  // Each request first waits a random time up to this limit. Meanwhile, other requests overtake the
-  // waiting one.
+  // Each request first waits a random time up to this limit. Other requests may overtake a waiting
+  // request.
   std::uint32_t delay_us_max = 0;
 };
 
 class FaultQueue : public IoQueue {
  public:
-  // The number of requests that have met the fault so far. The function struck_offset_bytes() gives
-  // the right offset of the last such request.
+  // The function struck() returns the number of requests that have met the fault so far. The
+  // function struck_offset_bytes() returns the offset that the last of these requests asked for.
   virtual std::uint64_t struck() const = 0;
   virtual std::uint64_t struck_offset_bytes() const = 0;
 };

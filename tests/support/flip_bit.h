@@ -1,4 +1,4 @@
-// The functions damage bytes in a file, and restore them.
+// The function damages a byte in a file, and restores the byte.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
-// An IoQueue that wraps a real queue. The first `passed` flushes pass. The next flush fails with
-// `error`. If `error` is 0, the flush does not complete until someone waits for the queue.
+// An IoQueue that wraps a real queue. The first `passed` flushes succeed. The next flush fails with
+// `error`. If `error` is 0, this flush does not complete until a caller waits for the queue.
 //
-// Thread rule: as IoQueue.
+// Thread rule: the same as for IoQueue.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,6 @@
 // Devices that forward every call to another device, for tests that change one function.
-// ForwardingDevice is a host device. DeviceForwarder is any Device.
+// ForwardingDevice forwards the calls of a HostDevice. DeviceForwarder forwards the calls of any
+// Device.
 #pragma once
 
 #include <cstddef>

@@ -39,7 +39,7 @@ class HangGuard {
   std::mutex mutex_;
   std::condition_variable over_;
   bool is_over_ = false;
-  std::thread thread_;  // last: it uses everything above
+  std::thread thread_;  // the last member, because the thread uses all others
 };
 
 }  // namespace sluice::test

@@ -1,4 +1,5 @@
-// Floating-point environments in which an application may call Sluice, and work under them.
+// Floating-point environments in which an application may call Sluice. The function run_under()
+// runs work in such an environment.
 #pragma once
 
 #include <cfenv>
@@ -23,7 +24,7 @@ inline constexpr unsigned kHostile[] = {
     0x1f80 | 0x6000,           // round toward zero
     0x1f80 | 0x8040 | 0x2000,  // all of it: flush, and round down
 };
-// Without the sticky exception flags.
+// Returns the control register without the sticky exception flags.
 inline unsigned control() {
   return _mm_getcsr() & ~0x3fu;
 }
@@ -55,8 +56,9 @@ inline unsigned control() {
 inline void set_control(unsigned) {}
 #endif
 
-// Runs `body` under `hostile` and says what the control register holds afterwards. On x86, the x87
-// unit rounds downward meanwhile, because libc asks this unit for the mode.
+// Runs `body` in the environment `hostile`, and returns the value of the control register after the
+// run. On x86, the x87 unit also rounds downward during the run, because libc asks this unit for
+// the rounding mode.
 template <class Body>
 unsigned run_under(unsigned hostile, const Body& body) {
   (void)std::fesetround(FE_DOWNWARD);

@@ -1,8 +1,8 @@
-// One rank of a world of any size, over a host device. The other ranks are imaginary. The other
-// ranks add nothing to reductions. Apart from that, the other ranks contribute the same data as
-// this rank, unless a test changes their data.
+// One rank of a world of any size, on a host device. The other ranks are imaginary. The other ranks
+// add nothing to reductions. Apart from that, the other ranks contribute the same data as this
+// rank, unless a test changes their data.
 //
-// Thread rule: as Collectives.
+// Thread rule: the same as for Collectives.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,7 @@ class ManyRanks final : public HostCollectives {
   void abort(std::string_view) noexcept override {}
 
  private:
-  // The contribution of `of_rank`, given this rank's contribution of `size_bytes` at `own`.
+  // Returns the contribution of `of_rank`. This rank's own contribution is `size_bytes` at `own`.
   std::vector<std::byte> said_by(std::uint32_t of_rank, std::string_view subject,
                                  const std::byte* own, std::uint64_t size_bytes) const {
     std::vector<std::byte> said(own, own + size_bytes);

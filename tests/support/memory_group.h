@@ -36,12 +36,12 @@ class MemoryGroup {
     if (exists()) ::rmdir(folder_.c_str());
   }
 
-  // Whether the group could be made. A group needs root, and a hierarchy that is not mounted
-  // read-only.
+  // Returns whether the group could be made. A group needs root, and a hierarchy that is not
+  // mounted read-only.
   bool exists() const { return !folder_.empty(); }
 
-  // Runs `body` in a child that is in the group. Returns the text from `body`, or "status N" if the
-  // child ended first.
+  // Runs `body` in a child that is in the group. Returns the text from `body`. If the child fails,
+  // the result begins with "status N".
   std::string run(const std::function<std::string()>& body) const {
     std::array<int, 2> pipe{};
     if (::pipe(pipe.data()) != 0) return "no pipe";

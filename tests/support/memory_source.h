@@ -1,5 +1,5 @@
-// A copy of an engine's state in plain arrays, which is a StateSource for another engine. The copy
-// counts the elements that are read. Thread rule: one thread at a time.
+// A copy of an engine's state in plain arrays. The copy is a StateSource for another engine. The
+// class counts the elements that are read. Thread rule: one thread at a time.
 #pragma once
 
 #include <algorithm>

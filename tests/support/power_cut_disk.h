@@ -1,10 +1,10 @@
 // An IoQueue over files in memory that simulates a drive whose power can be cut. A cut keeps, drops
 // or tears unflushed data, sector by sector. The seed decides what happens to each sector. A read
-// returns written data even before a flush, as from a drive's cache.
+// returns written data even before a flush, as a drive's cache does.
 //
-// All requests wait for run_one(), which completes one of them. The seed decides which request
-// run_one() completes. For code that waits for its requests, submit() completes requests itself.
-// The call throws PowerCut at a given point.
+// All requests wait until run_one() is called. Each call of run_one() completes one request, which
+// the seed selects. If code waits for its requests, submit() can complete requests itself
+// (complete_at_once()). At a given point, submit() then throws PowerCut.
 //
 // Thread rule: one thread.
 #pragma once
@@ -36,22 +36,22 @@ class PowerCutDisk final : public IoQueue {
 
   // Completes one waiting request. Returns false if no request waits.
   bool run_one();
-  // From this call on, submit() completes its requests itself. After `requests` completions,
-  // submit() throws.
+  // After this call, submit() completes its requests itself. After `requests` completions, submit()
+  // throws PowerCut.
   void complete_at_once(std::uint64_t requests);
   void let_requests_wait() { is_at_once_ = false; }
-  // If true, writes report success but change nothing.
+  // If `loses` is true, writes report success but change nothing.
   void lose_writes(bool loses) { loses_writes_ = loses; }
   // The next request of `kind` fails. A failed write changes nothing.
   void fail_next(IoKind kind, int error) { failing_ = {kind, error}; }
-  // The call stores data as if it had been flushed long ago.
+  // The call stores `data` as if the data had been flushed long ago.
   void put(int file, std::uint64_t offset_bytes, std::span<const std::byte> data);
   // The call flips stored bits, as a failing medium does.
   void flip(int file, std::uint64_t offset_bytes, std::uint8_t bits);
 
   // Cuts the power. Waiting requests have no effect or a partial effect, and are forgotten.
   void cut();
-  // Ends the process. Written data stays. Waiting writes may or may not have been done.
+  // Ends the process. Written data stays. Each waiting write may be done or lost.
   void kill();
 
  private:

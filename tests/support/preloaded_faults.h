@@ -3,9 +3,9 @@
 //
 //   SLUICE_FAULT_FOLDER=DIR  absolute, without links
 //   SLUICE_FAULT_AT=N        the call that goes wrong, counted from 1; 0 = none
-//   SLUICE_FAULT_ERRNO=E     what it fails with
-//   SLUICE_FAULT_SIGNAL=S    without an errno: the signal that comes before it is made
-//   SLUICE_FAULT_MARK=FILE   is made when that call comes
+//   SLUICE_FAULT_ERRNO=E     the errno with which this call fails
+//   SLUICE_FAULT_SIGNAL=S    without an errno: the signal that is sent before this call is made
+//   SLUICE_FAULT_MARK=FILE   a file that is created when this call comes
 //   SLUICE_FAULT_LOG=FILE    gets a line for each call: its name and the path
 //
 // Without an errno and a signal, a read or a write moves a part of its bytes.
@@ -27,7 +27,7 @@
 
 namespace sluice::test {
 
-// Finds the function of that name that this library hides.
+// Returns the function called `name` that this library hides.
 template <class Function>
 Function* next(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
@@ -74,7 +74,7 @@ inline void log_call(const char* name, const char* path) {
 
 enum class Fate { kPass, kFail, kPart };
 
-// Counts the call if `path` is inside of the folder. kFail: errno says why.
+// Counts the call if `path` is inside of the folder. If the result is kFail, errno holds the error.
 inline Fate fate_of(const char* name, const char* path) {
   static std::atomic<long> calls{0};
   if (!is_inside(path)) return Fate::kPass;

@@ -1,5 +1,5 @@
-// A random run to plan, of any kind that can be planned. Such a run has a small model, a config,
-// and ranks. The same seed gives the same run. Thread rule: one thread.
+// A random run for tests of planning. Every kind of run that can be planned may occur. A run has a
+// small model, a config, and ranks. The same seed gives the same run. Thread rule: one thread.
 #pragma once
 
 #include <cmath>
@@ -28,7 +28,7 @@ class RandomRun {
 
   const ModelSpec& model() const { return model_; }  // validated()
   const Config& config() const { return config_; }   // without budgets and paths
-  // A machine whose device is large enough for every model here.
+  // A machine whose device is large enough for every model of this class.
   const RunMachine& machine() const { return machine_; }
 
   std::uint64_t below(std::uint64_t limit) { return random_() % limit; }

@@ -1,6 +1,6 @@
 // Runs a piece of a test on a thread for which the kernel refuses one system call. Older kernels,
-// containers and simpler file systems do the same. The refusal is done by a seccomp filter, which
-// needs no privilege and ends with its thread.
+// containers and simpler file systems refuse calls in the same way. A seccomp filter refuses the
+// call. The filter needs no privilege and ends with its thread.
 #pragma once
 
 #include <linux/filter.h>
@@ -39,8 +39,8 @@ inline bool refuse_for_this_thread(const RefusedSyscall& refused) {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// Returns false without running `body`, if filters are not allowed. The test should then be
-// skipped.
+// If filters are not allowed, returns false and does not run `body`. In that case, the test should
+// be skipped.
 template <class Body>
 [[nodiscard]] bool run_with_refused(const RefusedSyscall& refused, const Body& body) {
   bool filtered = false;

@@ -1,7 +1,6 @@
 // A training job that tests only boundary activations (tests/support/activation_relay.h). The
-// gradients are zeros, so the parameters decay, and each use checks the parameters, too. The job
-// holds the largest number of leases that the model allows at the same time. Thread rule: one
-// thread at a time.
+// gradients are zeros, so updates only decay the parameters. Each use checks the parameters, too.
+// At any time, the job holds as many leases as the model allows. Thread rule: one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -18,8 +17,8 @@
 
 namespace sluice::test {
 
-// A model with `units` small units in a row. If `is_tied`, the last use is a second use of the
-// first unit.
+// Returns a model with `units` small units in a row. If `is_tied`, the last use is a second use of
+// the first unit.
 ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_bytes,
                       std::uint32_t leases = 1, bool is_tied = false);
 
@@ -31,7 +30,7 @@ struct RelayDelays {
 
 class Relay {
  public:
-  // The uses take turns on `streams` streams.
+  // The uses are distributed over `streams` streams in turn.
   Relay(const Config& config, const ModelSpec& model, std::uint32_t streams = 1,
         const QueueDecorator& decorate = {}, const RelayDelays& delays = {});
 
@@ -42,7 +41,8 @@ class Relay {
 
   Engine& engine() { return *engine_; }
   HostDevice& device() { return *device_; }
-  // The number of wrong activations and units, and the number of those that were checked.
+  // The number of wrong activations and units, and the number of activations and units that were
+  // checked.
   std::uint64_t wrong() const { return wrong_.load() + activations_->wrong(); }
   std::uint64_t seen() const { return seen_.load() + activations_->seen(); }
 

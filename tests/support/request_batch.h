@@ -1,6 +1,6 @@
 // A number of I/O requests that a test waits for together. The batch records how often each request
-// completed. Thread rule: one thread fills and waits. The callbacks may come from any thread.
-// Invariant: the batch must outlive its requests' completions.
+// completed. Thread rule: one thread fills the batch and waits for the batch. The callbacks may
+// come from any thread. Invariant: the batch must outlive its requests' completions.
 #pragma once
 
 #include <condition_variable>

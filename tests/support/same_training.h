@@ -1,6 +1,6 @@
 // Compares a run of the toy training with its oracle. The comparison covers the state at the end,
 // and the activations that were loaded. The comparison also covers the parameters that every use of
-// every step and evaluation found on the device. Pure.
+// every step and evaluation found on the device. The functions are pure.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -47,8 +47,8 @@ inline testing::AssertionResult same_training(const ToyResult& actual, const Toy
   return same_sights(actual.sights, expected.sights);
 }
 
-// Whether `error` says that an unexpected use finds no place beside the leased units. With several
-// leases, the engine cannot do more than report this.
+// Returns whether `error` says that an unexpected use finds no place beside the leased units. With
+// several leases, the engine can only report this error.
 inline bool leases_lie_in_the_way(const Error& error) {
   return error.code() == ErrorCode::kOutOfMemory &&
          std::string(error.what()).find("beside the units still leased") != std::string::npos;

@@ -1,15 +1,15 @@
-// Slows down the writes of a checkpoint beside training, so that the steps of a test overtake the
-// checkpoint. The object can also make one of these writes fail.
+// Slows down the writes of a checkpoint that is saved during training. So the steps of a test
+// overtake the checkpoint. The functions below can also make one of these writes fail.
 //
-// Thread rule: an object is made and destroyed while no such write is under way.
+// Thread rule: an object is made and destroyed while no checkpoint is being written.
 #pragma once
 
 #include <chrono>
 
 namespace sluice::test {
 
-// While this object exists, each pwrite() of a thread that writes blocks waits. Only one such
-// object may exist at a time.
+// While this object exists, each call of pwrite() by a thread that writes a checkpoint first waits.
+// Only one SlowWrites object may exist at a time.
 class SlowWrites {
  public:
   explicit SlowWrites(std::chrono::microseconds wait);
@@ -18,10 +18,10 @@ class SlowWrites {
   SlowWrites& operator=(const SlowWrites&) = delete;
 };
 
-// The calls of pwrite() by these threads so far.
+// Returns the number of calls of pwrite() that threads writing checkpoints have made so far.
 int count_writes();
-// One call of these threads fails with `error`. The call that fails has the number `number`,
-// counted from 0 from now on.
+// Call number `number` of pwrite() or of fsync() fails with `error`. Only calls by threads that
+// write checkpoints are counted. The next such call has number 0.
 void fail_write(int number, int error);
 void fail_sync(int number, int error);
 

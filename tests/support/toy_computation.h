@@ -1,5 +1,5 @@
-// The computation of the toy training (tests/support/toy_training.h), both for the run through the
-// engine and for the oracle. Pure.
+// The computation of the toy training (tests/support/toy_training.h). The run through the engine
+// and the oracle both use this computation. The functions are pure.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +24,8 @@ inline float uniform(std::uint64_t key) {
   return static_cast<float>(static_cast<std::int64_t>(mix(key) >> 40) - (1 << 23)) * 0x1p-23f;
 }
 
-inline constexpr std::uint64_t kUsesOfRank = 1 << 20;  // tells the ranks' uses apart
-// The gradient that "computation" gives for one element.
+inline constexpr std::uint64_t kUsesOfRank = 1 << 20;  // distinguishes the uses of ranks
+// Returns the gradient of one element, as the toy computation defines it.
 inline float toy_gradient(float parameter, std::uint64_t step, std::uint64_t use,
                           std::uint64_t tensor, std::uint64_t index) {
   return 0.3f * parameter + uniform(step * 1000003 + use * 10007 + tensor * 101 + (index << 20));
@@ -46,7 +46,7 @@ inline float initial_value(const std::string& tensor, std::uint64_t index) {
   return uniform(key + index);
 }
 
-// The uses of a step in `order`. In every order, the number of a use is the use's place in
+// Returns the uses of a step in `order`. In every order, the number of a use is the use's place in
 // horizontal order.
 inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
                             MicroBatchOrder order) {
@@ -70,7 +70,7 @@ inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
   return uses;
 }
 
-// The place of a planned use, found by the use's number.
+// Returns the place of a planned use, which follows from the use's number.
 inline ActivationRelay::Use activation_use_of(const ToyUse& use) {
   const auto forward = static_cast<std::uint32_t>(toy_boundary_bytes().size() + 1);
   const auto number = static_cast<std::uint32_t>(use.number % kUsesOfRank);
@@ -87,8 +87,8 @@ inline ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOpti
   return uses;
 }
 
-// The digest of the parameters of one tensor at one use. The digests of a unit's tensors are
-// chained.
+// Returns the digest of the parameters of one tensor at one use. `digest` is the digest of the
+// unit's previous tensor, so that the digests of a unit are chained.
 inline std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
                                std::uint64_t digest) {
   digest = mix(digest + size_bytes);

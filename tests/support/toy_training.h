@@ -1,10 +1,10 @@
 // A small training job with a made-up computation. The job runs through the engine and, as the
 // oracle, in plain arrays (toy_oracle.cc). The "gradient" of an element depends on the parameter's
 // bits, the step, the micro-batch and the use. So a stale or misplaced parameter, a lost gradient
-// or a wrong order of additions changes the result. The uses in forward, the uses of frozen units,
-// and inferences have no result. So every use computes a digest of the bytes on the device, on the
-// use's stream, at the beginning and at the end of its lease. The header
-// tests/support/same_training.h compares both digests.
+// or a wrong order of additions changes the result. Uses in the forward pass, uses of frozen units,
+// and inferences change no state. So every use also computes two digests of the bytes on the
+// device: one at the beginning of its lease, and one at the end. The digests are computed on the
+// use's stream. The header tests/support/same_training.h compares both digests.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@ namespace sluice::test {
 
 enum class ToySize : std::uint8_t {
   kUsual,  // 116,000 elements
-  kSmall,  // a third of that, for tests of many runs
+  kSmall,  // a third of these elements, for tests of many runs
 };
 // A model with units of uneven sizes, tensors with and without decay, a unit that is used twice,
 // and a unit of a single element.
 ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::uint32_t leases = 1,
                     ToySize size = ToySize::kUsual);
-// The bytes of the boundary activations of the model, for an engine that keeps activations.
+// Returns the sizes of the model's boundary activations, for an engine that keeps activations.
 std::vector<std::uint64_t> toy_boundary_bytes();
 
 // One use of a unit. `number` is the place of the use in the planned step, or any other number that
@@ -56,30 +56,30 @@ struct ToyOptions {
   std::uint32_t streams = 1;
   // Whether the device of run_toy() imitates a GPU.
   bool has_own_memory = false;
-  // Called after each step's finish(), before the evaluation.
+  // This function is called after each step's finish(), before the evaluation.
   std::function<void(Engine& engine, std::uint64_t step)> after_step = {};
-  // Makes a step differ from the plan by a change of its uses.
+  // This function changes the uses of a step, so that the step differs from the plan.
   std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
-  // The model of run_toy() has this many announced units behind the others. `change` puts their
-  // uses into a step.
+  // The number of announced units in the model of run_toy(). These units come after all other
+  // units. `change` puts uses of announced units into a step.
   std::uint32_t experts = 0;
-  // Whether a pass announces all of its uses at its first use. Otherwise each run of uses is
-  // announced right before it.
+  // Whether a pass announces all of its uses at its first use. If false, each run of uses is
+  // announced right before the run.
   bool announces_ahead = false;
   // Whether a rank computes in a use of an announced unit. A rank that does not compute announces
   // nothing, and gives a gradient of zeros. If the function is empty, every rank always computes.
   std::function<bool(std::uint32_t rank, const ToyUse& use)> computes = {};
-  // Each rank computes different gradients. The oracle computes all ranks. Without `reduces_each`,
-  // the oracle adds the micro-batches of each rank before it adds the ranks.
+  // Each rank computes different gradients. The oracle computes the gradients of all ranks. Without
+  // `reduces_each`, the oracle adds the micro-batches of each rank before it adds the ranks.
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
   bool reduces_each = true;
-  // The source of the state for run_toy(), instead of toy_values(). The count of steps goes on from
-  // the count of the source.
+  // The source of the state for run_toy(), instead of toy_values(). The count of steps continues
+  // from the count of the source.
   StateSource* source = nullptr;
 };
 
-// The model that run_toy() makes.
+// Returns the model that run_toy() makes.
 ModelSpec toy_model_of(const ToyOptions& options);
 
 // The state of all tensors, one tensor after another. Each tensor has parameter, master, exp_avg
@@ -118,14 +118,14 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
 // calls run_toy().
 ToyResult run_toy(const Config& config, const ToyOptions& options);
 
-// Does the same training in plain arrays, with the scalar definitions.
+// Does the training of run_toy() in plain arrays, with the scalar definitions.
 ToyResult toy_oracle(const Config& config, const ToyOptions& options);
 
-// Initial masters, for engines that tests drive themselves.
+// Returns the initial masters, for tests that call an engine without run_toy().
 InitialValues toy_values();
 
-// Makes one step by hand, without finish(). Every unit is acquired, used for computation and
-// released.
+// Makes all uses of one step, but does not call finish(). Each use acquires a unit, computes with
+// the unit, and releases the unit.
 void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,
                MicroBatchOrder order = MicroBatchOrder::kHorizontal);
@@ -134,8 +134,8 @@ void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice
 
 // A config for tests, with storage in `path`, blocks of 4,096 elements, and two threads. If
 // SLUICE_TEST_UNIFIED in the environment is "off", memory.unified is off. If SLUICE_TEST_GUARD is
-// "on", memory.guard is on. The script tools/test.sh --slow runs the engine's tests in all these
-// ways.
+// "on", memory.guard is on. The script tools/test.sh --slow runs the engine's tests with each of
+// these settings.
 Config toy_config(const std::string& path);
 
 }  // namespace sluice::test

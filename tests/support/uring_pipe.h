@@ -1,5 +1,5 @@
-// A ring that reads from a pipe. A read stays in the kernel until the test writes. A read ends
-// short if the test writes too few bytes.
+// A fixture with an io_uring queue and a pipe. A read from the pipe stays in the kernel until the
+// test writes to the pipe. If the test writes too few bytes, the read is short.
 #pragma once
 
 #include <fcntl.h>

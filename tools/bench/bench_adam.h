@@ -1,6 +1,6 @@
 // The benchmark compares the speed of Adam with the speed of the memory. The update and the
-// comparison workloads, such as memcpy, run in turns in one process. So a disturbance affects all
-// of them equally.
+// comparison workloads, such as memcpy, run in turns in one process. A disturbance of the machine
+// therefore affects the update and these workloads equally.
 // Thread rule: not thread-safe. Only one measurement may run at a time.
 #pragma once
 
@@ -27,9 +27,9 @@ inline constexpr BenchCase kBenchCases[] = {
 
 // The kind of arrays that the benchmark updates.
 enum class BenchInput : std::uint8_t {
-  kPlain,      // the arrays begin at a page
-  kUnaligned,  // they begin one element later, so vectors cross cache lines
-  kDenormal,   // gradients and moments too small for a normal fp32 number
+  kPlain,      // the arrays begin at the start of a page
+  kUnaligned,  // the arrays begin one element later, so vectors cross cache lines
+  kDenormal,   // gradients and moments are too small for normal fp32 numbers
 };
 
 std::string_view name_of(BenchInput input);
@@ -45,12 +45,12 @@ struct BenchResult {
   BenchCase state = kBenchCases[0];
   OptimizerState moments = OptimizerState::kFp32;
   unsigned threads = 0;
-  std::uint64_t bytes_per_parameter = 0;  // read and written, each counted once
+  std::uint64_t bytes_per_parameter = 0;  // bytes read plus bytes written
   Spread parameters_per_s;
   Spread update_gb_per_s;
-  Spread limit_gb_per_s;    // move_like_update(): the same streams without arithmetic
-  Spread percent_of_limit;  // of the ratios within each round
-  Spread memcpy_gb_per_s;   // read and written bytes
+  Spread limit_gb_per_s;    // move_like_update(): the update's streams without arithmetic
+  Spread percent_of_limit;  // spread of the ratios, one ratio per round
+  Spread memcpy_gb_per_s;   // bytes read plus bytes written
   Spread triad_gb_per_s;    // the triad of STREAM: a = b + s * c in fp64, 24 bytes per element
 };
 
@@ -58,14 +58,14 @@ struct BenchResult {
 std::uint64_t bench_bytes(const BenchCase& state, std::uint64_t parameters);
 
 struct BenchOptions {
-  BenchInput input = BenchInput::kPlain;  // kUnaligned: not with k8bit
+  BenchInput input = BenchInput::kPlain;  // kUnaligned cannot be combined with k8bit
   OptimizerState moments = OptimizerState::kFp32;
   std::uint64_t parameters = 0;
   unsigned threads = 0;
   unsigned rounds = 0;
 };
 
-// Calls `progress` before each round, with the number of the round. The first round has the number
+// Before each round, calls `progress` with the number of the round. The first round has the number
 // 0.
 BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
                        const std::function<void(unsigned)>& progress);

@@ -1,8 +1,9 @@
-// Measurements of a GPU, and of training on a GPU. The first measurements are copies between host
-// and device, and the speed of the optimizer's kernel as a share of the memory's bandwidth. The
-// other measurements are training steps of GPT-2, with the model's state in host memory or on
-// storage. The functions accept any device, so tests can run them on the host. Thread rule: one
-// measurement at a time.
+// Measurements of a GPU, and of training on a GPU. bench_copies() measures copies between host and
+// device. bench_adam_kernel() measures the speed of the optimizer's kernel as a share of the
+// memory's bandwidth. bench_training() measures training steps of GPT-2, with the model's state in
+// host memory or on storage. The functions accept any device, so tests can run the functions on the
+// host.
+// Thread rule: one measurement at a time.
 #pragma once
 
 #include <array>
@@ -29,18 +30,18 @@ GpuSpread gpu_spread(std::vector<double> values);
 
 struct CopyBench {
   std::string direction;     // "up", "down", "both"
-  GpuSpread gb_per_s;        // through Device, as in the engine; for "both", the sum
-  GpuSpread plain_gb_per_s;  // the same bytes by the plain loop, in the same rounds
-  GpuSpread percent;         // of the ratios within each round
+  GpuSpread gb_per_s;        // through Device, as in the engine; "both": the sum of up and down
+  GpuSpread plain_gb_per_s;  // the same copies in a plain loop, in the same rounds
+  GpuSpread percent;         // spread of the ratios, one ratio per round
 };
 
 struct CopyBenchOptions {
-  std::uint64_t size_bytes = 0;  // each way
+  std::uint64_t size_bytes = 0;  // in each direction
   std::uint64_t unit_bytes = 0;
   unsigned rounds = 0;
 };
-// The addresses between which a function of type PlainCopies copies. The function copies in a plain
-// loop, to the device and back to the host, and returns the seconds that the loop took.
+// A function of type PlainCopies copies between these addresses. The function copies to the device
+// and back to the host in a plain loop. The function returns the seconds that the loop took.
 struct PlainCopy {
   std::byte* host_up = nullptr;  // null = no copy in this direction
   std::byte* device_up = nullptr;
@@ -53,13 +54,13 @@ std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& opti
 
 // The bytes that AdamW reads and writes per parameter, with bf16 parameters, a split master and
 // bf16 gradients. AdamW reads the parameter, the low half of the master, both moments and the
-// gradient. It also writes all of these except the gradient.
+// gradient. AdamW writes the same values, except the gradient.
 inline constexpr std::uint64_t kAdamBytesPerParameter = 14 + 12;
 struct AdamKernelBench {
   std::uint64_t parameters = 0;
   GpuSpread gb_per_s;
   GpuSpread copy_gb_per_s;  // device to device, bytes read and written
-  GpuSpread percent;        // of the ratios within each round
+  GpuSpread percent;        // spread of the ratios, one ratio per round
 
   double parameters_per_s() const { return gb_per_s.median * 1e9 / kAdamBytesPerParameter; }
 };
@@ -71,14 +72,14 @@ struct TrainingBench {
   double tokens_per_s = 0;  // in the median step
   GpuSpread step_s;
   double stall_s = 0;         // in the median step
-  double compute_step_s = 0;  // the same passes without transfers and updates
+  double compute_step_s = 0;  // time of the same passes without transfers and updates
   double percent_of_compute = 0;
   // `t_min_s` is the busy time of the scarcest resource in a step (engine/bound/bound.h). The
   // percentage compares `t_min_s` with the time of the median step.
   double t_min_s = 0;
   double percent_of_t_min = 0;
   // The time of a step in the ideal schedule under the policies that `config` permits
-  // (engine/bound/bound.h). This figure assumes that all uses of units take equally long.
+  // (engine/bound/bound.h). `t_bound_s` assumes that all uses of units take equally long.
   double t_bound_s = 0;
   double percent_of_t_bound = 0;
   // The peak memory use of the engine.
@@ -88,20 +89,18 @@ struct TrainingBench {
   std::uint64_t nvme_bytes = 0;
   std::uint64_t activation_bytes = 0;
 };
-// `rates` gives the rates of storage, copies and the optimizer. The function measures the rate of
-// computation itself.
-// Fails with kOutOfMemory, kNoSpace and others, if the machine is too small for `config`.
+// `rates` gives the rates of storage, copies and the optimizer. The function itself measures the
+// rate of computation.
+// Fails with kOutOfMemory, kNoSpace and others if the machine is too small for `config`.
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
-// The function measures how fast the drive under `path` reads, how fast the drive writes, and how
-// fast the drive reads and writes at the same time. The function stores the results as the drive's
-// rates in `rates`. The test file has no name.
+// Measures three rates of the drive under `path`: reading, writing, and both at the same time.
+// Stores the results as the drive's rates in `rates`. The test file has no name.
 // Fails with kNoSpace, kInput or kIo.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 
-// The function writes `count` random tokens to the file `path`. Each token is a uint16 below
-// `vocabulary`.
+// Writes `count` random tokens to the file `path`. Each token is a uint16 below `vocabulary`.
 void write_random_tokens(const std::string& path, std::uint32_t vocabulary, std::uint64_t count);
 
 }  // namespace sluice

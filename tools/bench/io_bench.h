@@ -1,7 +1,7 @@
 // IoBench measures the drives behind storage paths under the engine's conditions: scratch files
-// without a name, O_DIRECT, an arena on huge pages, and one queue. Every page contains its own
-// position and version. Every read checks this stamp, because a rate is worth nothing if the bytes
-// are wrong.
+// without a name, O_DIRECT, an arena on huge pages, and one queue. Every page contains a stamp,
+// which is the page's position and version. Every read checks the stamps, because a rate is worth
+// nothing if the bytes are wrong.
 //
 // Thread rule: one thread uses an IoBench. Completions come from the queue's threads.
 #pragma once
@@ -34,20 +34,20 @@ struct IoCase {
   IoPattern pattern = IoPattern::kRead;
   std::uint64_t request_bytes = 0;  // a multiple of 4096
   std::uint32_t depth = 0;          // requests in flight
-  // The number of the path that is measured alone. If empty, all paths are measured at the same
-  // time.
+  // The number of the only path that is measured. If `drive` is empty, all paths are measured at
+  // the same time.
   std::optional<std::uint32_t> drive = std::nullopt;
 };
 
 struct IoMeasurement {
   double seconds = 0;
   double cpu_seconds = 0;   // of this process, user and system
-  std::uint64_t bytes = 0;  // read and written
+  std::uint64_t bytes = 0;  // bytes read plus bytes written
 };
 
 struct IoBenchOptions {
   std::vector<std::string> paths;  // requests use the paths in turn
-  std::uint64_t file_bytes = 0;    // on each path, rounded down to whole requests
+  std::uint64_t file_bytes = 0;    // size of each path's file, rounded down to whole requests
   std::uint64_t request_bytes_max = 0;
   std::uint32_t depth_max = 0;
 };
@@ -57,9 +57,9 @@ class IoBench {
   using OpenQueue = std::function<std::unique_ptr<IoQueue>(std::span<std::byte> memory,
                                                            std::span<const int> files)>;
 
-  // Creates the files and writes every byte once, because the first write into fresh space costs
-  // more than later writes. `open_queue` receives the buffers and files of all requests. The queue
-  // that it returns must have a depth of at least depth_max.
+  // Creates the files. The constructor also writes every byte once, because the first write into
+  // fresh space costs more than later writes. `open_queue` receives the buffers and files of all
+  // requests. The returned queue must have a depth of at least depth_max.
   // Fails with kNoSpace, kInput, kIo (storage paths) or kOutOfMemory.
   IoBench(const IoBenchOptions& options, const OpenQueue& open_queue);
   ~IoBench();
@@ -67,7 +67,7 @@ class IoBench {
   IoBench& operator=(const IoBench&) = delete;
 
   // Reads or writes the files once, as `io_case` says.
-  // Fails with kIo, and with kDamaged if a page does not begin with the stamp that was written.
+  // Fails with kIo. Fails with kDamaged if a page does not begin with the stamp that was written.
   IoMeasurement measure(const IoCase& io_case);
 
   std::string_view queue_name() const { return queue_->name(); }
@@ -96,14 +96,14 @@ class IoBench {
   std::vector<Slot> slots_;
   std::vector<std::uint64_t> versions_;  // for every page of each file; valid between passes
   std::uint64_t next_request_ = 0;
-  std::uint64_t requests_ = 0;  // of a pass
+  std::uint64_t requests_ = 0;  // in one pass
 
   // Guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable completed_;
   std::vector<Slot*> ended_;
 
-  std::unique_ptr<IoQueue> queue_;  // last, because its callbacks use all of the above
+  std::unique_ptr<IoQueue> queue_;  // the last member, because its callbacks use the members above
 };
 
 }  // namespace sluice

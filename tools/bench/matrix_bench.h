@@ -1,7 +1,7 @@
 // The bench runs the engine for every cell of the table that `sluice plan --matrix` prints. The
-// cells combine every ZeRO stage with every way to offload the state. The ranks, the memory and the
-// collectives are real. The bench limits computation, Adam, the bus and the drive to fixed rates,
-// so that the planned times can be compared with the measured times.
+// table has a cell for each ZeRO stage with each way to offload the state. The ranks, the memory
+// and the collectives are real. The bench limits computation, Adam, the bus and the drive to fixed
+// rates, so that the planned times can be compared with the measured times.
 //
 // Thread rule: one thread of each rank. All ranks must make the same calls.
 #pragma once
@@ -22,8 +22,8 @@ struct MatrixBenchModel {
   std::uint64_t parameters = 0;
   std::uint32_t units = 0;
   std::string path;                         // the folder of the storage
-  std::uint64_t rate_bytes_per_second = 0;  // of each rank's drive
-  double compute_s = 0;                     // of a step
+  std::uint64_t rate_bytes_per_second = 0;  // the rate of each rank's drive
+  double compute_s = 0;                     // seconds of computation in a step
 };
 
 struct MeasuredRow {
@@ -41,9 +41,9 @@ class MatrixBench {
   MatrixBench& operator=(const MatrixBench&) = delete;
 
   const PlanRequest& request() const { return request_; }
-  // The planned table, computed with the rates at which the bench runs.
+  // Returns the planned table. The plan uses the rates at which the bench runs.
   std::vector<MatrixRow> planned() const { return plan_matrix(request_); }
-  // Makes an engine for `row`, and runs `warm` steps and then `steps` measured steps.
+  // Makes an engine for `row`. Runs `warm` steps first, and then `steps` measured steps.
   // Requires: `row` has no obstacle. Fails with the errors of Engine.
   MeasuredRow measure(const MatrixRow& row, unsigned warm, unsigned steps);
 

@@ -16,7 +16,9 @@
 #include "engine/engine_over_queue.h"
 #include "engine/planner/run_plan.h"
 #include "engine/store/store_survey.h"
+#include "gpu/cuda/device_math_choice.h"
 #include "tools/bench/bench_adam.h"
+#include "tools/bench/gpu_bench.h"
 #include "tools/cli/print.h"
 
 namespace sluice {
@@ -25,6 +27,8 @@ namespace {
 // Gradients of two units.
 constexpr std::uint64_t kGradientSlots = 2;
 constexpr std::uint32_t kSaveBuffers = 2;
+// Blocks that the device updates, as many as the plan wants.
+constexpr std::uint64_t kStreamedSlots = 4;
 // Experts on the device.
 constexpr std::uint64_t kExpertPlaces = 3;
 
@@ -96,6 +100,10 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   config.optimizer.lanes = bench.lanes.value_or(std::max(3u, tenth));
   config.memory.device_bytes =
       (window_units + expert_places + kGradientSlots) * align_up(unit_bytes, kStorageAlignBytes);
+  if (bench.streams) {
+    config.optimizer.update_on = UpdateProcessor::kDevice;
+    *config.memory.device_bytes += kStreamedSlots * update_slot(layout).size_bytes;
+  }
   config.threads = bench.threads;
   config.memory.save_buffers = bench.save_every == 0 ? 0 : kSaveBuffers;
   config.placement.parameters = config.placement.optimizer = TierChoice::kNvme;
@@ -339,6 +347,14 @@ CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads) {
   }
   std::ranges::sort(rates);
   return {.adam = update.parameters_per_s.median, .norm = rates[1]};
+}
+
+double measure_device_update(std::uint64_t parameters) {
+  constexpr unsigned kRounds = 5;
+  const auto device =
+      make_host_device({.memory_bytes = 64 * parameters, .copy_bytes_per_second = 0});
+  const std::unique_ptr<DeviceMath> math = make_device_math(*device);
+  return bench_adam_kernel(*device, *math, parameters, kRounds).parameters_per_s();
 }
 
 }  // namespace sluice

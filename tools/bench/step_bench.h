@@ -1,7 +1,8 @@
-// The bench runs the engine under emulated computation. The model has equal units, the host
-// device's compute stream is busy for given times, and storage lies behind a throttled queue.
-// Everything else is real. So the limits of a step's time are known exactly, and do not depend on
-// the machine's drive and processor. The measured time can be compared with these limits.
+// The bench runs the engine under emulated computation. The model has equal units. The compute
+// stream of the host device is busy for given times, and storage lies behind a throttled queue.
+// Everything else is real. The limits of a step's time are therefore known exactly, and do not
+// depend on the machine's drive and processor. The bench compares the measured time of a step with
+// the limits.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -30,35 +31,38 @@ struct StepBenchModel {
   std::uint64_t parameters = 0;
   std::uint32_t units = 0;
   std::string path;                    // the folder of the storage
-  std::optional<std::uint32_t> lanes;  // nothing = a tenth of the blocks
+  std::optional<std::uint32_t> lanes;  // empty = a tenth of the blocks
   // The share of the state that lives in host memory: 0 = all state on storage, 1 = all state in
   // host memory.
   double memory_share = 0;
   unsigned threads = 0;            // threads of the optimizer; 0 = as many as granted cores
   std::uint32_t window_units = 3;  // the units that fit the device window
   bool window_holds_all = false;   // true: all units fit the window
-  // The number of steps per commit of a durable store is `commit_every`. 0 means that the state
-  // lies in scratch files. Each flush of a commit occupies the throttled drive for flush_s. The
-  // names of the store and of the folder of checkpoints contain `number`, so several engines can
-  // use the same `path`.
+  // `commit_every` is the number of steps per commit of a durable store. If `commit_every` is 0,
+  // the state lies in scratch files. Each flush of a commit occupies the throttled drive for
+  // `flush_s` seconds. The names of the store and of the folder of checkpoints contain `number`, so
+  // several engines can use the same `path`.
   std::uint32_t number = 0;
   std::uint32_t commit_every = 0;
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;  // of the throttled drive; 0 = none
-  // The number of steps between two checkpoints that are written beside training; 0 = no
-  // checkpoints. The throttle does not slow down checkpoints.
+  // The number of steps from one checkpoint to the next; 0 = no checkpoints. Checkpoints are
+  // written beside training. The throttle does not slow down checkpoints.
   std::uint32_t save_every = 0;
-  // The number of experts that follow each unit, and the number of experts per unit that a step
-  // uses. Experts are announced units of the same size. Every step chooses its experts anew, and
-  // does not use the other experts.
+  // `experts` is the number of experts that follow each unit. A step uses `active_experts` experts
+  // per unit. An expert is an announced unit, and has the size of any other unit. Every step
+  // chooses its experts anew, and does not use the other experts.
   std::uint32_t experts = 0;
   std::uint32_t active_experts = 0;
-  // If true, no unit but the first one has experts. These experts stand for groups of rows of a
-  // table. The rows that a step uses are known before the step begins.
+  // If true, only the first unit has experts. The experts then stand for groups of rows of a table.
+  // The rows that a step uses are known before the step begins.
   bool has_table = false;
-  // If true, every unit is frozen, and an adapter follows it. The adapter is a trained unit of
-  // 1/kAdapterShare of the frozen unit's size. The state of the adapters is in host memory.
+  // If true, every unit is frozen, and an adapter follows each unit. An adapter is a trained unit
+  // that has 1/kAdapterShare of the frozen unit's size. The state of the adapters is in host
+  // memory.
   bool has_adapters = false;
+  // If true, the device updates the blocks (optimizer.update_on "device").
+  bool streams = false;
 
   std::uint32_t routers() const { return has_table ? 1 : units; }
   std::uint32_t unit_count() const {
@@ -81,7 +85,7 @@ struct CpuRates {
 struct MeasuredStep {
   double step_s = 0;  // from begin_step() to the next begin_step()
   StepReport report;
-  // The bytes of state that the step would read and write for its units without overlap.
+  // The bytes of state that the step would read and write for its units under the serial policy.
   std::uint64_t wanted_read_bytes = 0;
   std::uint64_t wanted_write_bytes = 0;
 };
@@ -89,7 +93,7 @@ struct MeasuredStep {
 // The number and the costs of the checkpoints that were written beside the steps.
 struct SaveCosts {
   std::uint32_t count = 0;
-  double duration_s = 0;  // the sums of these times (sluice/checkpoint.h)
+  double duration_s = 0;  // these times are sums of SavedCheckpoint's times
   double blocked_s = 0;
   double update_wait_s = 0;
 };
@@ -97,24 +101,26 @@ struct SaveCosts {
 class StepBench {
  public:
   // `rates` gives the throttled rates of storage and copies, and the emulated computation times of
-  // the units. Fails with the errors of Engine.
+  // the units.
+  // Fails with the errors of Engine.
   StepBench(const StepBenchModel& model, OverlapPolicy policy, const Rates& rates);
   ~StepBench();
 
   // Runs `warm` steps, then `measured` steps, and then one more step, which ends the last measured
-  // step. The call then waits until the engine has drained. It returns the measured steps. If
-  // checkpoints are written, a checkpoint begins with the first measured step, and another one ends
-  // with the last measured step.
+  // step. Waits until the engine has drained. Returns the measured steps. If checkpoints are
+  // written, a checkpoint begins with the first measured step, and the last checkpoint ends with
+  // the last measured step.
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
   // The parameters of the frozen units.
   std::uint64_t frozen_parameters() const;
-  // The rates of Adam and of the gradient norms in the last run(). They were measured during the
-  // steps, beside all other work.
+  // The rates of Adam and of the gradient norms in the last run(). The rates were measured during
+  // the steps, beside all other work.
   const CpuRates& cpu_rates() const { return cpu_rates_; }
   const SaveCosts& saves() const { return saves_; }
-  // The delay of all requests so far beyond the times that the throttle sets, in seconds.
+  // The sum of the delays of all requests so far, in seconds. The delay of a request is the time by
+  // which the real drive ended the request later than the emulated drive.
   double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }
 
   // The bounds of the step time for this engine's plan, at the rates `rates`.
@@ -136,7 +142,7 @@ class StepBench {
   ModelSpec model_;
   std::unique_ptr<HostDevice> device_;
   Config::Storage storage_;  // of a durable store, which the destructor removes
-  std::string checkpoints_;  // their folder, which the destructor removes
+  std::string checkpoints_;  // the folder of checkpoints, which the destructor removes
   std::uint32_t save_every_ = 0;
   SaveCosts saves_;
   ThrottledQueue* throttle_ = nullptr;  // the engine's queue
@@ -144,12 +150,15 @@ class StepBench {
   Stream stream_;
 };
 
-// The least time that the storage traffic of one step needs, in seconds. All state is on storage,
-// and parameters are bf16. The step reads 14 bytes and writes 12 bytes per parameter.
+// The least time that the storage traffic of one step needs, in seconds. The function assumes that
+// all state is on storage, and that parameters are bf16. Such a step reads 14 bytes and writes 12
+// bytes per parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
-// The function measures the rates of Adam and of gradient norms over split bf16 state. The
-// measurement uses `threads` threads, while nothing else runs.
+// Measures the rates of Adam and of gradient norms over split bf16 state, with `threads` threads.
+// Nothing else should run during the measurement.
 CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads);
+// Measures the number of parameters per second that the host device updates with its one thread.
+double measure_device_update(std::uint64_t parameters);
 
 }  // namespace sluice

@@ -33,6 +33,7 @@ struct Regime {
   std::uint32_t active_experts = 0;
   bool has_table = false;  // as in StepBenchModel
   bool has_adapters = false;
+  bool streams = false;
 };
 // With all state in memory a step is short, and its copies and Adam want the same cores and memory.
 // Like the drive, both are held well below the machine's rates, so their limits are exact;
@@ -49,7 +50,8 @@ constexpr Regime kRegimes[] = {
     {.name = "balanced", .of_storage_s = 1},
     {.name = "experts", .of_storage_s = 2, .experts = 64, .active_experts = 4},
     {.name = "rows", .of_storage_s = 2, .experts = 512, .active_experts = 16, .has_table = true},
-    {.name = "lora", .of_storage_s = 2, .has_adapters = true}};
+    {.name = "lora", .of_storage_s = 2, .has_adapters = true},
+    {.name = "streamed", .of_storage_s = 0, .of_adam_s = 0.05, .bus_rate = 1e9, .streams = true}};
 constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
                                        OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
 
@@ -145,7 +147,8 @@ StepBenchModel model_of(const StepRegimeOptions& options, const Regime& regime, 
           .experts = regime.experts,
           .active_experts = regime.active_experts,
           .has_table = regime.has_table,
-          .has_adapters = regime.has_adapters};
+          .has_adapters = regime.has_adapters,
+          .streams = regime.streams};
 }
 
 // An engine of each wanted policy, and one of the same without commits and checkpoints before it.
@@ -202,6 +205,8 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
   RegimeResult result{.name = name,
                       .rates = rates_of(options, regime, model, first),
                       .used_units = model.used_units()};
+  if (regime.streams)
+    result.rates.device_adam_parameters_per_second = measure_device_update(cpu_parameters);
   result.compute_s = compute_of(result.rates, model);
   add_benches(options, model, result);
   BareDrive drive(options.path);

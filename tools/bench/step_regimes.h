@@ -1,9 +1,9 @@
-// The bench measures steps under every overlap policy, in several regimes in which the policies
-// differ. In each regime, another resource limits the step: computation, the drive, or Adam at a
-// fixed rate or at full speed. In one regime, computation and the drive limit the step equally. In
-// the regimes of experts and of rows, a step announces and uses a part of the units. In the regime
-// of adapters, most units are frozen. The policies run in turns of a few steps, so that the
-// disturbances of a shared machine affect all policies.
+// The bench measures steps under every overlap policy, in several regimes. The policies differ in
+// these regimes. In most regimes, a single resource limits the step: computation, the drive, Adam
+// at a fixed rate, or Adam at full speed. In the regime "balanced", computation and the drive limit
+// the step equally. In the regimes "experts" and "rows", a step announces and uses only a part of
+// the units. In the regime "lora", most units are frozen. The policies run in turns of a few steps,
+// so that the disturbances of a shared machine affect all policies.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -32,8 +32,8 @@ struct StepRegimeOptions {
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;
   std::uint32_t save_every = 0;
-  // If true, each policy is also measured without commits and checkpoints. The two kinds of
-  // measurements are made in turns.
+  // If true, each policy is also measured without commits and checkpoints. The measurements with
+  // and without commits and checkpoints are made in turns.
   bool has_bare = false;
 };
 
@@ -47,14 +47,14 @@ Summary summary_of(std::vector<double> values);
 
 struct PolicyResult {
   OverlapPolicy policy{};
-  bool is_bare = false;              // without commits and checkpoints, beside one that has them
+  bool is_bare = false;              // no commits or checkpoints; compared with a run that has them
   std::unique_ptr<StepBench> bench;  // null once all steps are measured
   double late_s = 0;
   SaveCosts saves{};
   std::vector<MeasuredStep> steps{};
-  std::vector<double> adam{}, norm{};  // in parameters a second, during the steps; by turn
+  std::vector<double> adam{}, norm{};  // parameters per second during the steps, by turn
   StepCost bound{};                    // at the rates `adam` and `norm`
-  StepCost predicted{};                // at the rates measured beside the steps
+  StepCost predicted{};                // at the rates measured between the runs
 
   Summary over(const auto& value) const {
     std::vector<double> values;
@@ -69,25 +69,25 @@ struct PolicyResult {
 struct RegimeResult {
   std::string name;
   Rates rates;
-  std::uint32_t used_units = 0;  // by each step
+  std::uint32_t used_units = 0;  // the units that each step uses
   std::uint64_t frozen_parameters = 0;
   double compute_s = 0;
   std::vector<PolicyResult> policies{};
   StepCost least{};
-  Summary adam{};  // parameters a second, measured between the runs
-  Summary bare{};  // bytes a second of the bare drive, reading and writing
-  // Whether all policies have produced the same state. The value is missing after an interrupt,
-  // because the policies have made different numbers of steps by then.
+  Summary adam{};  // parameters per second, measured between the runs
+  Summary bare{};  // bytes per second of the unthrottled drive, reads plus writes
+  // Whether all policies have produced the same state. After an interrupt, the value is missing,
+  // because the policies have made different numbers of steps.
   std::optional<bool> states_equal = std::nullopt;
 };
 
-// The cost of commits and checkpoints. Each step with commits and checkpoints is compared with the
-// same step without commits and checkpoints.
+// The cost of commits and checkpoints. The comparison pairs each step that has commits and
+// checkpoints with the same step without them.
 struct CostResult {
   OverlapPolicy policy{};
   std::size_t pairs = 0;
-  Summary ratio{};        // median, 10th and 90th percentile over pairs
-  double mean_ratio = 0;  // of the sums, since a checkpoint is begun in few of the steps
+  Summary ratio{};        // the median and the 10th and 90th percentiles over all pairs
+  double mean_ratio = 0;  // ratio of the sums, because few steps begin a checkpoint
   double planned_ratio = 0;
 };
 std::vector<CostResult> costs_of(const RegimeResult& regime);
@@ -97,8 +97,8 @@ std::vector<CostResult> costs_of(const RegimeResult& regime);
 const std::vector<std::string>& step_regimes();
 
 // Requires: `regime` is one of step_regimes().
-// If interrupted() (tools/cli/interrupt.h) returns true, the call ends early, and returns the steps
-// measured so far.
+// If interrupted() (tools/cli/interrupt.h) returns true, the call ends early. The result then has
+// the steps that were measured so far.
 // Fails with the errors of Engine.
 RegimeResult measure_regime(const StepRegimeOptions& options, const std::string& regime);
 

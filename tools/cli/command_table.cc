@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <sluice/version.h>
+#include "tools/cli/help_format.h"
 
 namespace sluice {
 namespace {
@@ -50,14 +51,9 @@ std::string option_text(const CLI::Option& option) {
   const bool is_positional = option.get_positional();
   std::string names = option.get_name(is_positional, /*all_options=*/!is_positional);
   names = names.substr(0, names.find('{'));  // a flag's value where none is written
-  // The type's name goes on with its range, which --help has.
-  const std::string type = option.get_type_name();
-  const bool takes_value = option.get_items_expected_max() != 0;
-  std::string value = takes_value && !is_positional ? type.substr(0, type.find(':')) : "";
-  std::string text = option.get_description();
-  if (takes_value && !option.get_default_str().empty())
-    text += fmt::format("; default {}", option.get_default_str());
-  return fmt::format(".TP\n.BI \"{} \" \"{}\"\n{}.\n", roff(names), roff(value), roff(text));
+  const std::string value = is_positional ? "" : value_word(option);
+  return fmt::format(".TP\n.BI \"{} \" \"{}\"\n{}.\n", roff(names), roff(value),
+                     roff(full_description(option)));
 }
 
 // The words that may follow a command: commands below it and its long options, with descriptions.

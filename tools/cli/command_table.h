@@ -1,5 +1,5 @@
-// The functions write the manual page, and the scripts with which a shell completes words. Like
-// --help, all of these texts come from the parser's table of commands and options. The functions
+// The functions write the manual page and the completion scripts for shells. All of these texts
+// come from the parser's table of commands and options, as the text of --help does. The functions
 // are pure.
 //
 // Thread rule: at start-up.

@@ -1,5 +1,5 @@
 // Finds the file to which a path leads. Links are followed, even to a file that does not exist yet.
-// So the command notices that two paths lead to the same file before it opens either path.
+// Before the command opens any file, it can therefore notice that two paths lead to the same file.
 // Thread rule: any thread.
 #pragma once
 
@@ -14,9 +14,10 @@ enum class FileKind { kMissing, kRegular, kFolder, kBlockDevice, kOther };
 
 struct FilePlace {
   std::string path;    // the path as given by the user
-  std::string folder;  // of the target; absolute, without links; empty = no such folder
+  std::string folder;  // the target's folder; absolute, without links; empty = no such folder
   std::string target;  // the path at the end of all links; the file need not exist
-  // The descriptor, if the path names a descriptor of this process, such as 1 for /dev/stdout.
+  // Set if the path names a descriptor of this process. For example, /dev/stdout names the
+  // descriptor 1.
   std::optional<int> descriptor;
   int error = 0;  // errno if the path cannot be followed
   FileKind kind = FileKind::kMissing;
@@ -26,13 +27,13 @@ struct FilePlace {
   gid_t group = 0;
   dev_t device = 0;
   ino_t inode = 0;
-  bool is_mount = false;  // a file that is mounted by itself cannot be replaced
+  bool is_mount = false;  // true: the file is a mount point, so it cannot be replaced
 };
 
 FilePlace place_of(const std::string& path);
 
-// Whether both places are the same regular file, or the same name of a file that does not exist.
-// The result is false for devices and pipes.
+// Whether both places are the same regular file. If neither file exists, the result says whether
+// both places have the same target. The result is false for devices and pipes.
 bool is_same_file(const FilePlace& a, const FilePlace& b);
 
 // Returns the place of the regular file that is open as `descriptor`, such as standard output. The

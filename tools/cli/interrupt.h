@@ -1,26 +1,26 @@
-// How the command handles Ctrl-C, SIGTERM and SIGHUP. The handler prints a line immediately after
+// The command's handler of Ctrl-C, SIGTERM and SIGHUP. The handler prints a line immediately after
 // each signal. If there is nothing to save yet, the first signal ends the process. Later in a run,
 // the first signal sets a flag that a loop checks between steps, and the second signal ends the
-// process. In both cases, no file is left behind, because storage files have no names and the
-// handler removes temporary files. If a signal was ignored when the process started (nohup), it
-// stays ignored.
+// process. An ended process leaves no file behind, because storage files have no names and the
+// handler removes temporary files. A signal that was ignored when the process started (nohup) stays
+// ignored.
 //
 // Thread rule: one thread. Any thread may call interrupted().
 #pragma once
 
 namespace sluice {
 
-// From this call on, a signal ends the process with exit code 130. The handler prints a line that
-// says that nothing was written.
+// From this call on, a signal ends the process with exit code 130. The handler then prints that
+// nothing was written.
 void catch_interrupts();
 
 // From this call on, the first signal prints `answer` and sets the flag that interrupted() returns.
-// The second signal ends the process by that signal. `answer` must end with a line feed and live as
-// long as the process.
+// The second signal kills the process with the signal's default action. `answer` must end with a
+// line feed and live as long as the process.
 void defer_interrupts(const char* answer);
 
-// From this call on, the handler prints nothing; otherwise, signals work as before. The call is for
-// ranks that would print the same line as another rank.
+// From this call on, the handler prints nothing. The effect of signals does not change. The call is
+// for a rank that would print the same line as another rank.
 void silence_interrupts();
 
 bool interrupted();

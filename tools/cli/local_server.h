@@ -1,6 +1,6 @@
 // A web server for one user of this machine. The server listens on 127.0.0.1 and answers GET
-// requests. The address of a request must end with `?token=` and the server's token. Other users do
-// not know this token.
+// requests. The address of a request must end with `?token=` and the server's token. Other users of
+// the machine do not know the token.
 //
 // Thread rule: one thread.
 // Invariants: a slow or silent client does not delay other clients. The server drops such a client
@@ -27,21 +27,22 @@ struct WebAnswer {
 
 class LocalServer {
  public:
-  // A function that returns the answer to a request for `path`. It returns nothing if the path does
-  // not exist.
+  // A function that returns the answer to a request for `path`. The function returns nothing if the
+  // path does not exist.
   using Respond = std::function<std::optional<WebAnswer>(std::string_view path)>;
 
   static constexpr std::size_t kClientsMax = 32;
 
-  // If `port` is 0, the constructor chooses a free port. It also makes a random token. A client
-  // must send its request within `client_time`, and must receive the answer within the same time.
+  // If `port` is 0, the constructor chooses a free port. The constructor also makes a random token.
+  // A client must send its request within `client_time`, and must receive the answer within the
+  // same time.
   // Fails with kConfig if the port is in use or not allowed. The message names the port.
   explicit LocalServer(std::uint16_t port, std::chrono::milliseconds client_time = kClientTime);
 
   // The address of the first page, with the token.
   std::string address() const;
-  // Waits until clients send something, but at most `timeout_ms`. A signal also ends the wait. Then
-  // the call answers all clients whose requests are complete.
+  // Waits until clients send something, but not longer than `timeout_ms`. A signal also ends the
+  // wait. Then the call answers all clients whose requests are complete.
   void serve(int timeout_ms, const Respond& respond);
 
  private:
@@ -51,8 +52,8 @@ class LocalServer {
     UniqueFd socket;
     std::chrono::steady_clock::time_point deadline;
     std::string request;
-    std::string answer;        // what is still to be sent
-    bool is_answered = false;  // what it still sends is read and thrown away
+    std::string answer;        // the rest of the answer, which must still be sent
+    bool is_answered = false;  // true: further input is read and thrown away
   };
 
   // Returns the oldest client that is not receiving an answer, or the end of the list if there is

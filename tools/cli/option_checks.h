@@ -17,14 +17,14 @@ CLI::Validator between(double least, double most);
 // A size in bytes, such as 10MiB or 24G, above 0.
 CLI::Validator is_size();
 
-// Used together with is_size(). With this validator, an option also accepts rates as data sheets
-// print them: "7000MB/s" for 7000MB, and "7G" for 7GB.
+// This validator must be used together with is_size(). An option with both validators also accepts
+// rates as data sheets print them: "7000MB/s" for 7000MB, and "7G" for 7GB.
 CLI::Validator rate_suffix();
 
-// Must be called once, when all options are defined. Makes each numeric option of `app` and its
-// subcommands require a finite decimal number. If the option's type is an integer, the number must
-// be whole. If the type is unsigned, the number must not be negative. The number may end in K
-// (thousands), M (millions), B or G (billions) or T (trillions), in upper or lower case.
+// Must be called once, when all options are defined. After the call, each numeric option of `app`
+// and its subcommands accepts only finite decimal numbers. An option of an integer type accepts
+// only whole numbers. An option of an unsigned type accepts no negative numbers. A number may end
+// in K (thousands), M (millions), B or G (billions) or T (trillions), in upper or lower case.
 void check_numbers(CLI::App& app);
 
 }  // namespace sluice

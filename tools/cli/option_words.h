@@ -15,11 +15,11 @@ namespace sluice {
 struct OptionWord {
   std::string_view key;     // "storage.paths"
   std::string_view option;  // "--path"
-  bool is_given = true;     // false: the value comes from the config, and its key stays
+  bool is_given = true;     // false: the config gives the value, so messages keep the key
 };
 
-// Returns `error`, but its message names the option of `words` in place of each key. Keys in quotes
-// and keys without quotes are replaced.
+// Returns a copy of `error`. In the copy's message, the options of `words` replace their keys. Keys
+// with and without quotes are replaced.
 Error in_words_of(std::initializer_list<OptionWord> words, const Error& error);
 
 // Runs `work` and returns its result.

@@ -1,7 +1,8 @@
-// These classes write all output files of the command. Before an output is opened, its path is
-// compared with those of all inputs and all other outputs. The check also tries whether the
-// output's folder is writable. After the check, the output is created under a temporary name, and a
-// rename gives the output its final name:
+// These classes write all output files of the command. Before an output is opened,
+// OutputFiles::check() compares the output's path with the paths of all inputs and all other
+// outputs. OutputFiles::check() also tests whether the output's folder is writable. After the
+// check, the output is created under a temporary name, and a rename gives the output its final
+// name:
 //
 //   begin() .. write() .. commit()              once, whole: models, JSON, pages
 //   begin() .. accept() .. write() .. commit()  growing files: the final name comes as soon as the
@@ -9,10 +10,10 @@
 //                                               part that was written
 //
 // Until accept() or commit(), an older file with the final name stays unchanged. If an OutputFile
-// is destroyed before either call, no file is left. If the path is a symbolic link, the link's
-// target is replaced. A path that is not a regular file (/dev/null, a pipe, /dev/stdout) is opened
-// directly, and several outputs may write to this path. The path "-" stands for standard output. If
-// an output goes to standard output, text for people goes to standard error.
+// is destroyed before accept() or commit(), no file is left. If the path is a symbolic link, the
+// link's target is replaced. A path that is not a regular file (/dev/null, a pipe, /dev/stdout) is
+// opened directly, and several outputs may write to such a path. The path "-" stands for standard
+// output. If an output goes to standard output, text for people goes to standard error.
 //
 // Thread rule: one thread uses an OutputFiles and its files.
 #pragma once
@@ -52,8 +53,7 @@ class OutputFile {
   const std::string& path() const { return place_.path; }
   const FilePlace& place() const { return place_; }
 
-  // Throws an error if it is already clear that the output cannot be written. The check leaves no
-  // file behind.
+  // Throws an error if the output certainly cannot be written. The call leaves no file behind.
   // Fails with kInput, kNoSpace or kUnsupported. The message names the path, the reason and a
   // remedy.
   void check();
@@ -69,8 +69,8 @@ class OutputFile {
   // before the call.
   // Fails with kNoSpace or kIo.
   void write(std::string_view bytes);
-  // Formats the arguments and appends the text. The text goes through a buffer, and commit() writes
-  // the rest of this buffer.
+  // Formats the arguments and appends the text. The text goes through a buffer. commit() writes the
+  // rest of the buffer.
   template <class... Arguments>
   void print(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
     fmt::format_to(std::back_inserter(buffer_), format, std::forward<Arguments>(arguments)...);
@@ -89,8 +89,8 @@ class OutputFile {
   // Closes the file, and removes the file if it does not have its final name yet.
   void discard() noexcept;
 
-  // Returns the error for `error`, the errno of an operation on this output. `what` names the
-  // operation that failed.
+  // Returns an Error that describes a failed operation on this output. `error` is the errno of the
+  // operation, and `what` names the operation.
   Error failure(std::string_view what, int error) const;
 
  private:
@@ -110,7 +110,7 @@ class OutputFile {
   std::string option_;
   FilePlace place_;
   OutputMode mode_;
-  bool is_checked_ = false;  // a failure from now on comes from a later change
+  bool is_checked_ = false;  // true: a later failure means that something changed after check()
   bool is_begun_ = false;
   bool is_accepted_ = false;
   std::uint64_t size_bytes_ = 0;
@@ -126,12 +126,12 @@ class OutputFiles {
   // `what` is the name that messages give to the input, such as "the text" or "--init". An empty
   // path is ignored. If the path is a folder, all files in the folder are inputs. The output of the
   // option `successor` may replace this input, because the command reads the input before it writes
-  // this output.
+  // the output.
   void add_input(std::string what, const std::string& path, std::string_view successor = {});
   OutputFile& add(std::string option, const std::string& path,
                   OutputMode mode = OutputMode::kOrdinary);
-  // Adds an output that another process writes. Its path is compared with the other paths, but this
-  // process does not write the output.
+  // Adds an output that another process writes. check() compares the output's path with the other
+  // paths, but this process does not write the output.
   void reserve(std::string option, const std::string& path);
 
   // Compares the paths of all files, and then checks each output. Prints a line for each temporary

@@ -1,6 +1,6 @@
 // Text for people, on standard output (`say`) and standard error (`warn`). The functions of this
-// file do not throw. So a run goes on even if its log is on a disk that is full. Text that cannot
-// be printed is lost. If text for standard output is lost, one line on standard error reports the
+// file do not throw. A run therefore goes on even if its log is on a full disk. Text that cannot be
+// printed is lost. If text for standard output is lost, one line on standard error reports the
 // loss. On a terminal, `say` breaks lines that are too long for the terminal. `say_text` prints its
 // text unchanged, which is needed for JSON.
 //
@@ -13,9 +13,9 @@
 
 namespace sluice {
 
-// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed. Otherwise the next opened
-// file would get such a descriptor, and printed text would go into that file. Must be called at the
-// start of main().
+// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed. Without this call, the
+// next opened file would get such a descriptor, and printed text would go into that file. Must be
+// called at the start of main().
 void keep_standard_descriptors() noexcept;
 
 // From this call on, say() prints to standard error, because standard output receives the data of

@@ -1,8 +1,8 @@
 // A new file under a unique name, in the folder of the file that it will replace. The destructor
 // removes the temporary name. The handler of a signal that ends the process removes the name, too.
 // If a process is killed, the file stays. The file is locked (flock) while its process keeps the
-// file open. So a later process can distinguish a leftover file from a file that is being written.
-// Process numbers are no alternative to locks, because the same numbers occur in several
+// file open. By this lock, a later process distinguishes a leftover file from a file that is being
+// written. Process numbers cannot replace locks, because the same numbers occur in several
 // containers.
 //
 // Thread rule: one thread per object. Any thread and any signal handler may call
@@ -21,8 +21,9 @@ namespace sluice {
 class TemporaryFile {
  public:
   TemporaryFile() = default;
-  // `target` is an absolute path without links. The target need not exist. `mode` has the meaning
-  // that it has in open(2). Fails with std::system_error, with the errno of open(2).
+  // `target` is an absolute path without links. The target need not exist. `mode` has the same
+  // meaning as in open(2).
+  // Fails with std::system_error, which has the errno of open(2).
   TemporaryFile(const std::string& target, mode_t mode);
   TemporaryFile(TemporaryFile&& other) noexcept;
   TemporaryFile& operator=(TemporaryFile&& other) noexcept;
@@ -30,8 +31,8 @@ class TemporaryFile {
 
   int descriptor() const { return descriptor_.get(); }
   const std::string& name() const { return name_; }  // empty once the file has the target's name
-  // Renames the file to the target's name, and so replaces the target. Returns 0 or an errno. After
-  // an error, the file keeps its temporary name.
+  // Renames the file to the target's name. The file then replaces the target. Returns 0 or an
+  // errno. After an error, the file keeps its temporary name.
   int replace_target();
   // Lets the file keep its temporary name permanently, so that the destructor does not remove the
   // name.
@@ -42,12 +43,12 @@ class TemporaryFile {
 
   std::string target_;
   std::string name_;
-  int slot_ = -1;  // in the table of names
+  int slot_ = -1;  // index in the table of names
   UniqueFd descriptor_;
 };
 
 // Returns the temporary files for `target` that ended processes have left. The list does not
-// contain files that are being written. It is empty on a file system without locks.
+// contain files that are being written. On a file system without locks, the list is empty.
 std::vector<std::string> leftovers_of(const std::string& target);
 
 // Removes the names of all temporary files of this process. A signal handler may call this

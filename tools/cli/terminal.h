@@ -24,14 +24,14 @@ enum class Colour { kGood, kWarning, kBad };
 // (https://no-color.org), and TERM is not "dumb". Otherwise, the result is `text` without colour.
 std::string coloured(int descriptor, Colour colour, std::string_view text);
 
-// Returns `text`, with line breaks between words in each line that is longer than `columns`. In the
-// line of a table, two spaces precede the last column. The rest of a broken line is placed under
-// the last column, so that tables stay readable.
+// Returns `text`, with line breaks between words in each line that is longer than `columns`. In a
+// line of a table, two spaces precede the last column. If such a line is broken, the rest of the
+// line goes under the last column, so that the table stays readable.
 std::string fitted(std::string_view text, std::size_t columns);
 
 // Shows the progress of one piece of work. When the work has taken longer than a second, a line on
-// standard error names the work and its duration so far. There is no such line if standard error is
-// no terminal. The destructor removes the line.
+// standard error names the work and its duration so far. If standard error is not a terminal, no
+// line is shown. The destructor removes the line.
 class Progress {
  public:
   explicit Progress(std::string what, bool is_quiet = false);

@@ -1,5 +1,5 @@
-// `sluice bench adam` measures the speed of the CPU update. The command compares this speed with
-// the limit that the machine's memory sets. The same run measures this limit.
+// `sluice bench adam` measures the speed of the CPU update. The command compares the speed of the
+// update with the limit that the machine's memory sets, and measures this limit in the same run.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct BenchAdamOptions {
   unsigned rounds = 11;
   BenchInput input = BenchInput::kPlain;
   OptimizerState moments = OptimizerState::kFp32;
-  unsigned threads = 0;  // 0 = 1, 2, 4 ... up to the granted cores
+  unsigned threads = 0;  // 0 = measure 1, 2, 4 ... threads, up to the granted cores
   std::string json_file;
   std::string plot_file;
   bool quiet = false;

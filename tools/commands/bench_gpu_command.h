@@ -19,8 +19,8 @@ struct BenchGpuOptions {
   std::string plot_file;
 };
 
-// The function prints a table, and returns the exit code. If a measurement needs a larger machine,
-// the output names this measurement, and the command skips it.
+// Prints a table, and returns the exit code. The command skips each measurement that needs a larger
+// machine, and names the skipped measurements in its output.
 // Fails with kConfig (an option), kUnsupported (no GPU) or kInput.
 int run_bench_gpu(const BenchGpuOptions& options);
 

@@ -10,7 +10,7 @@ namespace sluice {
 
 struct BenchIoOptions {
   std::vector<std::string> paths;
-  std::string size = "1GiB";          // of the file on each path
+  std::string size = "1GiB";          // size of the file on each path
   std::vector<std::string> patterns;  // empty = read, write, mixed
   std::vector<std::string> requests;  // empty = 1MiB, 4MiB
   std::vector<std::uint32_t> depths;  // empty = 4, 16, 32
@@ -20,8 +20,8 @@ struct BenchIoOptions {
   std::string plot_file;
 };
 
-// The function prints a table, writes the calibration, and returns the exit code. If there are
-// several paths, it measures all drives at the same time, and then each drive alone.
+// Prints a table, writes the calibration, and returns the exit code. If there are several paths,
+// the command measures all drives at the same time, and then each drive alone.
 // Fails with kConfig (an option), kNoSpace, kInput, kIo, kDamaged or kUnsupported.
 int run_bench_io(const BenchIoOptions& options);
 

@@ -1,6 +1,6 @@
-// `sluice bench matrix` measures the values that `sluice plan --matrix` predicts. The command uses
-// a small model and the ranks that mpirun starts. It prints the planned values beside the measured
-// values.
+// `sluice bench matrix` measures the values that `sluice plan --matrix` predicts. The command
+// trains a small model on the ranks that mpirun starts. The command prints the planned values
+// beside the measured values.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct BenchMatrixOptions {
   std::uint32_t units = 8;
   unsigned steps = 5;  // measured steps of each cell
   std::string path = "/var/tmp";
-  std::string rate = "400MB";  // of each rank's drive, a second
-  double compute_ms = 200;     // computation of a step
+  std::string rate = "400MB";  // bytes per second of each rank's drive
+  double compute_ms = 200;     // time of a step's computation
   std::string json_file;
 };
 

@@ -1,4 +1,5 @@
-// The pictures that `sluice bench ... --plot` draws. They show the figures that the command prints.
+// The pictures that `sluice bench ... --plot` draws. The pictures show the same figures that the
+// command prints.
 //
 // Thread rule: pure.
 #pragma once
@@ -17,7 +18,8 @@
 namespace sluice {
 
 // The picture shows the rates of all paths together and of each path alone, by pattern, request
-// size and depth. It also shows the smallest and the largest rate that the rounds measured.
+// size and depth. The picture also shows the smallest and the largest rate that the rounds
+// measured.
 // Requires: at least one series.
 std::string io_plot(std::span<const IoSeries> series, const std::vector<std::string>& paths);
 // The picture shows the speed of the update beside the limit, memcpy and triad, with quartiles.

@@ -16,7 +16,7 @@ struct BenchStepOptions {
   std::uint32_t units = 16;
   unsigned steps = 12;  // measured steps for each policy and regime
   std::string path = "/var/tmp";
-  std::string rate = "1GB";            // of the throttled drive, a second
+  std::string rate = "1GB";            // bytes per second of the throttled drive
   std::optional<std::uint32_t> lanes;  // empty = a tenth of the blocks
   std::uint32_t window_units = 3;      // the units that fit the device window
   std::string trace_file;              // empty = none; otherwise needs one regime and one policy
@@ -25,12 +25,12 @@ struct BenchStepOptions {
   double flush_ms = 5;                 // the time for which a flush occupies the drive
   std::string write_cache = "0";       // size of the throttled drive's write cache
   std::uint32_t save_every = 0;        // steps per checkpoint beside training; 0 = none
-  bool has_bare = false;               // the same without commits and checkpoints, in turns
+  bool has_bare = false;               // also measure without commits and checkpoints
   std::string json_file;
   std::string plot_file;
 };
 
-// The function prints a table for each regime. Returns the exit code.
+// Prints a table for each regime. Returns the exit code.
 // Fails with kConfig (an option) or kInput (the JSON file), and with the errors of Engine.
 int run_bench_step(const BenchStepOptions& options);
 

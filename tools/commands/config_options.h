@@ -36,7 +36,7 @@ struct ConfigCommands {
 void add_config(CLI::App& app, ConfigCommands& commands);
 
 // Adds --batch, --lr and similar options. The function does not add --steps, because some commands
-// define this option themselves.
+// define --steps themselves.
 void add_deepspeed_values(CLI::App* command, DeepspeedValues& values);
 
 }  // namespace sluice

@@ -11,7 +11,7 @@ namespace sluice {
 
 struct DoctorOptions {
   std::vector<std::string> paths{"/var/tmp"};
-  std::string mpi_library = {};   // empty = where MpiWorld looks for it
+  std::string mpi_library = {};   // empty = MpiWorld searches for the library
   std::string nccl_library = {};  // empty = libnccl.so.2
   std::string sysfs = "/sys";
   std::string json_file = {};  // empty = none; "-" = standard output
@@ -29,8 +29,8 @@ struct Finding {
 // Runs all checks. The checks leave no files behind.
 std::vector<Finding> examine(const DoctorOptions& options);
 
-// Prints each finding and its remedy. Returns kExitResource if one of the checks failed. Fails with
-// the errors of OutputFile::check().
+// Prints each finding and its remedy. Returns kExitResource if one of the checks failed.
+// Fails with the errors of OutputFile::check().
 int run_doctor(const DoctorOptions& options);
 
 }  // namespace sluice

@@ -9,7 +9,7 @@ namespace sluice {
 
 struct GenerateOptions {
   std::string model_file;
-  std::string tokenizer;  // empty = the one in the model's folder, or bytes
+  std::string tokenizer;  // empty = the tokenizer in the model's folder, or bytes
   std::string prompt;
   std::uint64_t tokens = 200;
   double temperature = 0.8;

@@ -1,6 +1,7 @@
 // The PCIe links of GPUs and drives, and the NUMA nodes to which these devices are attached. The
 // data comes from the kernel. A device may use fewer lanes than it could, or a drive may be
-// attached to another socket than the GPU. Either one makes a run slower, and no error is reported.
+// attached to another socket than the GPU. Fewer lanes, or a drive at another socket, make a run
+// slower without an error message.
 //
 // Thread rule: any thread.
 #pragma once
@@ -16,13 +17,13 @@ struct PciLink {
   std::string address;  // "0000:3b:00.0"
   bool is_gpu = false;
   std::optional<int> node;       // the NUMA node; none = not reported
-  double gigatransfers = 0;      // per second and lane now; 0 = not reported
-  double gigatransfers_max = 0;  // of the device
-  unsigned lanes = 0;            // now; 0 = not reported
-  unsigned lanes_max = 0;        // of the device
-  // The address of the PCIe switch to which the device is attached. This address is that of the
-  // switch's upstream port. It is empty if there is no switch, or if the kernel reports none.
-  // Transfers between two devices at one switch need not pass through the processor.
+  double gigatransfers = 0;      // current rate per second and lane; 0 = not reported
+  double gigatransfers_max = 0;  // the highest rate of the device
+  unsigned lanes = 0;            // the lanes in use; 0 = not reported
+  unsigned lanes_max = 0;        // the lanes that the device has
+  // The address of the PCIe switch to which the device is attached: the address of the switch's
+  // upstream port. The address is empty if there is no switch, or if the kernel does not report a
+  // switch. Transfers between two devices at the same switch need not pass through the processor.
   std::string pci_switch = {};
 };
 
@@ -30,8 +31,8 @@ struct PciLink {
 // device is listed once. `sysfs` is the folder in which the kernel describes devices, "/sys".
 std::vector<PciLink> pci_links(const std::vector<std::string>& folders, const std::string& sysfs);
 
-// Returns the NUMA nodes whose processors this process may use, in ascending order. The result is
-// empty if the kernel does not report these nodes.
+// Returns, in ascending order, the NUMA nodes whose processors this process may use. The result is
+// empty if the kernel does not report NUMA nodes.
 std::vector<int> usable_nodes(const std::string& sysfs);
 
 }  // namespace sluice

@@ -26,6 +26,7 @@
 #include "tools/gpt/train/run_memory.h"
 #include "tools/gpt/train/train_config.h"
 #include "tools/gpt/train/train_ranks.h"
+#include "tools/report/config_changes.h"
 #include "tools/report/machine_presets.h"
 
 namespace sluice {
@@ -47,7 +48,8 @@ ConfigDocument document_of(const PlanOptions& options) {
 }
 
 // The GPU memory that is left beside the activations.
-std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject) {
+std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject,
+                            const PlanOptions& options) {
   const std::uint64_t beside_bytes = subject.activation_bytes + kGpuContextBytes;
   if (beside_bytes < gpu.memory_bytes) return gpu.memory_bytes - beside_bytes;
   const PlanRequest& request = subject.request;
@@ -56,13 +58,18 @@ std::uint64_t device_budget(const GpuPreset& gpu, const PlanSubject& subject) {
   throw Error(
       ErrorCode::kOutOfMemory,
       fmt::format("does not fit: the activations of {:.0f} tokens take {}, the driver {}, and a {} "
-                  "has {}; give fewer --tokens, below {:.0f} for each micro-batch{}",
+                  "has {}; give fewer --tokens, below {:.0f} for each micro-batch{}{}",
                   subject.tokens / request.micro_batches, format_bytes(subject.activation_bytes),
                   format_bytes(kGpuContextBytes), gpu.name, format_bytes(gpu.memory_bytes),
                   std::floor(room * subject.tokens / request.micro_batches),
                   request.config.activations.home == ActivationHome::kKeep
                       ? ", or --set activations=recompute"
-                      : ", or a larger --gpu"));
+                      : ", or a larger --gpu",
+                  options.tokens ? ""
+                                 : fmt::format(" (without --tokens, a step has {:.0f}: that many "
+                                               "sequences as batch.sequences and "
+                                               "batch.micro_batches say)",
+                                               subject.tokens)));
 }
 
 // A plan has memory for each block, and takes time for it.
@@ -89,7 +96,7 @@ void check_blocks(const ModelSpec& model, const PlanOptions& options, const Conf
 // Settles the budgets that are not given.
 void settle(PlanSubject& subject, const PlanOptions& options, Config& engine) {
   if (!options.gpu.empty() && !engine.memory.device_bytes)
-    engine.memory.device_bytes = device_budget(gpu_preset(options.gpu), subject);
+    engine.memory.device_bytes = device_budget(gpu_preset(options.gpu), subject, options);
   if (!options.host_memory.empty()) {
     const std::uint64_t bytes = parse_size(options.host_memory);
     if (bytes < 1_MiB)
@@ -215,8 +222,18 @@ void check_effects(const PlanOptions& options, const Config& engine) {
         *options.rates.flush_ms));
 }
 
-PlanSubject subject_of(const PlanOptions& options) {
-  TrainConfig config = train_config(document_of(options));
+// The config of this plan, with the budgets that the plan has come to.
+std::string planned_config(const ConfigDocument& document, const Config& engine) {
+  const auto bytes = [](const std::optional<std::uint64_t>& size_bytes) {
+    return size_bytes ? std::to_string(*size_bytes) : "null";
+  };
+  return changed_config_text(config_text_of(document),
+                             {{"memory.device", bytes(engine.memory.device_bytes)},
+                              {"memory.host", bytes(engine.memory.host_bytes)}});
+}
+
+PlanSubject subject_of(const PlanOptions& options, const ConfigDocument& document) {
+  TrainConfig config = train_config(document);
   check_effects(options, config.engine);
   PlanSubject subject;
   if (options.nodes) subject.sharing_ranks = options.ranks / *options.nodes;
@@ -283,7 +300,8 @@ int run_plan(const PlanOptions& options) {
         fmt::format("--nodes {} does not divide --ranks {}; --ranks counts those of all nodes, the "
                     "same number on each",
                     *options.nodes, options.ranks));
-  PlanSubject subject = subject_of(options);
+  const ConfigDocument document = document_of(options);
+  PlanSubject subject = subject_of(options, document);
   OutputFiles outputs;
   outputs.add_input("the config", options.config_file);
   outputs.add_input("--model", options.model);
@@ -291,6 +309,7 @@ int run_plan(const PlanOptions& options) {
   outputs.add_input("--io", options.rates.io_file);
   outputs.add_input("--adam", options.rates.adam_file);
   outputs.add_input("--gpu-rates", options.rates.gpu_file);
+  OutputFile& output = outputs.add("--output", options.output_file);
   OutputFile& json = outputs.add("--json", options.json_file);
   OutputFile& tensors = outputs.add("--tensors", options.tensors_file);
   OutputFile& plot = outputs.add("--plot", options.plot_file);
@@ -325,6 +344,12 @@ int run_plan(const PlanOptions& options) {
     write_whole(plot, *picture);
   else if (plot.is_wanted())
     warn("sluice: --plot: no budget of host memory lets this config fit, so there is no picture\n");
+  if (output.is_wanted() && fits) {
+    write_whole(output, planned_config(document, subject.request.config));
+    say("{} is written: the config's keys, and the plan's budgets\n", output.path());
+  } else if (output.is_wanted()) {
+    warn("sluice: --output: the plan does not fit, so there is no config to write\n");
+  }
   return fits && subject.obstacle_here.empty() ? kExitOk : kExitResource;
 }
 

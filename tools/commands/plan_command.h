@@ -17,35 +17,36 @@ struct PlanOptions {
   DeepspeedValues deepspeed;  // used for a DeepSpeed file
   std::uint32_t ranks = 1;
   bool stages = false;  // also print the memory of a rank under each ZeRO stage
-  bool matrix = false;  // and memory and time by stage and offload
-  // A config.json, or a folder that contains one. Its model replaces the model of the config. If
-  // empty, the config's model is used.
+  bool matrix = false;  // also print memory and time by stage and offload
+  // The path of a config.json, or of a folder that contains a config.json. The model in this file
+  // replaces the config's model. If `model` is empty, the config's model is used.
   std::string model;
-  std::optional<std::uint64_t> sequence;  // with `model`: tokens of a sequence
+  std::optional<std::uint64_t> sequence;  // only with `model`: tokens per sequence
   // The name of the GPU to plan for; empty = as in the config.
   std::string gpu;
-  // A value that replaces memory.host. If empty, the config's value is used. If `nodes` is given,
-  // the value is the memory of one host.
+  // `host_memory` replaces the config's memory.host, unless `host_memory` is empty. If `nodes` is
+  // given, `host_memory` is the memory of one host.
   std::string host_memory;
   std::string drive;                 // a name, or "name:count"; empty = none
-  std::string drive_space;           // of all drives together; empty = of `drive`, or unlimited
+  std::string drive_space;           // of all drives; empty = the space of `drive`, or unlimited
   std::optional<double> parameters;  // of the whole model; replaces the config's model
   std::uint32_t layers = 1;          // with `parameters`: the number of equal units
-  std::optional<double> tokens;      // of a step and rank; otherwise from the config's batch
-  std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
+  std::optional<double> tokens;      // per step and rank; empty = from the config's batch
+  std::string bytes_written_rating;  // for all drives together, such as "1200TB"; empty = none
   PlanRateOptions rates;
   bool as_deepspeed = false;  // also print what DeepSpeed's estimators say
   // The number of hosts on which the ranks run. If `nodes` is given, the options for memory, drives
   // and rates describe one host, and the host's ranks share these resources. If `nodes` is not
   // given, the options describe the resources of one rank.
   std::optional<std::uint32_t> nodes;
+  std::string output_file;  // a config with the budgets of the plan
   std::string json_file;
   std::string plot_file;
   std::string tensors_file;
 };
 
-// Prints the plan. Returns kExitResource if the placement that the config names does not fit the
-// config's budgets.
+// Prints the plan. Returns kExitResource if the config's placement does not fit the config's
+// budgets.
 // Fails with kConfig or kInput.
 int run_plan(const PlanOptions& options);
 

@@ -42,6 +42,7 @@ nlohmann::ordered_json json_of(const PlannedPlacement& planned) {
   if (!planned.policies.empty()) root["t_min_s"] = planned.least.step_s;
   for (const auto& [policy, cost] : planned.policies)
     root["policies"][std::string(name_of(policy))] = json_of(cost);
+  if (planned.on_other_processor) root["on_other_processor"] = json_of(*planned.on_other_processor);
   for (const Pool& pool : planned.placement.pools())
     root["pools"].push_back(
         {{"tier", name_of(pool.tier)}, {"pool", pool.name}, {"size_bytes", pool.size_bytes}});

@@ -1,5 +1,6 @@
-// The model for which `sluice plan` plans. It has one of three sources: the config's GPT, a number
-// of parameters (--parameters) in equal units (--layers), or a config.json (--model).
+// The model for which `sluice plan` plans. The model has one of three sources. The sources are the
+// config's GPT, a config.json (--model), and a number of parameters (--parameters) in equal units
+// (--layers).
 //
 // Thread rule: any thread.
 #pragma once
@@ -24,12 +25,12 @@ inline constexpr std::uint64_t kGpuContextBytes = std::uint64_t{1} << 30;
 
 struct PlanModel {
   ModelSpec spec;
-  std::vector<double> forward_flops;   // of one micro-batch, for each unit
-  std::uint64_t activation_bytes = 0;  // of activations that the application keeps
-  double tokens = 0;                   // of a step and rank
-  std::string description;             // a line about --model; otherwise empty
-  double active_parameters = 0;        // of --model, that a token uses
-  std::vector<std::string> tied;       // of --model: the names by which one tensor goes
+  std::vector<double> forward_flops;   // operations of one micro-batch, for each unit
+  std::uint64_t activation_bytes = 0;  // the activations that the application keeps
+  double tokens = 0;                   // per step and rank
+  std::string description;             // a line about --model; empty without --model
+  double active_parameters = 0;        // the parameters of --model that a token uses
+  std::vector<std::string> tied;       // with --model: all names of the tied tensor
 };
 
 // Returns the units and tensors of `model` as JSON, for the option --tensors.

@@ -110,6 +110,8 @@ void add_plan(CLI::App& app, PlanOptions& options) {
                    "Tokens of a step and rank (default: the config's batch)")
       ->check(between(1, 1e15));
   add_rates(plan, options);
+  add_output(plan, "-o,--output", options.output_file,
+             "Write a config with the keys of CONFIG and --set, and with the plan's budgets");
   add_output(plan, "--json", options.json_file, "Write the plan");
   add_output(plan, "--plot", options.plot_file,
              "Draw the step and its resources over budgets of host memory, as SVG");

@@ -83,6 +83,10 @@ void print_step(const PlannedPlacement& planned, const PlanSubject& subject) {
   for (const auto& [policy, cost] : planned.policies)
     say("  {:<12}{:>10.4g} s  {:>5.1f} % of T_min\n", name_of(policy), cost.step_s,
         100 * planned.least.step_s / cost.step_s);
+  if (const auto& other = planned.on_other_processor)
+    say("with optimizer.update_on {}: {:.4g} s ({} binds)\n",
+        name_of(other_than(subject.request.config.optimizer.update_on)), other->step_s,
+        name_of(other->scarcest()));
 }
 
 void print_alternatives(const std::vector<PlannedPlacement>& all) {

@@ -15,13 +15,14 @@
 namespace sluice {
 
 struct PlanFindings {
-  std::string verdict;                // the first line
-  std::optional<double> free_tokens;  // of a step and rank, from which computation hides the rest
-  std::vector<MatrixRow> matrix;      // with --matrix
+  std::string verdict;  // the first line
+  // The least number of tokens per step and rank with which computation hides all other work.
+  std::optional<double> free_tokens;
+  std::vector<MatrixRow> matrix;  // with --matrix
 };
 
-// Returns the verdict. It says whether the config fits, how long a step takes, and which resource
-// limits the step. It also names the smallest change that would help.
+// Returns the verdict. The verdict says whether the config fits, how long a step takes, and which
+// resource limits the step. The verdict also names the smallest change that would help.
 std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSubject& subject);
 
 // The first element of `all` is the placement that the config names.

@@ -17,19 +17,21 @@ namespace sluice {
 struct PlanSubject {
   PlanRequest request;
   bool is_on_host = true;
-  unsigned host_threads = 0;       // that compute, where this machine is planned for; 0 = otherwise
-  bool is_of_this_machine = true;  // and of the config's model, so that train could be started here
+  unsigned host_threads = 0;  // computing threads, if the plan is for this machine; otherwise 0
+  // If true, the plan is for this machine and the config's model. `sluice train` could then run the
+  // plan here.
+  bool is_of_this_machine = true;
   HostMemory host;
-  std::uint64_t activation_bytes = 0;  // that the application keeps
+  std::uint64_t activation_bytes = 0;  // the activations that the application keeps
   PlanRates rates;
-  // If --nodes is given, the number of ranks on one host. These ranks share the host's memory and
-  // drives. If --nodes is not given, the value is 1.
+  // The number of ranks on one host if --nodes is given, and 1 otherwise. The ranks on a host share
+  // the host's memory and drives.
   std::uint32_t sharing_ranks = 1;
   std::optional<std::uint64_t> drive_bytes;  // space on storage for this rank
-  std::optional<double> rated_bytes;         // that the drives take in their life, for this rank
+  std::optional<double> rated_bytes;         // this rank's share of the drives' rated writes
   std::array<OrderPlan, 2> orders;
-  std::string obstacle_here;  // why train would refuse here what the budgets allow
-  std::string remedy;         // another one, where the config does not fit; may be empty
+  std::string obstacle_here;  // why `sluice train` would refuse, on this machine, a plan that fits
+  std::string remedy;         // a further remedy if the config does not fit, or ""
   double parameters = 0;      // of the whole model
   double active_parameters = 0;
   // The operations of the matrix products that a step computes on this rank, forward and backward.
@@ -38,7 +40,7 @@ struct PlanSubject {
   std::optional<double> peak_flops;  // of the GPU that --gpu names
   std::string tensors;               // JSON, if --tensors asks for it
   std::string description;
-  double tokens = 0;  // of a step and rank
+  double tokens = 0;  // per step and rank
 };
 
 }  // namespace sluice

@@ -17,11 +17,12 @@ ConfigDocument read_state_config(const StateOptions& options);
 // Fails with kInput if the config names no store.
 void require_store_name(const Config::Storage& storage, const StateOptions& options);
 
-// The output file of --json. The constructor compares its path with all files that the command
-// reads, and checks that the file can be written. So the command fails before it has done any work.
+// The output file of --json. The constructor compares the path of this file with all files that the
+// command reads. The constructor also checks that this file can be written. A command that cannot
+// write the file therefore fails before it has done any work.
 class StateJson {
  public:
-  // `checkpoint` is a folder that the command reads, or "".
+  // `checkpoint` is the folder of a checkpoint that the command reads, or "".
   // Fails with the errors of OutputFiles::check().
   StateJson(const StateOptions& options, const Config::Storage& storage,
             const std::string& checkpoint = "");

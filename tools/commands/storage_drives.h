@@ -1,6 +1,6 @@
 // The drives behind a folder and the write caches of these drives, as the kernel reports them. The
-// kind of cache decides whether written data survives a power cut before a flush. It also decides
-// whether the kernel sends flushes to the drive.
+// kind of cache decides whether written data survives a power cut before a flush. The kind of cache
+// also decides whether the kernel sends flushes to the drive.
 //
 // Thread rule: any thread.
 #pragma once
@@ -12,13 +12,13 @@ namespace sluice {
 
 struct StorageDrive {
   std::string name;         // "nvme0n1"
-  std::string device;       // its folder in the kernel's tree
+  std::string device;       // the drive's folder in the kernel's tree
   std::string write_cache;  // "write back", "write through"; empty = not reported
 };
 
-// Returns the drives on which the file system of `folder` lies. There are several drives for RAID
-// and similar arrays, and none for tmpfs and network mounts. `sysfs` is the folder in which the
-// kernel describes devices, "/sys".
+// Returns the drives on which the file system of `folder` lies. The list has several drives for
+// RAID and similar arrays. The list is empty for tmpfs and network mounts. `sysfs` is the folder in
+// which the kernel describes devices, "/sys".
 std::vector<StorageDrive> storage_drives(const std::string& folder, const std::string& sysfs);
 
 }  // namespace sluice

@@ -7,10 +7,10 @@ namespace sluice {
 
 struct TopOptions {
   bool once = false;
-  bool as_json = false;        // once
-  bool as_prometheus = false;  // once
+  bool as_json = false;        // print JSON once
+  bool as_prometheus = false;  // print text for Prometheus once
   bool on_web = false;
-  std::uint16_t port = 0;  // of the page; 0 = any free one
+  std::uint16_t port = 0;  // port of the page; 0 = any free port
 };
 
 // Shows all runs of this user. On a terminal, the command refreshes the view every second until

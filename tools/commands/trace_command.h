@@ -36,7 +36,7 @@ struct TraceDiffOptions {
   std::string steps;  // FIRST-LAST; empty = all
   std::string before;
   std::string after;
-  double percent = 5;  // a step that is longer by more is a regression (exit code 3)
+  double percent = 5;  // a step that is longer by more than this is a regression (exit code 3)
   std::string json_file;
   std::string page_file;
 };

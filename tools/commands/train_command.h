@@ -30,14 +30,14 @@ struct TrainOptions {
   WatchOptions watch;
   std::optional<double> peak_flops;  // per second, of one rank
   bool measures_peak = false;
-  std::uint64_t compare_memory = 0;  // steps of the same training in memory; 0 = none
+  std::uint64_t compare_memory = 0;  // steps of a comparison in memory; 0 = none
   DeepspeedValues deepspeed;         // used for a DeepSpeed file
   bool quiet = false;
 };
 
 // Returns the exit code (tools/cli/exit_codes.h).
-// Fails if the config, the text, the model file, a path or a budget is wrong. Such a failure occurs
-// before the first step, and leaves no files behind.
+// Fails before the first step if the config, the text, the model file, a path or a budget is wrong.
+// Such a failure leaves no files behind.
 int run_train(const TrainOptions& options);
 
 }  // namespace sluice

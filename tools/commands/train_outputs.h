@@ -16,13 +16,14 @@ namespace sluice {
 
 struct TrainOutputs {
   // The constructor compares the paths of all files, and checks each output. Must be called while
-  // `config.data_file` is still the text, because turning the text into tokens can take minutes and
-  // leaves a file.
+  // `config.data_file` is still the text, because the conversion of the text into tokens can take
+  // minutes and leaves a file.
   // Fails with the errors of OutputFiles::check().
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
 
   // If the text was turned into tokens, the call compares the paths of all outputs with the path of
-  // the token file. Fails with kInput if two of the paths lead to the same file.
+  // the token file.
+  // Fails with kInput if two of the paths lead to the same file.
   void compare_with_tokens(const TrainConfig& config);
 
   OutputFiles files;

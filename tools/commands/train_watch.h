@@ -1,5 +1,6 @@
 // The parts of `sluice train` that use the model between steps: validation, samples, and the event
-// file for TensorBoard. Training gives the same bits with and without these parts.
+// file for TensorBoard. Validation, samples and the event file do not change the bits of the
+// training.
 //
 // Thread rule: one thread. If there are several ranks, all ranks must make the same calls.
 #pragma once
@@ -56,8 +57,8 @@ class TrainWatch {
   // Must be called after each step, before the record of the step is written. Computes the
   // validation loss if a validation is due.
   void step_ended(StepRecord& record);
-  // Must be called when the step has been printed. Prints the validation loss, draws and prints a
-  // sample if a sample is due, and writes the step's events.
+  // Must be called when the step has been printed. Prints the validation loss, and writes the
+  // step's events. If a sample is due, the call also draws and prints a sample.
   void tell(const StepRecord& record);
 
   // Returns the mean cross-entropy on the validation part of the data after `steps` steps. Returns
@@ -85,7 +86,7 @@ class TrainWatch {
   std::vector<std::uint32_t> prompt_;
   std::vector<TokenBatch> batches_;
   std::uint64_t validated_steps_ = 0;
-  std::optional<double> validation_loss_;  // after that many steps
+  std::optional<double> validation_loss_;  // the loss after `validated_steps_` steps
   std::exception_ptr events_failure_;
 };
 

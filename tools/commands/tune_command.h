@@ -1,6 +1,6 @@
 // `sluice tune` searches for settings under which a config runs faster on this machine. The command
-// first predicts step times with a model of the step. Then it runs a few steps with the best
-// settings.
+// first predicts step times with a model of the step. Then the command runs a few steps with each
+// of the best settings.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct TuneOptions {
   std::string data_file;          // replaces data.file; empty = as in the config
   DeepspeedValues deepspeed;      // used for a DeepSpeed file
   std::vector<std::string> kept;  // keys or sections that stay as they are
-  std::uint32_t finalists = 3;    // that run, beside the given config
-  std::uint32_t steps = 0;        // of each run; 0 = as many as `seconds` allow
-  double seconds = 120;           // for all runs together, about
+  std::uint32_t finalists = 3;    // candidates that run, beside the given config
+  std::uint32_t steps = 0;        // steps of each run; 0 = as many as `seconds` allow
+  double seconds = 120;           // approximate time of all runs together
   bool dry_run = false;           // predict only
-  std::optional<double> flops;    // of computation, for dry runs
-  std::string gpu_file;           // of `sluice bench gpu`; empty = none
-  bool recalibrate = false;       // measure the machine even if a calibration is at hand
+  std::optional<double> flops;    // rate of computation, for dry runs
+  std::string gpu_file;           // output of `sluice bench gpu`; empty = none
+  bool recalibrate = false;       // measure the machine even if there is a calibration
   double calibration_days = 30;   // an older calibration is measured again
   std::string output;             // the tuned config
   std::string json_file;

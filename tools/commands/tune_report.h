@@ -21,8 +21,8 @@ struct TuneOutcome {
   std::vector<Contender> contenders;  // the given config first; empty without runs
   std::size_t winner = 0;             // among the contenders
   MachineCalibration machine;
-  bool was_cached = false;  // the calibration
-  double seconds = 0;       // of the whole command, without the calibration
+  bool was_cached = false;  // whether the calibration came from a file
+  double seconds = 0;       // time of the command, without the calibration
 
   // Returns the candidate whose settings contender number `index` uses.
   const TuneCandidate& candidate(std::size_t index) const {
@@ -33,7 +33,7 @@ struct TuneOutcome {
 // Returns a text such as "memory.host=auto optimizer.lanes=(chosen by Sluice)".
 std::string settings_text(const TuneSettings& settings);
 
-// Returns the first line of the output. The other lines explain this line.
+// Returns the verdict, which is the first line of the output. The other lines explain the verdict.
 std::string tune_verdict(const TuneOutcome& outcome);
 // Returns the lines after the verdict: the calibration, the table, and the settings of each
 // finalist.

@@ -17,20 +17,20 @@ struct ConfigSource {
   ConfigDocument document;
   std::optional<ImportReport> report;  // for a DeepSpeed file
 
-  // Returns the place in the user's file at which the value of `key` stands.
+  // Returns the place of `key`'s value in the user's file.
   std::string origin_of(const std::string& key) const;
 };
 
-// `argument` is a path, or the config itself in base64, as DeepSpeed accepts it. Each of
+// `argument` is a path, or a config in base64. DeepSpeed accepts both forms, too. Each of
 // `assignments` has the form KEY=VALUE. The assignments are applied after the file, and also
-// replace values that are "auto". If the launcher started several ranks, `values.ranks` is their
-// number.
+// replace values that are "auto". If a launcher started several ranks, the number of these ranks
+// replaces `values.ranks`.
 // Fails with kInput or kConfig. For a DeepSpeed file, one message lists all keys that are refused.
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);
 
-// Returns the name of a config argument in messages. The name of a base64 text is short, because
-// the text itself would be too long.
+// Returns the name that messages give to the config `argument`. The name of a base64 text is short,
+// because the text itself would be too long.
 std::string name_of_source(const std::string& argument);
 
 }  // namespace sluice

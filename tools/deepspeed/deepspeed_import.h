@@ -2,7 +2,7 @@
 // importer refuses a key if the key would change the trained numbers, or needs a feature that
 // Sluice lacks. The message contains the key's name and place, and says what to write instead. The
 // importer also refuses all keys that DeepSpeed refuses. If a common mistake has only one possible
-// meaning, the importer uses this meaning, and reports the mistake.
+// meaning, the importer reports the mistake and continues with this meaning.
 //
 // Thread rule: any thread.
 #pragma once
@@ -16,8 +16,8 @@
 
 namespace sluice {
 
-// The values that replace "auto" in the file. Some of them replace settings that a program usually
-// passes to DeepSpeed itself.
+// The values that replace "auto" in the file. Some of these values replace settings that a training
+// program usually passes to DeepSpeed.
 struct DeepspeedValues {
   std::optional<std::uint64_t> batch;          // sequences of a micro-batch
   std::optional<std::uint64_t> micro_batches;  // of a step
@@ -33,9 +33,9 @@ struct DeepspeedValues {
   std::optional<std::uint64_t> hidden_size;
   std::string device = "auto";
   std::uint32_t ranks = 1;
-  // The names by which messages call options. For example, the key of --micro-batches is
+  // The names that messages give to options. For example, the key of --micro-batches is
   // "micro_batches". A program that takes values from other sources than options writes the names
-  // of those sources here.
+  // of the sources here.
   std::map<std::string, std::string> names;
 };
 
@@ -51,9 +51,9 @@ struct ImportLine {
 struct ImportReport {
   std::vector<ImportLine> mapped;
   std::vector<ImportLine> not_needed;
-  std::vector<ImportLine> understood;  // keys understood as something else
+  std::vector<ImportLine> understood;  // keys that were taken in another, clear sense
   std::vector<ImportLine> refused;
-  std::vector<std::string> options;  // options that "auto" asks for
+  std::vector<std::string> options;  // options to give where the file leaves a value open
 };
 
 struct ImportedConfig {
@@ -65,8 +65,8 @@ struct ImportedConfig {
 // has no key that exists in Sluice alone.
 bool is_deepspeed_file(std::string_view text);
 
-// `name` is the name of the text in messages. Fails with kConfig if the text is not Hjson. All
-// other errors are listed in the report.
+// `name` is the name of the text in messages. The report lists all errors except bad Hjson.
+// Fails with kConfig if the text is not Hjson.
 ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
                                 const DeepspeedValues& values);
 
@@ -81,8 +81,8 @@ std::string describe(const ImportReport& report, const std::string& name);
 // Returns the report and the imported config as JSON.
 std::string report_json(const ImportedConfig& imported, const std::string& name);
 
-// Returns the text of the config file `argument`. If `argument` is base64, as DeepSpeed accepts it,
-// returns the decoded text.
+// Returns the text of the config file `argument`. If `argument` is a config in base64, the result
+// is the decoded text.
 // Fails with kInput if `argument` is neither a file nor base64.
 std::string config_text(const std::string& argument);
 

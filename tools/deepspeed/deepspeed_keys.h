@@ -18,11 +18,11 @@ enum class DeepspeedClass : std::uint8_t {
   kMap,     // the key's value goes into keys of Sluice
   kDerive,  // Sluice derives the value itself
   kNote,    // the key has no effect on training
-  // The values in `refuse` are errors. They would change the trained numbers, or need a feature
-  // that Sluice lacks.
+  // The values in `refuse` are errors. Such a value would change the trained numbers, or would need
+  // a feature that Sluice lacks.
   kRefuse,
-  kError,    // no key of DeepSpeed; DeepSpeed refuses or misreads it
-  kForeign,  // no key of DeepSpeed; DeepSpeed ignores it
+  kError,    // not a key of DeepSpeed; DeepSpeed refuses or misreads the key
+  kForeign,  // not a key of DeepSpeed; DeepSpeed ignores the key
   kAlias,    // another name of the key `is`
 };
 
@@ -30,7 +30,7 @@ struct DeepspeedKey {
   std::string key;  // dotted
   DeepspeedClass key_class = DeepspeedClass::kNote;
   std::string type;     // section, bool, int, number, string, enum, path, pair, object, any
-  bool strict = false;  // for a section: DeepSpeed refuses unknown keys in it
+  bool strict = false;  // for a section: DeepSpeed refuses unknown keys in the section
   nlohmann::ordered_json fallback;  // DeepSpeed's default; null = none
   // The option whose value replaces "auto". If there is no such option, the default replaces
   // "auto".

@@ -1,5 +1,5 @@
 // Reads Hjson, an extension of JSON (https://hjson.github.io/). Hjson allows comments as in C++ and
-// in Python. It also allows keys and strings without quotes, missing and trailing commas, and a
+// in Python. Hjson also allows keys and strings without quotes, missing and trailing commas, and a
 // document without outer braces. DeepSpeed reads its files as Hjson. The reader stores the place of
 // each key, so that messages can name the place.
 //

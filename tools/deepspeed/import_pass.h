@@ -28,8 +28,8 @@ class ImportPass {
   };
 
   const DeepspeedValues& values() const { return values_; }
-  // Returns the entry of `key`. Returns null if the file has no such key, or if the key's value
-  // "auto" stands for the default.
+  // Returns the entry of `key`. Returns null if the file has no such key. Also returns null if the
+  // value is "auto" and stands for the default.
   const Entry* find(const std::string& key) const;
   bool is_auto(const std::string& key) const;
   bool has_section(const std::string& key) const { return sections_.contains(key); }
@@ -55,8 +55,8 @@ class ImportPass {
   void refuse_conflict(const std::string& key, const std::string& in_file,
                        const std::string& option, const std::string& of_option);
 
-  // Adds the members of `object`, a section of the file, and of all sections inside it. The key's
-  // row in the table decides how an entry is treated.
+  // Adds the members of `object`, and the members of all sections inside `object`. `object` is a
+  // section of the file. The row of a key in the table decides how the key's entry is treated.
   void add_members(const OrderedJson& object, const std::string& path, const std::string& written,
                    bool is_strict);
   void set_entry(const std::string& key, const OrderedJson& value);
@@ -89,7 +89,8 @@ void import_optimizer(ImportPass& pass);
 void import_scheduler(ImportPass& pass);
 
 // Converts `value` to the type that `row` names. If the conversion fails, returns nothing and
-// writes the reason to `why`. If the value was understood as something else, `note` says so.
+// writes the reason to `why`. If `value` was taken in another sense, such as 1 for true, `note`
+// says so.
 std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJson& value,
                                          std::string& why, std::string& note);
 // Whether `row` says that `value` is refused.

@@ -1,8 +1,8 @@
 // The memory that DeepSpeed's own estimators predict for a model. A plan can show these numbers
 // beside the plan's own numbers. The estimators are estimate_zero2_model_states_mem_needs() in
 // deepspeed/runtime/zero/stage_1_and_2.py, and estimate_zero3_model_states_mem_needs() in
-// deepspeed/runtime/zero/stage3.py. The functions below compute exactly the same numbers. The
-// estimators count parameters, gradients and optimizer state, but no activations.
+// deepspeed/runtime/zero/stage3.py. The functions in this file compute exactly the same numbers.
+// The estimators count parameters, gradients and optimizer state, but no activations.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -21,8 +21,8 @@ struct DeepspeedEstimate {
   bool offload_parameters = false;
   bool offload_optimizer = false;
   bool zero_init = false;       // only for stage 3
-  std::uint64_t cpu_bytes = 0;  // of a node
-  std::uint64_t gpu_bytes = 0;  // of a GPU
+  std::uint64_t cpu_bytes = 0;  // per node
+  std::uint64_t gpu_bytes = 0;  // per GPU
 
   // Returns a text such as "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1".
   std::string options() const;
@@ -36,8 +36,8 @@ struct DeepspeedSubject {
   std::uint32_t nodes = 1;
 };
 
-// The function finds the modules by the names of tensors. The module of a tensor has the tensor's
-// name without the last word.
+// Finds the modules by the names of tensors. The name of a module is the name of its tensors
+// without the last word.
 DeepspeedSubject deepspeed_subject(const ModelSpec& model, std::uint32_t gpus, std::uint32_t nodes);
 
 // Returns all rows of both estimators' tables, in the same order as the estimators.

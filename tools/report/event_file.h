@@ -1,7 +1,7 @@
 // The event files that TensorBoard reads. An event file consists of records. A record begins with
 // its length, and contains masked CRC32C sums and an `Event` message in protobuf's encoding
 // (tensorflow/core/lib/io/record_writer.h, util/event.proto, framework/summary.proto). The
-// functions write no fields but those that scalars and texts need.
+// functions write only the fields that scalars and texts need.
 //
 // Thread rule: any thread. Pure, except event_file_name().
 #pragma once
@@ -28,7 +28,7 @@ std::string event_of_text(double wall_time_s, std::uint64_t step, std::string_vi
                           std::string_view text);
 
 // Returns a name such as "events.out.tfevents.SECONDS.HOST.PID". TensorBoard recognises an event
-// file by such a name. No other process uses the same name.
+// file by its name. No other process uses the returned name.
 std::string event_file_name(double wall_time_s);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// The figures of GPUs and drives by name, for plans of a machine that is not available for
-// measurements. The figures come from the makers' data sheets. Measured rates (`sluice bench io`)
-// are better. Drives for desktop computers write at the rate of the data sheet only until their
-// cache is full. The functions are pure.
+// The figures of GPUs and drives by name. A plan uses these figures if the planned machine cannot
+// be measured. The figures come from the makers' data sheets. Measured rates (`sluice bench io`)
+// are better. A drive for desktop computers writes at the rate of its data sheet only until the
+// drive's cache is full. The functions are pure.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ struct MatrixRow {
   std::uint32_t stage = 0;
   std::string offload;  // "none", "optimizer to host", ...
   Config::Placement choices;
-  std::string obstacle;  // why there is no such plan; the members below are unset then
+  std::string obstacle;  // why there is no such plan; the members below are then unset
   OverlapPolicy policy{};
   PhaseMarks most_in_use{};        // by phase of a step
   std::uint64_t device_bytes = 0;  // of the pools
@@ -31,7 +31,7 @@ struct MatrixRow {
   RankTraffic rank_traffic;
 };
 
-// Returns one row for each combination of a stage and a way to offload. If there is one rank, the
+// Returns one row for each combination of a stage and a way to offload. With a single rank, the
 // stages do not differ, so the table has only the rows of stage 0.
 std::vector<MatrixRow> plan_matrix(const PlanRequest& request);
 

@@ -19,38 +19,38 @@ namespace sluice {
 struct PlanRateOptions {
   std::string io_file;    // empty = none
   std::string adam_file;  // empty = none
-  std::string gpu_file;   // of `sluice bench gpu`; empty = none
+  std::string gpu_file;   // output of `sluice bench gpu`; empty = none
   // The texts of the options. Each text is a size, such as 2GB, or a number, such as "2e9". The
   // unit is bytes per second.
   std::string read, write, copy;  // empty = not stated
-  std::string link;               // a rank's link to the others; empty = it takes no time
+  std::string link;               // a rank's link to other ranks; empty = transfers take no time
   std::string drives;             // for drive_set(); empty = none
   std::string duplex;             // "full", "half"
-  std::optional<double> adam;     // parameters a second, of the CPU
+  std::optional<double> adam;     // parameters per second of the CPU
   std::optional<double> device_adam;
-  std::optional<double> flops;        // of the device; the rate reached in practice
+  std::optional<double> flops;        // the rate that the device reaches in practice
   std::optional<double> sheet_flops;  // the part of a data sheet's rate that is assumed
-  std::optional<double> flush_ms;     // for which a flush occupies the drives
-  bool is_on_host = false;  // the host computes, where one thread makes the updates of the device
-  // The number of this machine's threads that compute; 0 = a machine is assumed that has a GPU.
+  std::optional<double> flush_ms;     // the time for which a flush occupies the drives
+  bool is_on_host = false;  // true: the host computes, and one thread makes the device's updates
+  // The number of threads that compute on this machine; 0 = the plan assumes a machine with a GPU.
   unsigned host_threads = 0;
   // The number of ranks that share the rates of storage and of the CPU.
   std::uint32_t sharing_ranks = 1;
 };
 
-// The assumed rate of matrix products, of one core of the host.
+// The rate of matrix products that one core of the host is assumed to reach.
 inline constexpr double kAssumedCoreFlops = 50e9;
 
 struct PlanRates {
   Rates rates;                       // without the units' times
-  double flops = 0;                  // a second
+  double flops = 0;                  // operations per second
   std::vector<std::string> sources;  // one line for each rate
 };
 
-// The function sets the storage rates in `rates`. `read` and `write` are in bytes per second.
-// `interference` is a ratio of two times. The time for reading and writing at once is divided by
-// the time for reading first and writing afterwards. The ratio is 1 for a half-duplex drive. It is
-// 0.5 for a drive that reads and writes at full rate at the same time.
+// Sets the storage rates in `rates`. `read` and `write` are in bytes per second. `interference` is
+// the ratio of two times. The first time is that of reading and writing at once. The second time is
+// that of reading first and writing afterwards. The ratio is 1 for a half-duplex drive. The ratio
+// is 0.5 for a drive that reads and writes at full rate at the same time.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
 // Fails with kConfig if an option is wrong, or if GPU figures are given although the host computes.

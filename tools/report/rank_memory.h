@@ -22,10 +22,11 @@ struct RankMemory {
   std::uint64_t window = 0;
   std::uint64_t gradients = 0;  // the gradient set, on any tier
   std::uint64_t optimizer = 0;  // records, on any tier
-  PhaseMarks most_in_use;       // peak use without the pools
+  PhaseMarks most_in_use;       // the peak use, without the pools
 };
 
-// Returns the memory of every rank. All ranks must make this call, each with its own `most_in_use`.
+// Returns the memory of every rank. All ranks must make this call. Each rank passes its own
+// `most_in_use`.
 std::vector<RankMemory> memory_of_ranks(Engine& engine, const PhaseMarks& most_in_use);
 
 // Returns a text about the peak memory use, by phase and tier.

@@ -1,5 +1,5 @@
-// Writes a file of named fp32 tensors in the safetensors format. The file is an output of a
-// command. engine/checkpoint/safetensors_file.h reads such files.
+// Writes an output file of a command: named fp32 tensors in the safetensors format.
+// engine/checkpoint/safetensors_file.h reads such files.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ void write_safetensors(OutputFile& file, std::span<const SavedTensor> tensors,
                        const std::map<std::string, std::string>& metadata,
                        const TensorSource& source);
 
-// Makes the same calls of `source` as write_safetensors(), in the same order, but writes nothing.
+// Calls `source` in the same way and order as write_safetensors(), but writes nothing.
 void read_as_if_written(std::span<const SavedTensor> tensors, const TensorSource& source);
 
 }  // namespace sluice

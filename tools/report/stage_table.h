@@ -1,7 +1,7 @@
-// The memory that one of several ranks needs under each ZeRO stage, for `sluice plan --stages`. The
-// functions compute the bytes of each kind of state between steps, and the peak use in each phase
-// of a step. The state lives where the config says, if the stage permits this. The functions are
-// pure.
+// Computes the memory that one of several ranks needs under each ZeRO stage, for `sluice plan
+// --stages`. The functions compute the bytes of each kind of state between steps, and the peak use
+// in each phase of a step. A kind of state is placed as the config says, if the stage permits this
+// place. The functions are pure.
 #pragma once
 
 #include <array>
@@ -13,19 +13,19 @@
 
 namespace sluice {
 
-// The bytes of one rank. `window_bytes` is the memory for the parameters that stage 3 gathers on
-// the device, for the leases and for two units ahead. `parameter_bytes` includes the parameters
-// that stage 3 keeps gathered.
+// The bytes of one rank. `window_bytes` is the device memory for gathered parameters. Stage 3
+// gathers the parameters of the leased units and of the next two units. `parameter_bytes` includes
+// the parameters that stage 3 keeps gathered.
 struct StageMemory {
   // The bytes that each kind of state occupies between steps, on all tiers together.
   std::uint64_t parameter_bytes = 0;
   std::uint64_t window_bytes = 0;
   std::uint64_t gradient_bytes = 0;
   std::uint64_t optimizer_bytes = 0;
-  // The kinds of state for which the config names a place that the stage does not permit. For these
-  // kinds, "auto" replaces the config's choice.
+  // The kinds of state for which the config chooses a place that the stage does not permit. For
+  // such a kind of state, "auto" replaces the config's choice.
   std::string left_to_auto;  // such as "parameters"; empty = none
-  std::string obstacle;      // why the budgets are too small; then the fields below mean nothing
+  std::string obstacle;      // why the budgets are too small; the fields below then mean nothing
   PhaseMarks most_in_use{};
 };
 

@@ -25,13 +25,13 @@ class LimitMeter {
  public:
   // `engine` must outlive the meter. `calibration` is a file that `sluice bench io` wrote; empty =
   // none. The file is ignored if it lacks the rates of reading, of writing, or of both at the same
-  // time. If the engine has a durable store, `commit_every` is the number of steps per commit of
-  // the store.
+  // time. `commit_every` is the number of steps per commit of the engine's durable store, if there
+  // is a store.
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
              MicroBatchOrder order, std::string calibration, std::uint32_t commit_every = 1);
 
-  // Must be called at the end of each step. The meter ignores the first step, because that step is
-  // slower: it touches memory for the first time.
+  // Must be called at the end of each step. The meter ignores the first step, because the first
+  // step is slower: it touches memory for the first time.
   void note(const StepReport& report);
 
   // Returns nothing before the third step.

@@ -1,6 +1,6 @@
-// The figures of a training run's steps, as rows of a CSV file and as lines of JSON. The figures
-// are written when the step ends. So if the run is killed, the files contain the figures of all
-// earlier steps.
+// The figures of a training run's steps, as rows of a CSV file and as lines of JSON. The figures of
+// a step are written when the step ends. If the run is killed, the files therefore contain the
+// figures of all earlier steps.
 //
 // Thread rule: one thread.
 #pragma once
@@ -24,7 +24,7 @@ struct StepRecord {
   bool skipped = false;
   double time_s = 0;
   std::uint64_t tokens = 0;
-  double flops = 0;       // of the model's products, of all ranks
+  double flops = 0;       // of the model's products, on all ranks
   double peak_flops = 0;  // per second, of all ranks together; 0 = unknown
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
@@ -37,7 +37,7 @@ struct StepRecord {
   double optimizer_s = 0;
   StepTimes times;
   OverlapPolicy policy = OverlapPolicy::kSerial;
-  std::optional<double> validation_loss = {};  // after the step, where it was measured
+  std::optional<double> validation_loss = {};  // after the step; empty = not measured
 
   double tokens_per_s() const { return static_cast<double>(tokens) / time_s; }
   double flops_per_s() const { return flops / time_s; }
@@ -49,7 +49,7 @@ struct StepRecord {
 
 // Returns null for NaN, because JSON has no NaN. The gradient norm of a skipped step can be NaN.
 nlohmann::ordered_json json_number(double value);
-// Also returns null if there is no value.
+// Does the same for a value that may be missing. Returns null if there is no value.
 nlohmann::ordered_json json_number(const std::optional<double>& value);
 // Returns the figures of a step, for the output of --json. The limits T_min and T_bound are
 // missing, because they are not known until the end of the run.
@@ -68,11 +68,11 @@ class StepLog {
   void begin(std::uint64_t steps_before);
   // Gives both files their final names.
   void accept() noexcept;
-  // Adds a step to the log. If a write fails, one line on standard error says so. The file then
-  // receives no more rows, but training continues.
+  // Adds a step to the log. If a write fails, one line on standard error reports the failure. The
+  // file then receives no more rows, but training continues.
   void add(const StepRecord& step);
-  // Both functions add the last step, if the file does not contain it yet.
-  // Both fail with the first error that occurred with their file.
+  // Both functions add the last step to their file, if the file does not contain this step yet.
+  // Both functions fail with the first error that occurred with their file.
   void finish_csv();
   void finish_json_lines();
 

@@ -11,7 +11,7 @@ namespace sluice {
 
 struct ChartBar {
   double value = 0;
-  double low = 0;  // the spread, drawn as a line; none if both are 0
+  double low = 0;  // the spread, drawn as a line; no line if `low` and `high` are 0
   double high = 0;
 };
 
@@ -27,12 +27,12 @@ struct BarChart {
   std::vector<Row> rows = {};
 };
 
-// Lines over one horizontal axis, which is logarithmic. The text of a point is shown while the
-// pointer is on the point.
+// Lines over one horizontal axis, which is logarithmic. While the pointer is on a point, the chart
+// shows the text of the point.
 struct LineChart {
   struct Line {
     std::string name = {};
-    std::vector<double> values = {};  // one per place
+    std::vector<double> values = {};  // one value per place
     bool is_main = false;             // drawn thick and black
   };
   // A vertical line at one value of the axis.

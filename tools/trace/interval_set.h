@@ -1,5 +1,5 @@
 // A set of time intervals. For any range of time, the set can tell for how long at least one
-// interval was active. It can also tell how many intervals were active on average.
+// interval was active. The set can also tell how many intervals were active on average.
 //
 // Thread rule: one thread calls add() and then seal(). After seal(), any thread may call the const
 // functions.
@@ -14,7 +14,8 @@ namespace sluice {
 class IntervalSet {
  public:
   // A set for kDepth allows calls of depth(), and needs 32 bytes per interval. A set for kBusy does
-  // not allow them, but needs very little memory if intervals are added in order of time.
+  // not allow calls of depth(), but needs very little memory if intervals are added in order of
+  // time.
   enum class For : std::uint8_t { kBusy, kDepth };
   explicit IntervalSet(For use = For::kBusy) : use_(use) {}
 
@@ -37,7 +38,7 @@ class IntervalSet {
   const std::vector<Interval>& joined() const { return joined_; }
 
  private:
-  // Sorted times, and for each of them the sum of all earlier times.
+  // Sorted times, and for each time the sum of all earlier times.
   struct Times {
     std::vector<std::uint64_t> at;
     std::vector<double> sum_before;

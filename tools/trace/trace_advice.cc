@@ -1,5 +1,8 @@
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -81,6 +84,45 @@ std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
   }
 }
 
+// A share of the step that is worth a line about a setting.
+constexpr double kWorthALine = 0.05;
+
+std::optional<std::string> policy_advice(const TraceAnalysis& analysis,
+                                         const TracedEngine& engine) {
+  const StepMeans means = means_of(steady_steps(analysis));
+  if (means.share_of_step(means.exposed_optimizer_s) < kWorthALine) return std::nullopt;
+  const double wait_ms = 1e3 * means.exposed_optimizer_s;
+  if (engine.policy == "serial")
+    return fmt::format(
+        "optimizer.overlap is serial: updates run between backward and the next step, which waits "
+        "{:.1f} ms for them. With deferred they run beside the next forward",
+        wait_ms);
+  if (engine.policy == "deferred")
+    return fmt::format(
+        "optimizer.overlap is deferred: updates begin after backward, and each step waits {:.1f} "
+        "ms "
+        "for them. With speculative, or with eager (optimizer.clip_norm 0), they begin in backward",
+        wait_ms);
+  return std::nullopt;
+}
+
+// A queue of this depth keeps a drive busy.
+constexpr std::uint32_t kDeepQueue = 8;
+
+std::optional<std::string> depth_advice(const TraceAnalysis& analysis, const TracedEngine& engine) {
+  if (engine.queue_depth == 0 || engine.queue_depth >= kDeepQueue) return std::nullopt;
+  for (const FlowStats& flow : analysis.flows()) {
+    const bool is_of_drive = flow.kind == TraceKind::kRead || flow.kind == TraceKind::kWrite;
+    if (!is_of_drive || flow.queue.p50_ns < flow.device.p50_ns) continue;
+    return fmt::format(
+        "storage.queue_depth is {}: {} requests wait {:.2f} ms for their turn and take {:.2f} ms. "
+        "With 32, the default, the drive works on more of them at once",
+        engine.queue_depth, name_of(flow.key()), advised_seconds(flow.queue.p50_ns) * 1e3,
+        advised_seconds(flow.device.p50_ns) * 1e3);
+  }
+  return std::nullopt;
+}
+
 // Computation or the end of one of these steps waited, and for a reason.
 bool is_exposed(const Stall& stall, const std::vector<StepShare>& steps) {
   if (stall.is_of_pass || stall.cause == StallCause::kEngine ||
@@ -124,6 +166,14 @@ std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis) {
   }
   std::ranges::sort(list, std::greater(), &StallGroup::total_ns);
   return list;
+}
+
+std::vector<std::string> setting_advice(const TraceAnalysis& analysis, const TracedEngine& engine) {
+  std::vector<std::string> lines;
+  for (const auto& line : {policy_advice(analysis, engine), depth_advice(analysis, engine)}) {
+    if (line) lines.push_back(*line);
+  }
+  return lines;
 }
 
 std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,

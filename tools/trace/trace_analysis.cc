@@ -130,6 +130,9 @@ void TraceAnalysis::lay_out() {
         background_.add(record.begin_ns, record.end_ns);
         break;
       case TraceKind::kLane: lanes_[record.block].push_back(&record); break;
+      case TraceKind::kOnDevice:
+        streams_updates_ = streams_updates_ || record.block != kTraceNone;
+        break;
       default: break;
     }
   }

@@ -1,5 +1,5 @@
-// Explains the records of a trace. The analysis divides each step's time by part and by cause. It
-// also finds the cause of every wait, and the use of each drive, link and processor.
+// Explains the records of a trace. The analysis divides each step's time by part and by cause. The
+// analysis also finds the cause of every wait, and the use of each drive, link and processor.
 //
 // Thread rule: pure; the trace must outlive the analysis.
 // Invariants: the parts of a step's time add up to the step's time. Every wait has one cause.
@@ -20,7 +20,7 @@ namespace sluice {
 
 // The reason for a wait. docs/tracing.md describes how a cause is found.
 enum class StallCause : std::uint8_t {
-  kEngine,  // no other cause; hand-overs between threads
+  kEngine,  // no other cause is found; includes hand-overs between threads
   kLatePrefetch,
   kBandwidth,
   kLatencyTail,
@@ -59,8 +59,8 @@ struct StepShare {
   std::int64_t exposed_optimizer_ns = 0;
   std::int64_t other_ns = 0;
   // The time during which storage, copies to the device or the optimizer were working. The engine
-  // measures this time. If a trace does not contain the measurement, the time is computed from the
-  // records.
+  // measures `background_ns`. If a trace does not contain the measurement, `background_ns` is
+  // computed from the records.
   std::uint64_t background_ns = 0;
   std::int64_t rank_wait_ns = 0;  // the part of exposed I/O that waits for other ranks
   bool is_open = false;           // the run was killed in this step
@@ -96,7 +96,7 @@ struct FlowStats {
   std::uint32_t drive = 0;
   std::uint64_t spans = 0;
   std::uint64_t size_bytes = 0;
-  std::uint64_t busy_ns = 0;  // with at least one transfer under way at the drive
+  std::uint64_t busy_ns = 0;  // time with at least one transfer under way at the drive
   Percentiles queue;          // from the request to the start at the drive
   Percentiles device;         // from the start to the last byte
   Percentiles whole;          // the whole time, with checksum and hand-over
@@ -124,7 +124,7 @@ class TraceAnalysis {
   // The waits are in order of time.
   const std::vector<Stall>& stalls() const { return stalls_; }
   const std::vector<FlowStats>& flows() const { return flows_; }
-  // Returns the transfers of a drive in both directions.
+  // Returns the transfers of drive `index`, in both directions.
   const IntervalSet& drive(std::size_t index) const { return drives_[index]; }
   std::size_t drive_count() const { return drives_.size(); }
   const IntervalSet& processor() const { return processor_; }
@@ -160,17 +160,18 @@ class TraceAnalysis {
                           std::uint64_t end_ns) const;
 
   const TraceFile& trace_;
-  std::vector<IntervalSet> drives_;  // each interval begins at the drive's start
+  std::vector<IntervalSet> drives_;  // each interval begins when the drive starts the transfer
   // The transfers of all drives. Each interval begins at the time of the request.
   IntervalSet requests_{IntervalSet::For::kDepth};
   IntervalSet processor_;
   IntervalSet link_up_;
   IntervalSet link_down_;
   IntervalSet background_;
+  bool streams_updates_ = false;                   // blocks come to the device for their update
   Index reads_;                                    // by block and plane
   Index copies_;                                   // copies to the device, by unit
   Index lanes_;                                    // by block
-  std::array<std::uint64_t, 4> median_read_ns_{};  // at the drive, by plane
+  std::array<std::uint64_t, 4> median_read_ns_{};  // time at the drive, by plane
   std::vector<StepShare> steps_;
   std::vector<Stall> stalls_;
   std::vector<FlowStats> flows_;

@@ -70,6 +70,10 @@ StallCause TraceAnalysis::cause_of_wait(const TraceRecord& wait) const {
     case TraceReason::kGradientSpill:
       return requests_.share(begin, end) > kBusyFrom ? StallCause::kBandwidth : StallCause::kEngine;
     case TraceReason::kUpdate:
+      // The device updates the block, which first has to come there.
+      if (streams_updates_ && processor_.share(begin, end) <= kBusyFrom)
+        return StallCause::kCopyLink;
+      return StallCause::kAdam;
     case TraceReason::kNorm: return StallCause::kAdam;
     case TraceReason::kGradientCopy: return StallCause::kCopyLink;
     case TraceReason::kCollective: return StallCause::kCollective;

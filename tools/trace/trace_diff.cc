@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -90,6 +91,7 @@ class Series {
     return found == units_.end() ? std::vector<double>(steps_.size()) : found->second;
   }
   const std::map<std::string, std::vector<double>>& units() const { return units_; }
+  const TracedEngine& engine() const { return engine_; }
 
  private:
   void add_unit(const TraceRecord& record) {
@@ -106,6 +108,35 @@ class Series {
   std::vector<StepShare> steps_;
   std::map<std::string, std::vector<double>> units_;
 };
+
+std::vector<TraceSetting> settings_that_differ(const TracedEngine& before,
+                                               const TracedEngine& after) {
+  const auto value_in = [](const TracedEngine& engine, const std::string& name) {
+    const auto found = engine.settings.find(name);
+    return found == engine.settings.end() ? std::string("-") : found->second;
+  };
+  std::set<std::string> names;
+  for (const TracedEngine* engine : {&before, &after}) {
+    for (const auto& [name, value] : engine->settings) names.insert(name);
+  }
+  std::vector<TraceSetting> differ;
+  for (const std::string& name : names) {
+    TraceSetting setting{
+        .name = name, .before = value_in(before, name), .after = value_in(after, name)};
+    if (setting.before != setting.after) differ.push_back(std::move(setting));
+  }
+  return differ;
+}
+
+std::string settings_text(const TraceDiff& diff) {
+  if (!diff.are_settings_known)
+    return "settings: unknown, since a trace does not describe its engine\n";
+  if (diff.settings.empty()) return "settings: no difference\n";
+  std::string text = "settings that differ\n";
+  for (const TraceSetting& setting : diff.settings)
+    text += fmt::format("  {}: {} -> {}\n", setting.name, setting.before, setting.after);
+  return text;
+}
 
 std::string line_of(const TraceChange& change) {
   const std::string percent =
@@ -155,6 +186,8 @@ TraceDiff diff_of(const TraceAnalysis& before, const TraceAnalysis& after) {
     diff.units.push_back(change_of(name, a.of_unit(name), b.of_unit(name)));
   std::ranges::stable_sort(diff.units, std::greater(),
                            [](const TraceChange& of) { return std::abs(of.difference_ms()); });
+  diff.are_settings_known = a.engine().is_known && b.engine().is_known;
+  if (diff.are_settings_known) diff.settings = settings_that_differ(a.engine(), b.engine());
   return diff;
 }
 
@@ -168,7 +201,7 @@ std::string text_of(const TraceDiff& diff) {
   if (!diff.units.empty()) text += "computation and waits by unit, the largest changes\n";
   for (std::size_t i = 0; i < std::min(diff.units.size(), kUnitsShown); ++i)
     text += line_of(diff.units[i]);
-  return text;
+  return text + settings_text(diff);
 }
 
 }  // namespace sluice

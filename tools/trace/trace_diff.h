@@ -23,18 +23,28 @@ struct TraceChange {
   bool is_certain() const;
 };
 
+// A setting, or a fact about the run, that differs between two traces.
+struct TraceSetting {
+  std::string name;  // a key of the config, or what the fact is about
+  std::string before;
+  std::string after;
+};
+
 struct TraceDiff {
   TraceChange step;
   std::vector<TraceChange> parts;
   std::vector<TraceChange> causes;
   std::vector<TraceChange> units;  // computation and waits, largest change first
+  // Empty if a trace does not describe its engine; `are_settings_known` is false then.
+  std::vector<TraceSetting> settings;
+  bool are_settings_known = false;
 
   // Whether the step has become longer by more than `percent`, and this difference is certain.
   bool is_regression(double percent) const;
 };
 
-// If a trace has several steps, the first step is ignored, because that step touches memory for the
-// first time.
+// If a trace has several steps, the function ignores the first step, because the first step touches
+// memory for the first time.
 // Fails with kInput if one of the traces has no step.
 TraceDiff diff_of(const TraceAnalysis& before, const TraceAnalysis& after);
 

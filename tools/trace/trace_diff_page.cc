@@ -94,13 +94,26 @@ std::string part_of(std::string_view heading, const std::vector<TraceChange>& ch
   return text + "</tbody></table></div>\n";
 }
 
+std::string settings_part(const TraceDiff& diff) {
+  if (!diff.are_settings_known) return {};
+  std::string text = "<h2>Settings that differ</h2>\n";
+  if (diff.settings.empty()) return text + "<p>None.</p>\n";
+  text +=
+      "<div class=\"wide\"><table><thead><tr><th scope=\"col\">setting</th><th "
+      "scope=\"col\">before</th><th scope=\"col\">after</th></tr></thead>\n<tbody>\n";
+  for (const TraceSetting& setting : diff.settings)
+    text += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td></tr>\n", escaped_html(setting.name),
+                        escaped_html(setting.before), escaped_html(setting.after));
+  return text + "</tbody></table></div>\n";
+}
+
 }  // namespace
 
 std::string diff_page(const TraceDiff& diff, const std::string& before, const std::string& after) {
   std::vector<TraceChange> parts{diff.step};
   parts.insert(parts.end(), diff.parts.begin(), diff.parts.end());
   const std::string body =
-      part_of("The step and its parts", parts, parts.size()) +
+      part_of("The step and its parts", parts, parts.size()) + settings_part(diff) +
       part_of("Waits by cause", diff.causes, diff.causes.size()) +
       part_of("Computation and waits by unit, the largest changes first", diff.units, kUnitsDrawn);
   return fmt::format(kDiffPage, escaped_html(verdict_text(diff.step)), escaped_html(before),

@@ -1,5 +1,6 @@
-// The page that `sluice trace diff --html` writes. It shows a verdict, bars for both traces, and a
-// table of all changes with their confidence intervals. The page needs no script and no other file.
+// The page that `sluice trace diff --html` writes. The page shows a verdict, bars for both traces,
+// and a table of all changes with their confidence intervals. The page needs no script and no other
+// file.
 //
 // Thread rule: pure.
 #pragma once

@@ -54,6 +54,29 @@ void read_memory(const json& memory, TracedEngine& engine) {
         {.tier = pool.at("tier"), .name = pool.at("name"), .size_bytes = pool.at("bytes")});
 }
 
+void add_settings(const json& value, const std::string& key,
+                  std::map<std::string, std::string>& settings) {
+  if (!value.is_object()) {
+    settings[key] = value.is_string() ? value.get<std::string>() : value.dump();
+    return;
+  }
+  for (const auto& [name, member] : value.items())
+    add_settings(member, key.empty() ? name : key + "." + name, settings);
+}
+
+// Where a trace is written changes nothing that it describes.
+void read_settings(const json& document, TracedEngine& engine) {
+  json config = document.at("config");
+  if (config.contains("trace")) config.at("trace").erase("file");
+  add_settings(config, "", engine.settings);
+  engine.settings["processor"] = engine.processor;
+  engine.settings["granted cores"] = std::to_string(engine.granted_cores);
+  engine.settings["parameters"] = std::to_string(engine.parameters);
+  engine.settings["bytes on the device"] = std::to_string(engine.device_bytes);
+  engine.settings["bytes in host memory"] = std::to_string(engine.host_bytes);
+  engine.settings["bytes on storage"] = std::to_string(engine.nvme_bytes);
+}
+
 }  // namespace
 
 std::string TracedEngine::unit_name(std::uint32_t unit) const {
@@ -82,8 +105,10 @@ TracedEngine engine_of(const TraceFile& trace) {
     engine.threads = config.at("run").at("threads");
     engine.verify = config.at("storage").at("verify");
     engine.policy = config.at("optimizer").at("overlap");
+    engine.queue_depth = config.at("storage").value("queue_depth", 0u);
     read_units(document, engine);
     read_memory(document.at("memory"), engine);
+    read_settings(document, engine);
     engine.is_known = true;
     return engine;
   } catch (const json::exception&) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,10 @@ struct TracedEngine {
   unsigned threads = 0;
   std::string verify;
   std::string policy;
+  std::uint32_t queue_depth = 0;  // of each drive
+  // Every key of the config with its value as JSON, and facts about the run, in alphabetical order.
+  // The budgets and lanes are those of the plan.
+  std::map<std::string, std::string> settings;
 
   // Returns the unit's name, or its number if the name is unknown.
   std::string unit_name(std::uint32_t unit) const;

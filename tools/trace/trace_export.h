@@ -1,5 +1,5 @@
-// These functions write traces for other programs. There are three formats: CSV, JSON, and Chrome's
-// own JSON, which Perfetto opens.
+// These functions write traces for other programs. The formats are CSV, JSON, and the JSON of
+// Chrome, which Perfetto opens.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ namespace sluice {
 // number of requests at each drive and the drive's rate.
 void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
-// Writes a file with one row per record. The file contains names in place of numbers.
+// Writes a file with one row per record. In the file, kinds, units and reasons have names.
 void write_csv(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
 // Writes a file of the form {"ranks": [{"rank", "steps", "stalls", "records", "engine"}]}. Times

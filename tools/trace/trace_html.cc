@@ -260,6 +260,7 @@ ordered_json rank_json(const TraceAnalysis& rank, const PackedRank& packed, cons
                            1e3 * means_of(steady_steps(rank)).total_s, trace.records.size(),
                            trace.lost, trace.is_complete ? "" : "; the run did not end its trace")},
       {"verdict", verdict_of(rank)},
+      {"settings", setting_advice(rank, engine)},
       {"length_us", page_us(length_ns)},
       {"joined_us", apart_us},
       {"units", units_json(engine)},

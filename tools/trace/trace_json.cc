@@ -103,7 +103,8 @@ Json rank_json(const TraceAnalysis& rank, const SummaryOptions& options) {
           {"steady_steps", json_of(means_of(steady_steps(rank)))},
           {"storage", storage_json(rank, engine, options)},
           {"flows", std::move(flows)},
-          {"waits", waits_json(rank, engine)}};
+          {"waits", waits_json(rank, engine)},
+          {"settings", setting_advice(rank, engine)}};
 }
 
 Json json_of(const TraceChange& change) {
@@ -140,12 +141,17 @@ std::string summary_json(const std::vector<TraceAnalysis>& ranks, const SummaryO
 }
 
 std::string diff_json(const TraceDiff& diff, double percent) {
+  Json settings = Json::array();
+  for (const TraceSetting& setting : diff.settings)
+    settings.push_back(
+        {{"name", setting.name}, {"before", setting.before}, {"after", setting.after}});
   return written({{"is_regression", diff.is_regression(percent)},
                   {"regression_percent", percent},
                   {"step", json_of(diff.step)},
                   {"parts", json_of(diff.parts)},
                   {"causes", json_of(diff.causes)},
-                  {"units", json_of(diff.units)}});
+                  {"units", json_of(diff.units)},
+                  {"settings", diff.are_settings_known ? std::move(settings) : Json()}});
 }
 
 std::string whatif_json(const WhatIf& what_if) {

@@ -1,5 +1,5 @@
-// The output of `sluice trace` as JSON. It contains the same figures as the text for people, but
-// the figures are not rounded. Times are in seconds. Unknown figures are null.
+// The output of `sluice trace` as JSON. The JSON contains the same figures as the text for people,
+// but without rounding. Times are in seconds. Unknown figures are null.
 //
 // Thread rule: pure.
 #pragma once

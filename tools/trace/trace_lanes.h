@@ -35,13 +35,12 @@ std::vector<TraceLane> lanes_of(const TraceAnalysis& analysis, std::uint64_t ori
 std::vector<LaneSpan> spans_of(const TraceAnalysis& analysis, TraceKind kind,
                                std::uint64_t origin_ns);
 
-// The function joins two spans of the same unit and subject if the gap between them is shorter than
+// Joins two spans of the same unit and subject if the gap between the spans is shorter than
 // `apart_us`.
 void join_spans(std::vector<LaneSpan>& spans, std::uint64_t apart_us);
 
-// The function packs each span into four varints, and encodes all varints in Base64. The varints
-// are the begin (counted from the previous span), the length, the subject, and unit + 1 (0 = no
-// unit).
+// Packs each span into four varints, and encodes all varints in Base64. The four varints are the
+// begin (counted from the previous span), the length, the subject, and unit + 1 (0 = no unit).
 std::string pack_spans(const std::vector<LaneSpan>& spans);
 
 }  // namespace sluice

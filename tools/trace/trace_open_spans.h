@@ -1,6 +1,6 @@
 // The spans that had begun but not ended when a run was killed. The trace contains the begin of
-// such spans (trace_begin()). This function adds them to the trace's records, and lets them end
-// when the trace ends.
+// such spans (trace_begin()). add_open_spans() adds these spans to the trace's records. Each added
+// span ends when the trace ends.
 //
 // Thread rule: pure.
 // Invariants: a trace that was closed properly has no open spans. The records contain no span

@@ -1,4 +1,4 @@
-// The function writes traces in Perfetto's own format, protobuf.
+// Writes traces in Perfetto's own format, which uses protobuf.
 #pragma once
 
 #include <vector>

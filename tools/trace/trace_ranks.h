@@ -1,4 +1,4 @@
-// Finds the rank for which the other ranks wait. It is the rank that enters collectives last.
+// Finds the rank that enters collectives last. The other ranks wait for this rank.
 //
 // Thread rule: pure.
 #pragma once
@@ -13,16 +13,16 @@ namespace sluice {
 struct RankLag {
   std::uint32_t rank = 0;
   std::uint64_t last = 0;     // collectives that this rank entered last
-  std::uint64_t late_ns = 0;  // the sum of its delays behind the rank before
+  std::uint64_t late_ns = 0;  // sum of the delays behind the second-last rank
 };
 
 struct RankLags {
-  std::uint64_t collectives = 0;  // collectives that every traced rank has a record of
+  std::uint64_t collectives = 0;  // collectives that all traced ranks have recorded
   std::vector<RankLag> ranks;     // in the order of the analyses
 };
 
-// The function counts the collectives of traced steps, but not those of evaluations. Ranks without
-// a trace are ignored.
+// Counts the collectives of traced steps, but not the collectives of evaluations. Ranks without a
+// trace are ignored.
 RankLags rank_lags(const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice

@@ -1,9 +1,9 @@
-// The functions read trace files (docs/tracing.md). A file contains the trace of one rank. It may
-// be complete, cut off at any byte, or damaged.
+// The functions read trace files (docs/tracing.md). A file contains the trace of one rank. The file
+// may be complete, cut off at any byte, or damaged.
 //
-// Thread rule: one thread at a time. The functions are pure, but read files. Invariants: a block of
-// the file with a wrong checksum is skipped and counted. The memory for a trace is at most a small
-// multiple of the size of the records that are kept.
+// Thread rule: one thread at a time. The functions are pure, except that they read files.
+// Invariants: a block of the file with a wrong checksum is skipped and counted. The memory for a
+// trace is at most a small multiple of the size of the records that are kept.
 #pragma once
 
 #include <cstddef>
@@ -34,17 +34,17 @@ struct TraceFile {
   std::uint32_t ranks = 1;
   std::string host;
   std::string boot;
-  std::uint64_t steady_ns = 0;  // this and wall_ns are two clocks at the same instant
+  std::uint64_t steady_ns = 0;  // steady_ns and wall_ns: two clocks, read at one instant
   std::uint64_t wall_ns = 0;
 
   // This rank's steady clock minus rank 0's steady clock, and the error of this difference. Both
-  // come from the section "clock", which a run of one rank does not write.
+  // values come from the section "clock". A run of one rank does not write this section.
   std::optional<std::int64_t> clock_offset_ns;
   std::uint64_t clock_error_ns = 0;
 };
 
-// The steps whose records are kept. If some steps are left out, even a huge file can be read,
-// because no memory is used for the other records.
+// The steps whose records are kept. The records of other steps use no memory, so even a part of a
+// huge file can be read.
 struct TraceSteps {
   std::uint64_t first = 0;
   std::uint64_t last = UINT64_MAX;
@@ -53,22 +53,21 @@ struct TraceSteps {
 };
 
 // Fails with:
-// - - kInput: the file cannot be read, is no trace, has another version, or contains no record of
+// - kInput: the file cannot be read, is no trace, has another version, or contains no record of
 //   `steps`.
-// - - kOutOfMemory: all steps are wanted, but their records do not fit into this machine's memory.
+// - kOutOfMemory: all steps are wanted, but their records do not fit into this machine's memory.
 TraceFile read_trace(const std::string& path, TraceSteps steps = {});
 
 // Does the same as read_trace(), but reads the bytes of a trace from memory. `path` is used in
-// messages only. The function calls `passed` with the number of bytes that it has read and does not
-// need any more.
+// messages only. The function calls `passed` with the number of bytes that have been read and are
+// no longer needed.
 TraceFile parse_trace(
     const std::string& path, std::span<const std::byte> bytes, TraceSteps steps = {},
     const std::function<void(std::size_t)>& passed = [](std::size_t) {});
 
 // Reads the traces of several ranks, and converts their times to one clock. The conversion uses the
-// clock offsets that the ranks have measured. If there are no offsets, ranks on one machine use
-// that machine's steady clock. The traces of different machines are then aligned by their wall
-// clocks.
+// clock offsets that the ranks have measured. If there are no offsets, the ranks on one machine use
+// the machine's steady clock, and the wall clocks align the traces of different machines.
 // Fails with kInput if a file cannot be read, or if two files contain the same rank.
 std::vector<TraceFile> read_traces(const std::vector<std::string>& paths, TraceSteps steps = {});
 

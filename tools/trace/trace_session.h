@@ -1,5 +1,5 @@
 // The trace of one run of the command. The trace starts before the engine is built and ends after
-// the engine is destroyed. After its end, the session summarises the trace.
+// the engine is destroyed. After the trace has ended, the session summarises the trace.
 //
 // Thread rule: one thread at a time. A process has at most one session at a time.
 #pragma once
@@ -26,9 +26,9 @@ struct TraceEnd {
 
 class TraceSession {
  public:
-  // Starts the trace, unless `output` is not wanted. `output` must outlive the session. The file
-  // gets its final name by OutputFile::accept() or at the end of the trace. `ring_bytes` is the
-  // size of the ring buffer of each thread.
+  // Starts the trace if `output` is wanted. `output` must outlive the session. The file gets its
+  // final name by OutputFile::accept() or at the end of the trace. `ring_bytes` is the size of the
+  // ring buffer of each thread.
   // Fails with the errors of OutputFile::begin().
   TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();

@@ -1,11 +1,11 @@
 // The steps from which the figures of a trace are computed, and the means of these steps. Every
-// report about "the step" uses these means. The report of the run itself uses them, too, so that
-// all reports agree.
+// report about "the step" uses these means. The report of the run itself also uses these means, so
+// that all reports agree.
 //
 // "The step" is a mean, not a median. The mean parts of a step add up to the mean step, and the
 // mean step times the number of steps is the time of the run. T_min, T_bound and all predictions
-// are computed from mean rates. So they have to be compared with a mean step, because a median step
-// can be shorter than such a limit.
+// are computed from mean rates. A figure from mean rates must be compared with a mean step, because
+// a median step can be shorter than T_min or T_bound.
 //
 // Thread rule: pure.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// Returns the steps that have ended. The first step is left out if there are other steps. The first
-// step touches memory for the first time, and finds none of its data in memory.
+// Returns the steps that have ended. If there are other steps, the first step is left out, because
+// it touches memory for the first time and finds none of its data in memory.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 struct StepMeans {
@@ -28,8 +28,8 @@ struct StepMeans {
   double exposed_io_s = 0;
   double exposed_optimizer_s = 0;
   double other_s = 0;
-  double background_s = 0;  // storage, copies or the optimizer were at work
-  double hidden_s = 0;      // the part of background_s that nothing waited for
+  double background_s = 0;  // time with work of storage, copies or the optimizer
+  double hidden_s = 0;      // the part of background_s for which nothing waited
   double least_s = 0;       // the shortest and the longest step
   double most_s = 0;
 
@@ -41,8 +41,8 @@ struct StepMeans {
 // Returns the means over `steps`. All values are 0 if `steps` is empty.
 StepMeans means_of(const std::vector<StepShare>& steps);
 
-// Returns one line about the means. The line names the resource that limits the step, and the most
-// that improvements of other parts can save.
+// Returns one line about the means. The line names the resource that limits the step. The line also
+// gives the most time that improvements of other parts can save.
 std::string verdict_of(const TraceAnalysis& rank);
 
 }  // namespace sluice

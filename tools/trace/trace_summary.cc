@@ -185,6 +185,11 @@ std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOpt
   }
   if (flows > kFlowsMax) text += fmt::format("     and {} more\n", flows - kFlowsMax);
   text += lag_line(ranks);
+  const std::vector<std::string> settings = setting_advice(slowest, engine_of(slowest.trace()));
+  if (!settings.empty()) {
+    text += "settings that make the steps longer:\n";
+    for (const std::string& line : settings) text += "  " + line + "\n";
+  }
   const std::string stalls = stall_lines(slowest, kLinesMax - lines_of(text) - 1);
   if (!stalls.empty())
     text += "exposed waits, as shares of the steps' time, and what would help:\n" + stalls;

@@ -1,5 +1,5 @@
-// The summary of traces for a terminal, in at most 40 lines. It contains a verdict, the parts of a
-// step's time, the rates of the drives, and the longest waits with their remedies.
+// The summary of traces for a terminal, in at most 40 lines. The summary contains a verdict, the
+// parts of a step's time, the rates of the drives, and the longest waits with their remedies.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,8 @@
 
 namespace sluice {
 
-// The rates that all drives together can reach, for comparison; 0 = unknown.
+// The rates that all drives together can reach; 0 = unknown. The summary compares the measured
+// rates with these rates.
 struct PeakRates {
   double read_bytes_per_second = 0;
   double write_bytes_per_second = 0;
@@ -26,17 +27,17 @@ struct SummaryOptions {
 struct StorageBytes {
   double read_per_step = 0;
   double written_per_step = 0;
-  // The bytes that a step has to move, because of the placement of the state; 0 = unknown. Forward
-  // and backward each read every parameter on storage. The update reads every optimizer record
-  // once. Parameters and records are written once.
+  // The bytes that a step has to move, because of the placement of the state; 0 = unknown. The
+  // forward pass and the backward pass each read every parameter on storage. The update reads every
+  // optimizer record once. Parameters and records are written once.
   double ideal_read = 0;
   double ideal_written = 0;
   double written_per_day = 0;
 };
 
-// The function counts the steps whose update ended before the trace ended, so the last step does
-// not count. The first step does not count either, because it finds none of its data in memory.
-// Returns nothing if the trace has less than three steps.
+// The function leaves out the first step, which finds none of its data in memory. The function also
+// leaves out the last step, because its update may end after the trace. Returns nothing if the
+// trace has less than three steps.
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine);
 
 // Requires: `ranks` is not empty.
@@ -55,13 +56,18 @@ struct StallGroup {
   std::uint32_t block = kTraceNone;  // the block of this unit's longest wait
 };
 
-// Returns groups of the waits in the steady steps (tools/trace/trace_steps.h), the group with the
-// longest time first. Waits without a cause are left out. Waits that delayed neither computation
+// Returns the waits in the steady steps (tools/trace/trace_steps.h) in groups. The group with the
+// longest time is first. Waits without a cause are left out. Waits that delayed neither computation
 // nor the end of a step are left out, too.
 std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis);
 
-// Returns a text that suggests how to avoid the waits of `group`, with numbers.
+// Returns a text with numbers that suggests how to avoid the waits of `group`.
 std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
                        const TracedEngine& engine);
+
+// Returns a line for each setting of the run that makes its steps longer: the policy of the
+// updates, and the queue depth of the drives. The line names the key, its value, the time per step
+// and another value.
+std::vector<std::string> setting_advice(const TraceAnalysis& analysis, const TracedEngine& engine);
 
 }  // namespace sluice

@@ -2,9 +2,9 @@
 // a trace. The trace's description of the engine is the input of a new plan. Then a simulation
 // (engine/bound/bound_simulation.h) runs the planned step. The simulation also runs the recorded
 // step. If the recorded step took longer than its simulation, the difference is added to every
-// prediction. If the recorded step took less time, every prediction is scaled down. In both cases,
-// the output shows the difference as the model's error. If the error is too large, there is no
-// prediction.
+// prediction. If the recorded step took less time than its simulation, every prediction is scaled
+// down. In both cases, the output shows the difference as the model's error. If the error is too
+// large, there is no prediction.
 //
 // Thread rule: pure.
 #pragma once
@@ -22,10 +22,10 @@ namespace sluice {
 inline constexpr double kWhatIfErrorMax = 0.25;
 
 struct WhatIf {
-  double measured_s = 0;   // the recorded steps' mean
+  double measured_s = 0;   // the mean of the recorded steps
   StepCost replayed;       // the model's cost of the recorded step
   StepCost changed;        // the model's cost with the settings
-  double predicted_s = 0;  // `changed`, plus what the model leaves out
+  double predicted_s = 0;  // `changed`, corrected by the model's error
   OverlapPolicy policy{};
   Rates rates;                        // recorded
   std::vector<std::string> left_out;  // the parts that the model leaves out, in words
@@ -38,15 +38,15 @@ struct WhatIf {
 // number or a size.
 //   nvme, nvme.read, nvme.write, copy, adam, compute   speed: a factor
 //   nvme.latency                                       a factor
-//   drives                                             the number of drives in place of one
+//   drives                                             the number of drives that replace one drive
 //   prefetch_window                                    units that the device window holds
 //   lanes                                              blocks in the optimizer pass
 //   memory.host, memory.device                         sizes; the placement is planned again
 //   policy                                             as optimizer.overlap, but not "auto"
 // Fails with:
 // - kConfig: a setting is wrong.
-// - - kInput: the trace has less than three steps, or does not describe the engine.
-// - - kInput: the model's error for the recorded step is larger than kWhatIfErrorMax.
+// - kInput: the trace has less than three steps, or does not describe the engine.
+// - kInput: the model's error for the recorded step is larger than kWhatIfErrorMax.
 // - kOutOfMemory: a budget is too small.
 WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& settings);
 

@@ -1,7 +1,7 @@
 // A calibration of this machine: the rates of its drives by request size and depth, and the rate of
 // Adam. A calibration takes about 10 seconds to measure, and is kept in a file for later runs of
-// `sluice tune`. The file names the hardware and the day of the measurement. So `sluice tune`
-// notices a calibration that is old, or that comes from another machine.
+// `sluice tune`. The file names the hardware and the day of the measurement. `sluice tune`
+// therefore notices a calibration that is old, or that comes from another machine.
 //
 // Thread rule: one thread measures. Any thread may read a finished calibration.
 #pragma once
@@ -25,26 +25,26 @@ struct DriveRate {
 };
 
 struct MachineCalibration {
-  std::string hardware;                // what must be the same for the rates to hold
+  std::string hardware;                // the hardware for which the rates are valid
   std::int64_t made_s = 0;             // the time of the measurement, in seconds since 1970
   double took_s = 0;                   // how long the measurement took
-  std::vector<DriveRate> drives = {};  // of all paths together
+  std::vector<DriveRate> drives = {};  // the rates of all paths together
   // The rate of each path alone, measured with the I/O pattern of the optimizer. The list is empty
   // if there is only one path.
   std::vector<double> path_rates = {};
   double adam_parameters_per_second = 0;
 
   // Sets the storage rates in `rates`, for requests of `request_bytes` with `depth` requests in
-  // flight. Between the measured sizes and depths, a rate is interpolated over their logarithms.
-  // Beyond the measured sizes and depths, the nearest measured rate is used. The latency is the
-  // time of a small read alone, minus the part that other requests in flight hide.
+  // flight. Between the measured sizes and depths, the rates are interpolated over the logarithms
+  // of size and depth. Beyond the measured sizes and depths, the nearest measured rate is used. The
+  // latency is the time of a small read alone, minus the part that other requests in flight hide.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 
 struct CalibrationRequest {
   std::vector<std::string> paths;  // storage.paths
-  StateFormat format;              // of the state that Adam updates
-  unsigned threads = 0;            // of Adam; 0 = all granted cores
+  StateFormat format;              // the format of the state that Adam updates
+  unsigned threads = 0;            // threads of Adam; 0 = all granted cores
   IoBackend backend = IoBackend::kAuto;
 };
 
@@ -61,17 +61,17 @@ std::string hardware_of(const CalibrationRequest& request);
 MachineCalibration calibrate(const CalibrationRequest& request,
                              const std::function<void(const std::string&)>& progress);
 
-// The path of the file that keeps a calibration of `hardware`, below XDG_CACHE_HOME or ~/.cache.
-// The path is empty if neither folder is known.
+// Returns the path of the file that keeps a calibration of `hardware`. The file is below
+// XDG_CACHE_HOME or ~/.cache. If neither folder is known, the path is empty.
 std::string calibration_file(const std::string& hardware);
 
 // Returns the calibration in the file `path`. The result is empty if the file does not exist,
-// cannot be read, is not a calibration, or is from other hardware. If the file exists but the
+// cannot be read, is not a calibration, or is from other hardware. If the file exists and the
 // result is empty, `why` gives the reason.
 std::optional<MachineCalibration> load_calibration(const std::string& path,
                                                    const std::string& hardware, std::string& why);
 // Writes `calibration` under a temporary name, and then renames the file to `path`. Also makes the
-// file's folder. Returns the reason of a failure. The result is empty if nothing has failed.
+// file's folder. If the call fails, the result is the reason. Otherwise, the result is empty.
 std::string save_calibration(const std::string& path, const MachineCalibration& calibration);
 
 }  // namespace sluice

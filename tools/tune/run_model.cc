@@ -4,39 +4,21 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
-#include "engine/config/config_schema_check.h"
 #include "engine/planner/plan_subject.h"
 #include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/run_memory.h"
+#include "tools/report/config_changes.h"
 
 namespace sluice {
 namespace {
-
-using nlohmann::ordered_json;
 
 // Transfers and updates that computation hides still take memory's rate, and on the host its cores.
 // The model does not know how much, so they count only where steps are otherwise equal.
 constexpr double kHiddenShare = 0.01;
 constexpr double kHiddenShareOfHost = 0.1;
-
-ordered_json::json_pointer pointer_to(const std::string& key) {
-  std::string path = "/" + key;
-  std::ranges::replace(path, '.', '/');
-  return ordered_json::json_pointer(path);
-}
-
-std::string values_of(const ConfigDocument& document) {
-  ordered_json values = ordered_json::object();
-  for (const std::string& key : config_keys()) {
-    if (document.origin_of(key) != "default")
-      values[pointer_to(key)] = ordered_json::parse(document.json_of(key));
-  }
-  return values.dump(2);
-}
 
 double elements_of(const UnitSpec& unit) {
   double elements = 0;
@@ -71,7 +53,7 @@ PlanRates stated_rates(const TrainConfig& config, const MachineCalibration& mach
 
 RunModel::RunModel(const ConfigDocument& given, MachineCalibration machine,
                    const std::string& gpu_file)
-    : text_(values_of(given)),
+    : text_(config_text_of(given)),
       given_(train_config(given)),
       machine_(std::move(machine)),
       is_on_host_(computes_on_host(given_)),
@@ -93,17 +75,7 @@ TrainConfig RunModel::config_with(const TuneSettings& settings) const {
 }
 
 std::string RunModel::text_with(const TuneSettings& settings) const {
-  ordered_json values = ordered_json::parse(text_);
-  for (const auto& [key, text] : settings) {
-    const ordered_json value = ordered_json::parse(text);
-    const auto pointer = pointer_to(key);
-    if (!value.is_null()) {
-      values[pointer] = value;
-    } else if (values.contains(pointer)) {
-      values[pointer.parent_pointer()].erase(pointer.back());
-    }
-  }
-  return values.dump(2) + "\n";
+  return changed_config_text(text_, settings);
 }
 
 Rates RunModel::rates_for(const TrainConfig& config) const {

@@ -1,6 +1,6 @@
-// The model of a training run under changed settings. The model makes the same plan as the engine
-// would make, and simulates a step of this plan at measured rates. The model tells tune_search()
-// how long a step would take.
+// The model of a training run under changed settings. The model makes the same plan that the engine
+// would make, and simulates a step of this plan at measured rates. tune_search() learns from the
+// model how long a step would take.
 //
 // Thread rule: learn() must be called before all other functions. Any thread may call the const
 // functions.
@@ -24,28 +24,28 @@ namespace sluice {
 class RunModel {
  public:
   // `given` is the config that the settings change. The constructor reads the amount of free host
-  // memory once, so that all predictions assume the same machine. `gpu_file` is a file with a GPU's
-  // figures, as for plan_rates(). The name is empty if there is no such file.
+  // memory once, so that all predictions assume the same machine. `gpu_file` names a file with a
+  // GPU's figures, as for plan_rates(). `gpu_file` is empty if there is no such file.
   // Fails with kConfig if `sluice train` would refuse the config, and with the errors of
   // plan_rates().
   RunModel(const ConfigDocument& given, MachineCalibration machine, const std::string& gpu_file);
 
-  // Later predictions use the computation times and the rates that `trial`, a run of `config`, has
-  // measured.
+  // `trial` is a run of `config`. Later predictions use the computation times and the rates that
+  // this run has measured.
   void learn(const Trial& trial, const TrainConfig& config);
   // Later predictions assume that computation reaches `flops` operations per second. The call is
   // for predictions before the first trial run.
   void assume(double flops) { flops_ = flops; }
-  // The rate of a GPU's computation. The rate comes from the GPU's figures, or is an assumption.
+  // The rate of computation on a GPU. The rate comes from the GPU's figures, or is an assumption.
   double gpu_flops() const { return stated_.flops; }
 
   const TrainConfig& given() const { return given_; }
   bool is_on_host() const { return is_on_host_; }
-  // Returns the given config with `settings`.
+  // Returns the given config with the changes in `settings`.
   // Fails with kConfig if the settings contradict each other.
   TrainConfig config_with(const TuneSettings& settings) const;
-  // The text of a config file with the given config's values, but with the values of `settings` for
-  // the keys in `settings`.
+  // Returns the text of a config file. The keys in `settings` have the values in `settings`. All
+  // other keys have the values of the given config.
   std::string text_with(const TuneSettings& settings) const;
 
   TunePrediction predict(const TuneSettings& settings) const;
@@ -58,9 +58,9 @@ class RunModel {
   TrainConfig given_;
   MachineCalibration machine_;
   bool is_on_host_ = true;
-  PlanRates stated_;  // for what neither the calibration nor a run has measured
+  PlanRates stated_;  // rates that neither the calibration nor a run measured
   MemoryRoom room_;
-  double flops_ = 0;  // 0: the measured times
+  double flops_ = 0;  // 0: use the measured times
   Rates measured_;    // 0 where nothing was measured
   TrainConfig measured_config_;
   std::uint64_t device_bytes_ = 0;  // of a GPU, if it is known

@@ -1,7 +1,7 @@
-// A trial runs a config for a few steps, and measures these steps. The engine, the trainer and the
-// data are those of `sluice train`. A trial writes no outputs, makes no evaluations or checkpoints,
-// and does not touch a durable store. The training state on storage is in scratch files, which
-// disappear at the end.
+// A trial runs a config for a few steps, and measures these steps. The trial has the same engine,
+// trainer and data as `sluice train`. A trial writes no outputs, makes no evaluations or
+// checkpoints, and does not touch a durable store. The training state on storage is in scratch
+// files, which disappear at the end.
 //
 // Thread rule: one trial at a time.
 #pragma once
@@ -17,8 +17,8 @@ namespace sluice {
 
 struct Trial {
   std::vector<double> step_s;  // without the first step, which touches memory for the first time
-  double began_s = 0;          // before the first step: making the engine, setting the state
-  Rates rates;                 // measured; 0 where a step has nothing to measure. Has unit times.
+  double began_s = 0;          // time to make the engine and to set the state
+  Rates rates;                 // measured rates and unit times; 0 = a step has nothing to measure
   std::uint64_t device_budget_bytes = 0;
 
   double median_s() const;

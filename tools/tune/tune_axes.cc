@@ -9,6 +9,7 @@
 
 #include <sluice/error.h>
 #include "engine/config/config_schema_check.h"
+#include "tools/gpt/train/compute_device.h"
 
 namespace sluice {
 namespace {
@@ -87,6 +88,14 @@ TuneAxis policy_axis(const TrainConfig& given) {
   return axis;
 }
 
+// The GPU is the other processor for updates.
+TuneAxis processor_axis() {
+  TuneAxis axis{.name = "processor of updates", .choices = {{}}};
+  for (const UpdateProcessor processor : {UpdateProcessor::kCpu, UpdateProcessor::kDevice})
+    axis.choices.push_back({{"optimizer.update_on", quoted(name_of(processor))}});
+  return axis;
+}
+
 TuneAxis number_axis(const char* name, const char* key, const std::vector<std::string>& values) {
   TuneAxis axis{.name = name, .choices = {{}}, .is_fine = true};
   for (const std::string& value : values) axis.choices.push_back({{key, value}});
@@ -140,6 +149,7 @@ std::vector<TuneAxis> tune_axes(const ConfigDocument& document, const TrainConfi
                                 const std::vector<std::string>& kept) {
   check_kept(kept);
   std::vector<TuneAxis> axes = {homes_axis(), batch_axis(given), policy_axis(given)};
+  if (!computes_on_host(given)) axes.push_back(processor_axis());
   // The files of a durable store have their blocks already.
   if (given.engine.storage.state.name.empty()) {
     axes.push_back(blocks_axis(given));

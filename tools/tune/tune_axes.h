@@ -1,7 +1,7 @@
-// The keys that `sluice tune` may change, and the values that it tries. None of these keys changes
-// what a step learns. Most of these keys (homes, budgets, blocks, lanes and policies) change no bit
-// of the result. Dividing the batch differently keeps the sequences of a step, but changes how sums
-// are rounded.
+// The keys that `sluice tune` may change, and the values that `sluice tune` tries. None of these
+// keys changes what a step learns. Most of these keys (homes, budgets, blocks, lanes and policies)
+// change no bit of the result. Another division of the batch keeps the sequences of a step, but
+// changes how sums are rounded.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -17,7 +17,7 @@
 namespace sluice {
 
 // `given` is the config that `document` describes. `kept` lists keys, or sections such as "memory",
-// that must not change. The choices leave out settings that the config already has.
+// that must not change. The result leaves out settings that the config already has.
 // Fails with kConfig if an entry of `kept` is neither a key nor a section.
 std::vector<TuneAxis> tune_axes(const ConfigDocument& document, const TrainConfig& given,
                                 const MachineCalibration& machine,

@@ -1,8 +1,8 @@
 // The search for settings that make a step quick. A model predicts the time of a step. Each axis is
 // a group of keys that change together. The search changes the choice on one axis at a time, until
 // no change makes the step quicker. Some changes help only together, such as a larger memory budget
-// and moving state into memory. So the search begins at several starting points. The search is
-// pure, except that it calls `predict` from several threads.
+// and moving state into memory. The search therefore begins at several starting points. The search
+// is pure, except that it calls `predict` from several threads.
 #pragma once
 
 #include <cstddef>
@@ -22,20 +22,20 @@ struct TuneAxis {
   // The first choice is empty and stands for the given config. The second choice, if it exists, is
   // the choice that Sluice would make by itself.
   std::vector<TuneSettings> choices;
-  // True if the model can hardly predict which choice of this axis is quicker. A trial does not
-  // compare two candidates that differ only on such axes.
+  // True if the model can hardly predict which choice of this axis is quicker. Two candidates that
+  // differ only in fine axes are never both finalists.
   bool is_fine = false;
-  // True if the choices of this axis have costs that the model does not know. The first two
-  // candidates of a trial then have different choices on an axis of this kind.
+  // True if the choices of this axis have costs that the model does not know. If possible, the
+  // finalists include two candidates that differ in an unsure axis.
   bool is_unsure = false;
 };
 
 struct TunePrediction {
   double step_s = 0;
   // The sum of `step_s` and a small part of the work that is hidden behind computation. If two
-  // settings have equally long steps, the one with less work ranks higher.
+  // settings have equally long steps, the setting with less work ranks higher.
   double rank_s = 0;
-  std::string obstacle = {};  // why a run is impossible; `step_s` is unset then
+  std::string obstacle = {};  // why a run is impossible; `step_s` is then unset
   std::string binds = {};     // the scarcest resource
 };
 

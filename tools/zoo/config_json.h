@@ -44,13 +44,13 @@ class ConfigJson {
   std::uint64_t count_from_zero(const char* key, std::uint64_t fallback) const;
   bool flag(const char* key, bool fallback) const;
   std::string text_or(const char* key, const std::string& fallback) const;
-  // Returns the value of `key`, a number of layers, which is at most kLayersMax.
+  // Returns the value of `key`, which is a number of layers from 1 to kLayersMax.
   std::uint64_t layers(const char* key) const;
   // Whether the list of numbers at `key` contains `value`. If the list is missing, the result is
   // false.
   bool lists(const char* key, std::uint64_t value) const;
-  // Returns a copy of this file. If the file has an object `key`, the copy also contains those keys
-  // of the object that the file itself lacks.
+  // Returns a copy of this file. If the file has an object `key`, the copy also contains each key
+  // of this object that the file itself lacks.
   ConfigJson with_part(const char* key) const;
 
  private:
@@ -71,16 +71,17 @@ class UnitBuilder {
     unit_.name = std::move(name);
   }
 
-  // Adds one tensor. This function and those below fail with kConfig if a tensor has more than
-  // kElementsMax elements.
+  // Adds one tensor. All add functions fail with kConfig if a tensor has more than kElementsMax
+  // elements.
   void add(const std::string& name, std::vector<std::uint64_t> shape);
-  // Adds the matrix of a product, and a bias of `bias` values; 0 = no bias. `rows` and `columns`
-  // may be exchanged.
+  // Adds the matrix of a product, and a bias of `bias` values; 0 = no bias. The order of `rows` and
+  // `columns` does not matter.
   void add_matrix(const std::string& name, std::uint64_t rows, std::uint64_t columns,
                   std::uint64_t bias = 0);
   // Adds a norm layer with a weight and a bias.
   void add_norm(const std::string& name, std::uint64_t width);
-  // Adds the matrices of all experts. Each token uses `used` of these experts.
+  // Adds the matrices of all experts. The first extent of `shape` is the number of experts. Each
+  // token uses `used` of these experts.
   void add_experts(const std::string& name, std::vector<std::uint64_t> shape, std::uint64_t used);
 
   // The number of elements in the experts that a token does not use.

@@ -1,6 +1,6 @@
-// Well-known models by name, for plans without a file or a network. model_presets.json contains the
-// data of each model: the keys of config.json that a plan needs, the number of parameters, and the
-// source.
+// Well-known models by name, so that a plan needs neither a file nor a network. model_presets.json
+// contains the data of each model: the keys of config.json that a plan needs, the number of
+// parameters, and the source.
 //
 // Thread rule: any thread.
 #pragma once

@@ -1,6 +1,6 @@
-// The functions that read models for model_zoo.h, one function for each family of models. They set
-// all fields of ZooModel except `architecture`. If the head is tied, they do not set the orders of
-// units either. The functions fail with kConfig.
+// The functions that read models for model_zoo.h, one function for each family of models. The
+// functions set all fields of ZooModel except `architecture`. If the head is tied, the functions do
+// not set the orders of units either. The functions fail with kConfig.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -17,11 +17,11 @@ namespace sluice {
 std::optional<ZooModel> read_decoder(const ConfigJson& file, const std::string& type);
 std::optional<ZooModel> read_other_transformer(const ConfigJson& file, const std::string& type);
 
-// The function reads the headers of safetensors files. `config` may be null. If there is a config,
-// the function takes the context from it, and the number of experts that a token uses.
+// Reads the headers of safetensors files. If `config` is not null, the function takes the context
+// and the number of experts per token from `config`.
 // Fails with:
-// - - kInput: a file cannot be read, or contains extents that are impossible for a tensor.
-// - - kConfig: the structure of the tensors is unknown, or the tensors are quantized.
+// - kInput: a file cannot be read, or contains extents that are impossible for a tensor.
+// - kConfig: the structure of the tensors is unknown, or the tensors are quantized.
 ZooModel read_tensor_files(const std::string& path, const ConfigJson* config);
 
 // Adds a unit whose tensors are factors of matrix products.

@@ -1,5 +1,5 @@
 // Marks a function that is compiled both for the CPU and for CUDA kernels. So the CPU and the
-// kernels compute from one definition.
+// kernels share one definition.
 #pragma once
 
 #ifdef __CUDACC__

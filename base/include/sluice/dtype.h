@@ -1,6 +1,6 @@
 // Element types and the exact conversions between them. Values of bf16 and fp16 are stored as
 // uint16_t bit patterns. These scalar functions define the conversions, and SIMD and CUDA code must
-// reproduce them bit for bit. Pure, callable from any thread.
+// reproduce them bit for bit. The functions are pure, and any thread may call them.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
-// A C++ type for each element type, so that parameters and gradients can be accessed with types.
-// The type float is fp32. Bf16 and Fp16 hold the bits of one element. The functions of
+// This header has a C++ type for each element type, for typed access to parameters and gradients.
+// The C++ type of fp32 is float. Bf16 and Fp16 hold the bits of one element. The functions of
 // sluice/dtype.h convert elements.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Fp16 {
   std::uint16_t bits;
 };
 
-// The dtype that belongs to the element type T. Does not compile for any other type.
+// The dtype that belongs to the element type T. Any other type T is a compile error.
 template <class T>
 inline constexpr DType dtype_of = T::has_no_dtype;
 template <>

@@ -14,17 +14,17 @@ namespace sluice {
 
 enum class ErrorCode {
   kInternal,         // a broken invariant inside Sluice
-  kInvalidArgument,  // a call that its contract forbids
+  kInvalidArgument,  // a call that breaks the function's contract
   kConfig,           // the config file, the command line, or a value in them
   kInput,            // a file of the user is missing, unreadable or of the wrong kind
   kIo,               // a transfer failed; the message names file, range and errno
-  kDamaged,          // storage returned other bytes than were written; the message names the block
+  kDamaged,          // storage returned wrong bytes; the message names the block
   kTimeout,          // storage has not answered in time; its requests are still in flight
   kNoSpace,          // a storage path cannot hold what the layout needs
   kOutOfMemory,      // a tier's budget or the machine's memory is too small
   kUnsupported,      // this machine or build lacks a feature that was requested by name
   kNonFinite,        // a gradient that is NaN or infinite, under policy "stop"
-  kRanks,            // another rank has failed, stopped answering, or disagrees
+  kRanks,            // another rank has failed, has stopped answering, or disagrees
   kPoisoned,         // an earlier failure left the engine between two steps
 };
 

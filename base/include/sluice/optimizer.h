@@ -31,7 +31,7 @@ SLUICE_EXPORT std::string_view name_of(OptimizerKind kind);
 enum class OptimizerState : std::uint8_t {
   kFp32,
   kBf16,  // rounded stochastically, so that small changes add up
-  k8bit,  // block-wise dynamic quantization: 8-bit codes, and an fp32 scale for 256 elements
+  k8bit,  // block-wise dynamic quantization: 8-bit codes, and one fp32 scale per 256 elements
 };
 // Returns "fp32", "bf16" or "8bit".
 SLUICE_EXPORT std::string_view name_of(OptimizerState state);

@@ -1,5 +1,5 @@
-// Traces of a run: a file of every transfer, update and wait, for `sluice trace`. A trace records
-// all engines and optimizers of the process.
+// Traces of a run. A trace is a file that lists every transfer, update and wait. The command
+// `sluice trace` reads the file. A trace records all engines and optimizers of the process.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -13,7 +13,7 @@ namespace sluice {
 
 struct TraceOptions {
   std::string file;                      // created with mode 0600, replacing an existing file
-  int descriptor = -1;                   // of `file` if already open; the caller keeps it
+  int descriptor = -1;                   // `file`, if it is already open; the caller closes it
   std::uint32_t ring_records = 1 << 20;  // per thread; rounded up to a power of two
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
@@ -32,8 +32,8 @@ struct TraceResult {
 // Fails with kInput if the file cannot be created, and with kInvalidArgument if a trace is already
 // running.
 SLUICE_EXPORT void trace_start(const TraceOptions& options);
-// Writes the remaining records and closes the file. Does nothing without a trace. Must be called
-// after the engine is gone.
+// Writes the remaining records and closes the file. Does nothing if no trace is running. Must be
+// called after the engine is gone.
 SLUICE_EXPORT TraceResult trace_stop();
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Why computation waits, as reports and traces name it.
+// The reasons why computation waits. Reports and traces show the names of the reasons.
 #pragma once
 
 #include <cstddef>
@@ -9,26 +9,26 @@
 
 namespace sluice {
 
-// The reason for a wait. Trace files hold these numbers, so they must never change.
+// The reason for a wait. Trace files hold these numbers, so the numbers must never change.
 enum class TraceReason : std::uint8_t {
   kNone = 0,
   kRead = 1,            // the block's parameters are being read
   kSlot = 2,            // no parameter slot is free
   kWindow = 3,          // leases still hold the place in the window
-  kCopy = 4,            // copies to the device
+  kCopy = 4,            // the copies to the device have not ended
   kGradientSlot = 5,    // no gradient slot is free
   kUpdateRead = 6,      // the block's update waits for its state to be read
   kUpdateLane = 7,      // the block's update waits for a lane
   kUpdate = 8,          // the block is being updated, or its update waits for the processor
-  kUpdateWrite = 9,     // updates are on their way home
-  kGradientCopy = 10,   // gradients are on their way from the device
-  kNorm = 11,           // the norm of the last gradients is being taken
+  kUpdateWrite = 9,     // updated blocks are being written to their homes
+  kGradientCopy = 10,   // gradients are being copied from the device
+  kNorm = 11,           // the norm of the last gradients is being computed
   kCollective = 12,     // a collective waits for other ranks
   kSchedule = 13,       // the schedule has changed, so nothing could be prefetched
-  kGradientSpill = 14,  // gradients are on their way to the place where they wait for the update
+  kGradientSpill = 14,  // gradients are being moved to the place where they wait for the update
   kActivation = 15,     // a boundary activation, or room for one, is missing
   kCommit = 16,         // a commit of the durable store is under way
-  kSave = 17,           // the block's update waits until a checkpoint has the block
+  kSave = 17,           // the block's update waits until a checkpoint has saved the block
   kAnnounce = 18,       // the ranks agree on the units that a step announces
 };
 inline constexpr std::size_t kTraceReasons = 19;

@@ -1,5 +1,5 @@
 // Sizes in bytes: literals (64_KiB), rounding, and the text form in configs and messages ("10MiB").
-// Pure functions, callable from any thread.
+// The functions are pure, and any thread may call them.
 #pragma once
 
 #include <cstdint>

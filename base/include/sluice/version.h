@@ -1,8 +1,8 @@
-// The version of the library. CMakeLists.txt reads it from this file.
+// The version of the library. CMakeLists.txt reads the version from this file.
 //
-// Until version 1.0, a new minor version may change public headers, config keys and file formats;
-// CHANGELOG.md lists such changes. A new patch version changes none of these. Headers outside
-// include/sluice/ are not public and may change at any time.
+// Until version 1.0, a new minor version may change public headers, config keys and file formats.
+// CHANGELOG.md lists these changes. A new patch version changes no public header, config key or
+// file format. Headers outside include/sluice/ are not public and may change at any time.
 #pragma once
 
 #include <string_view>

@@ -16,9 +16,9 @@
 
 namespace sluice {
 
-// The argument of SaveOptions::sha256: a file of a checkpoint, and ranges of the file. One range is
-// the whole file, and each of its tensors is another range, so ranges overlap. At the time of the
-// call, the checkpoint is complete, but has no name yet.
+// The argument of the function SaveOptions::sha256: a file of a checkpoint, and ranges of this
+// file. One range is the whole file, and each tensor in the file is another range, so the ranges
+// overlap. When the function is called, the checkpoint is complete, but has no name yet.
 struct FileRanges {
   struct Range {
     std::uint64_t begin_bytes = 0;
@@ -30,23 +30,25 @@ struct FileRanges {
 };
 
 struct SaveOptions {
-  // The data that this rank needs to continue, as UTF-8, such as its position in the training data.
+  // The data that this rank needs to continue the training, as UTF-8 text. An example is the rank's
+  // position in the training data.
   std::string application = {};
-  // The number of checkpoints that stay in the folder, including the new one; 0 = all. Older
-  // checkpoints take space, but a run can fall back to them.
+  // The number of checkpoints that stay in the folder, including the new checkpoint; 0 = all. Older
+  // checkpoints take space, but a run can continue from them if the new checkpoint is damaged.
   std::uint32_t keep = 0;
-  // The largest size of a file. Only a file that holds one very large tensor is larger.
+  // The largest size of a file. A file is larger only if it holds a single very large tensor.
   std::uint64_t file_bytes_max = 5'000'000'000;
-  // Numbers for human readers, in addition to the config's numbers; nothing depends on them. The
-  // numbers of rank 0 are used.
+  // Numbers that only inform human readers, in addition to the numbers of the config. The numbers
+  // of rank 0 are used.
   std::map<std::string, double> hyperparameters = {};
-  // Further files of the folder, by name. The files of rank 0 are used.
+  // The texts of further files in the checkpoint's folder, by file name. The files of rank 0 are
+  // used.
   std::map<std::string, std::string> files = {};
-  // Computes the SHA-256 of each range, as 64 hexadecimal digits, for the manifest. The engine
-  // passes each file only once, so the function can compute all ranges in one reading. Every rank
-  // has to set this function. The call that gives the checkpoint its name first reads the rank's
-  // share of the files again, perhaps on another thread. After begin_save(), that call is
-  // begin_step() or finish_save().
+  // The function computes the SHA-256 of each range for the manifest, as 64 hexadecimal digits. The
+  // function is called only once per file, and can compute all ranges in one reading of the file.
+  // Every rank has to set this function. The function runs in the call that gives the checkpoint
+  // its name, perhaps on another thread. In this call, the rank's share of the files is read again.
+  // After begin_save(), the checkpoint gets its name in begin_step() or finish_save().
   std::function<std::vector<std::string>(const FileRanges& file)> sha256 = {};
 };
 
@@ -57,12 +59,12 @@ struct SavedCheckpoint {
   std::int64_t duration_ns = 0;  // from the call until the checkpoint had its name
   // The part of duration_ns that this rank spent in the engine's calls for this checkpoint.
   std::int64_t blocked_ns = 0;
-  // How long updates waited because the checkpoint had not yet copied their blocks. During this
-  // wait, computation goes on until it needs an updated block.
+  // The time for which updates waited because the checkpoint had not yet copied their blocks.
+  // Computation continues during this time until computation needs an updated block.
   std::int64_t update_wait_ns = 0;
 };
 
-// A checkpoint that is being written beside training.
+// The progress of a checkpoint that is written while training continues.
 struct SaveProgress {
   std::uint64_t step = 0;
   std::uint64_t block_count = 0;  // of this rank
@@ -71,8 +73,8 @@ struct SaveProgress {
 
 enum class CheckpointPrecision : std::uint8_t {
   kAsSaved,
-  // Masters are copied exactly, and parameters are the masters rounded to the engine's type. A unit
-  // that was frozen starts with zero moments.
+  // Masters are copied exactly. Parameters are the masters, rounded to the type of the engine's
+  // parameters. If a unit was frozen, the unit's moments start at zero.
   kConvert,
 };
 
@@ -83,7 +85,7 @@ struct OpenCheckpoint {
 
 // Opens a saved checkpoint. `folder` is the folder of one checkpoint, such as "latest" below the
 // root of all checkpoints. The function checks the manifest, and the length and the header of every
-// file. A range is compared with its checksum later, when the range is read.
+// file. The checksum of a range is checked later, when the range is read.
 // Fails with kInput or kDamaged. The message names the file, the field, and the expected and the
 // found value.
 SLUICE_EXPORT OpenCheckpoint open_checkpoint(

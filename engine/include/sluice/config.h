@@ -1,6 +1,6 @@
-// The configuration of an engine: precision, hyperparameters that stay fixed, budgets, placement
-// and storage. Plain data, which an application fills in code or reads from a config file
-// (docs/configuration.md). The keys are listed in configs/sluice.schema.json.
+// The configuration of an engine: precision, fixed hyperparameters, memory budgets, placement and
+// storage. An application sets the values in its code, or reads them from a config file
+// (docs/configuration.md). Plain data. The keys are listed in configs/sluice.schema.json.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,18 @@
 
 namespace sluice {
 
-// The tier where a state lives. With kAuto, the planner decides.
+// The tier in which a part of the state lives. With kAuto, the planner decides.
 enum class TierChoice : std::uint8_t { kAuto, kDevice, kHost, kNvme };
 SLUICE_EXPORT std::string_view name_of(TierChoice tier);
 
 enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads, kSync };
 SLUICE_EXPORT std::string_view name_of(IoBackend backend);
 
-// The blocks that carry a checksum. Every read of such a block is compared with its checksum.
+// The setting that says which blocks have a checksum. When a block with a checksum is read, the
+// bytes are compared with the checksum.
 enum class Verify : std::uint8_t {
   kFull,
-  kSample,  // one in eight; other blocks after every update
+  kSample,  // one block in eight; every update selects other blocks
   kOff,
 };
 SLUICE_EXPORT std::string_view name_of(Verify verify);
@@ -34,53 +35,67 @@ SLUICE_EXPORT std::string_view name_of(Verify verify);
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 SLUICE_EXPORT std::string_view name_of(NonFinitePolicy policy);
 
-// How the update treats units that no rank has used in backward during the step.
-// - - kUpdate: the gradient of such a unit is zero, and the update decays its moments and weights.
-// - - kSkip: such a unit does not change, moves no bytes and counts no update, like a parameter
-//   without a gradient in torch's optimizers.
-// - kLazy: the bits are those of kUpdate, but a unit whose state is on storage makes up for its
-//   missed updates later, all at once.
+// How the update treats a unit that no rank has used in the step's backward pass.
+// - kUpdate: the unit's gradient is zero, and the update decays the unit's moments and weights.
+// - kSkip: the unit does not change, its bytes are not moved, and the update does not count for the
+//   unit. PyTorch's optimizers treat a parameter without a gradient in the same way.
+// - kLazy: the result has the same bits as with kUpdate. A unit whose state is on storage misses
+//   updates at first, and later makes up for all missed updates at once.
 enum class UntouchedPolicy : std::uint8_t { kUpdate, kSkip, kLazy };
 SLUICE_EXPORT std::string_view name_of(UntouchedPolicy policy);
 
-// When blocks are updated (docs/design/updates.md). The choice changes no bit of the result.
+// The policy that says when blocks are updated (docs/design/updates.md). The result has the same
+// bits under every policy.
 enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative, kSerial };
 
 SLUICE_EXPORT std::string_view name_of(OverlapPolicy policy);
 
-// How the micro-batches of a step go through the units. Horizontal: each micro-batch runs forward
-// and backward before the next one begins. So only one batch's activations exist at a time, but
-// parameters are fetched for every micro-batch. Vertical: all micro-batches go through a unit
-// before the next unit. So parameters are fetched once, but the activations of all micro-batches at
-// the units' boundaries exist together. Gradients are added in the order of use. Both orders give
-// the same bits, unless backward uses a unit more than once (tied weights).
+// The processor that updates the state whose home is not the device. The choice changes no bit of
+// the result.
+// - kCpu: the processors of the host.
+// - kDevice: the device. Each block is copied to the device, updated there, and copied back.
+enum class UpdateProcessor : std::uint8_t { kCpu, kDevice };
+
+SLUICE_EXPORT std::string_view name_of(UpdateProcessor processor);
+constexpr UpdateProcessor other_than(UpdateProcessor processor) {
+  return processor == UpdateProcessor::kCpu ? UpdateProcessor::kDevice : UpdateProcessor::kCpu;
+}
+
+// The order in which a step computes its micro-batches and units. Horizontal: each micro-batch runs
+// forward and backward before the next micro-batch begins. Only the activations of one micro-batch
+// exist at a time, but parameters are fetched for every micro-batch. Vertical: all micro-batches go
+// through a unit before any of them goes through the next unit. Parameters are fetched once for all
+// micro-batches, but the boundary activations of all micro-batches exist at the same time.
+// Gradients of a unit are added in the order in which the unit is used. Both orders give the same
+// bits, unless backward uses a unit more than once (tied weights).
 enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
 
 SLUICE_EXPORT std::string_view name_of(MicroBatchOrder order);
 
-// Where the values stay that forward computes and backward needs. With kKeep, the application keeps
-// all of these values. Otherwise the engine keeps only the values that one use of a unit passes to
-// the next use (engine/plan/activation_plan.h). The application computes all other values again in
-// backward.
+// The place of the activations. Activations are the values that forward computes and backward
+// needs. With kKeep, the application keeps all activations. Otherwise the engine keeps only the
+// activations that one use of a unit passes to the next use (engine/plan/activation_plan.h). The
+// application then computes all other activations again in backward.
 enum class ActivationHome : std::uint8_t {
-  kKeep,       // by the application, all of it
-  kRecompute,  // by the engine, in device memory
-  kHost,       // by the engine, in host memory
-  kNvme,       // by the engine, on storage
+  kKeep,       // the application keeps all activations
+  kRecompute,  // the engine keeps them in device memory
+  kHost,       // the engine keeps them in host memory
+  kNvme,       // the engine keeps them on storage
 };
 
 SLUICE_EXPORT std::string_view name_of(ActivationHome home);
 
 // How the loss is scaled (engine/step/loss_scaler.h). The application multiplies its loss, or the
 // gradient of the loss, by Step::loss_scale(), and the engine divides the gradients by the same
-// factor. With a dynamic scale, a step with overflowing gradients is skipped, even if `non_finite`
-// says otherwise.
+// factor. With a dynamic scale, a step whose gradients overflow is skipped, even if
+// Config::Optimizer::non_finite is kStop.
 struct LossScaleOptions {
-  // The scale of every step. 0 stands for a dynamic scale, as set below. 1 stands for no scaling.
+  // The scale of every step. 0 stands for a dynamic scale, which the members below control. 1
+  // stands for no scaling.
   double static_scale = 1;
-  std::uint32_t initial_scale_power = 16;  // starts at two to the power of this; 0..32
-  // The number of steps without overflow after which the scale doubles. With a small window, more
-  // steps are lost to overflows. With a large window, the scale stays low for longer, and small
+  std::uint32_t initial_scale_power = 16;  // the first scale is 2 to the power of this; 0..32
+  // The number of steps without overflow after which the scale doubles. A small window loses more
+  // steps to overflows. With a large window, the scale stays low for more steps, and small
   // gradients are lost.
   std::uint32_t window = 1000;
   // The number of overflows after which the scale is halved. At least 1.
@@ -93,22 +108,23 @@ struct LossScaleOptions {
   double minimum = 1;
 };
 
-// The order in which gradients are added over the ranks. `kExact` stands for rank order, which
-// gives the same bits everywhere. `kNccl`, on GPUs, stands for the order that NCCL chooses by
-// length and topology. `kNodes` stands for rank order inside each node, and then the order of the
-// nodes. This order gives the same bits on hosts and GPUs, too, and sends less data between nodes.
+// The order in which the gradients of the ranks are added. With `kExact`, gradients are added in
+// the order of the ranks, which gives the same bits everywhere. With `kNccl`, which is for GPUs,
+// NCCL chooses the order by length and topology. With `kNodes`, gradients are first added in rank
+// order inside each node. The sums of the nodes are then added in the order of the nodes. `kNodes`
+// also gives the same bits on hosts and on GPUs, and sends less data between nodes.
 enum class RankReduction : std::uint8_t { kExact, kNccl, kNodes };
 SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 
-// The reaction when the pools need more memory than the host or a GPU has free: an error, a note,
-// or nothing. The free memory is looked up when the engine is made. Without the error, the kernel
-// may kill the process in the middle of a step.
+// The reaction if the host or a GPU has less free memory than the pools need: an error, a note, or
+// nothing. The check reads the size of the free memory when the engine is made. If the reaction is
+// not an error, the kernel may later kill the process in the middle of a step.
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
-// Whether leases and updates use the state where it is, in host memory or on the device, instead of
-// a copy. This needs a single rank, and a device without memory of its own, such as the host
-// device.
+// The setting that says whether leases and updates use the state directly at its home, in host
+// memory or on the device. Otherwise leases and updates use a copy. The direct use of the state
+// requires a single rank, and a device without memory of its own, such as the host device.
 enum class UnifiedMemory : std::uint8_t {
   kAuto,  // where the device allows it
   kOff,   // copies, as on a GPU
@@ -116,8 +132,9 @@ enum class UnifiedMemory : std::uint8_t {
 };
 SLUICE_EXPORT std::string_view name_of(UnifiedMemory unified);
 
-// Whether memory that no lease covers is inaccessible at the addresses that leases give, so that a
-// use outside of a lease ends the process where it happens. This needs the host device.
+// The setting that guards the addresses that leases give. With the guard, the memory at these
+// addresses is inaccessible while no lease covers it. An access outside of a lease then ends the
+// process at the place of the access. The guard requires the host device.
 enum class GuardMode : std::uint8_t {
   kAuto,  // in builds without NDEBUG, where the device allows it
   kOff,
@@ -137,29 +154,32 @@ struct Config {
   struct Optimizer {
     OptimizerKind kind = OptimizerKind::kAdamW;
     OptimizerState state = OptimizerState::kFp32;
-    std::uint64_t rounding_seed = 0;  // of the random bits with which kBf16 rounds
-    AdamOptions adam;                 // sluice/optimizer.h lists which kind reads which option
+    std::uint64_t rounding_seed = 0;  // the seed of the random bits for rounding to kBf16
+    AdamOptions adam;                 // sluice/optimizer.h lists the options of each kind
     double momentum = 0.9;            // for kSgd
     double clip_norm = 1.0;           // bound on the global gradient norm; 0 = no clipping
-    // The norm is increased by this value before it is compared with clip_norm, and before
-    // gradients are divided by it. PyTorch and DeepSpeed use 1e-6.
+    // This value is added to the gradient norm. The sum is compared with clip_norm, and is the
+    // divisor if gradients are clipped. PyTorch and DeepSpeed use 1e-6.
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     UntouchedPolicy untouched = UntouchedPolicy::kUpdate;
-    // Under kLazy, the largest number of updates that a unit may miss; at least 1. After that many
-    // missed updates, the unit makes up for all of them, even if no step uses it. A larger number
-    // saves bytes, but needs more memory and arithmetic when a unit makes up for its updates.
+    // Under kLazy, the largest number of updates that a unit may miss; at least 1. After this
+    // number of missed updates, the unit makes up for all of them, even if no step uses the unit.
+    // With a larger number, fewer bytes are moved. But a unit then needs more memory and arithmetic
+    // to make up for its missed updates.
     std::uint32_t lazy_max = 1000;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
+    UpdateProcessor update_on = UpdateProcessor::kCpu;
     std::optional<std::uint32_t>
-        lanes;  // blocks in the pass at once; empty = the planner chooses by itself
+        lanes;  // blocks in the optimizer pass at the same time; empty = the planner chooses
 
-    // Tensors with their own hyperparameters; a tensor belongs to the first group that names it.
+    // A group of tensors with hyperparameters of their own. A tensor belongs to the first group
+    // that names the tensor.
     struct Group {
-      std::vector<std::string> tensors;  // patterns: '*' any characters, '?' one
+      std::vector<std::string> tensors;  // patterns: '*' is any characters, '?' is one
       double learning_rate_factor = 1;   // times the step's learning rate
-      // If this is empty, the group has the optimizer's decay, except for tensors with
-      // WeightDecay::kNone, which have no decay.
+      // If this value is empty, the group has the optimizer's weight decay. Tensors with
+      // WeightDecay::kNone then have no weight decay.
       std::optional<double> weight_decay = {};
     };
     std::vector<Group> groups;
@@ -169,7 +189,7 @@ struct Config {
 
   // Budgets for the engine's pools. An empty device_bytes stands for all free memory of the device.
   // An empty host_bytes stands for half of the machine's memory, but at most for the free memory
-  // that the device leaves.
+  // that remains beside the memory of a host device.
   struct Memory {
     std::optional<std::uint64_t> device_bytes = {};
     std::optional<std::uint64_t> host_bytes = {};
@@ -183,58 +203,62 @@ struct Config {
 
   struct Placement {
     TierChoice parameters = TierChoice::kAuto;
-    TierChoice optimizer = TierChoice::kAuto;  // kDevice: parameters and gradients live there too
+    TierChoice optimizer = TierChoice::kAuto;  // kDevice: parameters and gradients are there, too
     TierChoice gradients = TierChoice::kAuto;
   } placement;
 
   struct Activations {
     ActivationHome home = ActivationHome::kKeep;
-    // The most micro-batches in one step of the run. The pools have room for the activations of
-    // such a step.
+    // The largest number of micro-batches that one step of the run has. The pools have room for the
+    // activations of such a step.
     std::uint32_t micro_batches = 1;
     MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   } activations;
 
   struct Storage {
     std::vector<std::string> paths{"/var/tmp"};
-    std::vector<double> weights;  // the paths' shares of the bytes; empty = equal, or
-    std::string calibration;      // by this file of `sluice bench io`
+    std::vector<double> weights;  // each path's share of the bytes; empty = equal shares,
+    std::string calibration;      // or the shares by this file of `sluice bench io`
     std::optional<std::uint64_t>
         block_elements;  // a multiple of 4096; empty = chosen by the model's size
     IoBackend backend = IoBackend::kAuto;
     std::uint32_t queue_depth = 32;
     Verify verify = Verify::kFull;
-    // If there is a name, the state outlives the process. The state then lies in files of that name
-    // on every path, and commits keep these files consistent (docs/durable.md). If there is no
-    // name, the state lies in scratch files that vanish with the process.
+    // If `name` is not empty, the state outlives the process. The state then lies in files of this
+    // name on every path, and commits keep these files consistent (docs/durable.md). If `name` is
+    // empty, the state lies in scratch files that vanish with the process.
     struct State {
       std::string name = {};
-      std::uint32_t commit_every = 1;  // updates
+      std::uint32_t commit_every = 1;  // the number of updates per commit
     } state = {};
     double timeout_s = 120;  // a longer transfer stops the engine; 0 = no limit
   } storage;
 
-  // The part of the state that ranks share (docs/design/ranks.md); ignored for a single rank.
+  // How the state is divided among the ranks (docs/design/ranks.md). A single rank ignores these
+  // options.
   struct Sharding {
-    // The ZeRO stage. At stage 0, ranks share nothing. At stage 1, they share the optimizer state.
-    // At stage 2, they also share the gradients. At stage 3, they also share the parameters.
+    // The ZeRO stage. At stage 0, every rank has the whole state. At stage 1, the optimizer state
+    // is divided among the ranks. At stage 2, the gradients are divided, too. At stage 3, the
+    // parameters are divided, too.
     std::uint32_t stage = 3;
-    // The number of consecutive ranks that share a copy of the state. Other ranks have copies of
-    // their own. 0 stands for all ranks. This number must divide the number of all ranks.
+    // The number of consecutive ranks among which one copy of the state is divided. Other ranks
+    // have further copies. 0 stands for all ranks. This number must divide the number of all ranks.
     std::uint32_t group_ranks = 0;
-    bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
+    bool group_is_node = false;  // a group is a host's ranks; RankWorld::shared() sets its size
     // At stage 3, a unit whose parameters take at most this many bytes is stored whole on every
     // rank's device, as at stage 2. Such a unit needs room in memory.device beside the window. A
-    // larger value saves gathers, but takes more device memory. Gathers below the default size take
-    // the same time whatever their length, because latency dominates. 0 = no unit.
+    // larger value saves gathers, but takes more device memory. Below the default size, the time of
+    // a gather does not depend on its length, because latency dominates. 0 = no unit is stored
+    // whole.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // The members below are for the code that makes the collectives.
     RankReduction reduction = RankReduction::kExact;
     // The number of consecutive ranks that form a node under kNodes. This number must divide the
     // number of ranks. 0 stands for the ranks of a host, and RankWorld::shared() then sets this
-    // number. With split_ranks(), the application sets the number of the part's ranks on a host.
+    // number. If the application calls split_ranks(), the application itself sets this number to
+    // the number of the part's ranks on one host.
     std::uint32_t node_ranks = 0;
-    double timeout_s = 120;  // how long a rank waits for another
+    double timeout_s = 120;  // how long a rank waits for another rank
   } sharding;
 
   unsigned threads = 0;  // for the optimizer; 0 = the cores granted to the process
@@ -243,8 +267,8 @@ struct Config {
 // Reads the engine's part of `document`.
 SLUICE_EXPORT Config engine_config(const ConfigDocument& document);
 
-// Checks values that an application's code may have set wrongly; a config that was read from a file
-// passes.
+// Checks the values of `config`, which the code of an application may have set wrongly. A config
+// that was read from a file passes the check.
 // Fails with kConfig, naming the member.
 SLUICE_EXPORT void validate(const Config& config);
 

@@ -1,7 +1,8 @@
-// A config file as read: JSON with comments. Every key and value is checked against the schema
-// (configs/sluice.schema.json, embedded in the library). The place of each key is kept, so that
-// later errors can name file, line and column. Only set() changes an object after construction. Any
-// thread may call the other functions once no set() will follow.
+// A config file after reading: JSON with comments. Every key and value is checked against the
+// schema (configs/sluice.schema.json, embedded in the library). The object keeps the place of each
+// key, so that later error messages can name the file, the line and the column. After construction,
+// only set() changes the object. After the last call of set(), any thread may call the other
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace sluice {
 
 class SLUICE_EXPORT ConfigDocument {
  public:
-  // `name` stands for the text in messages.
+  // Messages call the text `name`.
   // Fails with kConfig and "NAME:LINE:COLUMN: ..." if the JSON does not parse, a key is unknown, or
   // a value has the wrong type or is out of range. For an unknown key, the message names the
   // nearest known key.
@@ -25,7 +26,7 @@ class SLUICE_EXPORT ConfigDocument {
   // Fails with kInput if the file cannot be read, and otherwise as the constructor does.
   static ConfigDocument from_file(const std::string& path);
 
-  // The text of a file, as from_file() reads it.
+  // Reads the text of a file in the same way as from_file().
   // Fails with kInput if the file cannot be read.
   static std::string text_of_file(const std::string& path);
 
@@ -37,7 +38,8 @@ class SLUICE_EXPORT ConfigDocument {
   // Fails with kConfig in the same cases as the constructor. The message names the assignment.
   void set(std::string_view assignment);
 
-  // The value of a key such as "optimizer.beta1", or its default in the schema.
+  // Returns the value of a key such as "optimizer.beta1". If the document does not set the key, the
+  // result is the key's default in the schema.
   // Requires: the schema has the key with the function's type, and has a default unless a find_
   // function is called.
   double number(std::string_view key) const;
@@ -51,12 +53,13 @@ class SLUICE_EXPORT ConfigDocument {
   // The result is empty if neither the file nor the schema gives a value.
   std::optional<double> find_number(std::string_view key) const;
   std::optional<std::uint64_t> find_integer(std::string_view key) const;
-  // The result is empty if the value has another type.
+  // The result of find_string() is also empty if the value has another type.
   std::optional<std::string> find_string(std::string_view key) const;
-  // The value as a size; empty for "auto".
+  // Returns the value as a size in bytes. The result is empty if the value is "auto".
   std::optional<std::uint64_t> size_bytes(std::string_view key) const;
 
-  // The value of any key as JSON; "null" if neither the file nor the schema gives a value.
+  // Returns the value of any key as JSON. The result is "null" if neither the file nor the schema
+  // gives a value.
   std::string json_of(std::string_view key) const;
   // The origin of the value: "NAME:LINE:COLUMN", "--set KEY=VALUE", or "default".
   std::string origin_of(std::string_view key) const;

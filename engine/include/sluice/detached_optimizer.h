@@ -1,8 +1,8 @@
 // An optimizer for applications that keep parameters and gradients themselves, in host memory or on
-// a GPU, such as a program in PyTorch. Moments and exact fp32 masters live in host memory or on
-// storage, and each update streams them through the CPU. Only the tensors have to be declared
-// beforehand. An update names the tensors that have a gradient, in any order, each with its own
-// step and hyperparameters.
+// a GPU. A PyTorch program is an example. The optimizer keeps moments and exact fp32 masters in
+// host memory or on storage, and each update streams this state through the CPU. The application
+// has to declare only the tensors beforehand. An update lists the tensors that have a gradient, in
+// any order. Each listed tensor has its own step and hyperparameters.
 //
 //   DetachedOptimizer optimizer(config, {{.name = "weight", .element_count = 1 << 20}});
 //   optimizer.begin(updates);  // the state is read, updated and written in the background
@@ -37,23 +37,23 @@ struct DetachedOverQueue;
 
 struct DetachedTensor {
   std::string name;
-  std::uint64_t element_count = 0;  // may be 0, as for a rank's share of a small tensor
+  std::uint64_t element_count = 0;  // may be 0, for example for a rank's share of a small tensor
   DType parameter = DType::kFp32;
   bool is_on_device = false;  // parameter and gradient are in the memory of the optimizer's device
 };
 
-// One step of one tensor. Parameter and gradient are contiguous. They belong to the
-// optimizer from the call of begin() until wait() for this tensor returns. In that time the
-// optimizer writes the parameter and reads the gradient. If the tensor is on a device, both are
-// addresses of the device.
+// One step of one tensor. The parameter and the gradient are contiguous in memory. Both belong to
+// the optimizer from the call of begin() until wait() for this tensor returns. During this time,
+// the optimizer writes the parameter and reads the gradient. If the tensor is on a device,
+// `parameter` and `gradient` are addresses of the device.
 struct DetachedUpdate {
   std::uint32_t tensor = 0;
   void* parameter = nullptr;
   const void* gradient = nullptr;
   DType gradient_dtype = DType::kFp32;
-  std::uint64_t step = 1;  // of this tensor, from 1 on; corrects the bias
+  std::uint64_t step = 1;  // the tensor's step, counted from 1; corrects the bias
   double learning_rate = 0;
-  AdamOptions adam;  // sluice/optimizer.h says which optimizer reads which
+  AdamOptions adam;  // sluice/optimizer.h lists the options of each optimizer
   double momentum = 0;
   double gradient_scale = 1;  // multiplies the gradient
 };
@@ -62,15 +62,16 @@ struct DetachedReport {
   // Counts since the optimizer was made.
   std::uint64_t read_bytes = 0;         // from storage
   std::uint64_t write_bytes = 0;        // to storage
-  std::uint64_t updated_elements = 0;   // whose update is complete
+  std::uint64_t updated_elements = 0;   // elements whose update is complete
   std::uint64_t adopted_elements = 0;   // 16-bit values that the application had changed
   std::uint64_t non_finite_blocks = 0;  // blocks that an update left with an infinity or a NaN
-  std::string non_finite_tensor;        // the tensor of the first of them
-  // Planned sizes.
-  // In host memory: state, lanes for state on storage, and places for what comes from the device.
+  std::string non_finite_tensor;        // the tensor of the first such block
+  // The sizes below are planned sizes.
+  // The bytes in host memory: state, lanes for state on storage, and places for data from the
+  // device.
   std::uint64_t host_bytes = 0;
-  std::uint64_t storage_bytes = 0;    // on storage
-  std::uint64_t pass_read_bytes = 0;  // read by one update of every tensor; as many are written
+  std::uint64_t storage_bytes = 0;    // the bytes on storage
+  std::uint64_t pass_read_bytes = 0;  // read by one update of every tensor, and also written
 };
 
 class SLUICE_EXPORT DetachedOptimizer {
@@ -84,25 +85,27 @@ class SLUICE_EXPORT DetachedOptimizer {
   // - kInvalidArgument: the list of tensors is not valid.
   // - kInput, kNoSpace or kUnsupported: the files of the state cannot be made.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors);
-  // Does the same for tensors of which some are on `device`. Their gradients and parameters are
-  // copied to page-locked host memory block by block, and the parameters are copied back.
+  // Does the same, but some of the tensors are on `device`. The gradients and parameters of these
+  // tensors are copied to page-locked host memory block by block. The updated parameters are copied
+  // back.
   // `device` must outlive the optimizer.
-  // Fails also as Device::register_host_memory() does.
+  // Also fails where Device::register_host_memory() fails.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors, Device& device);
-  // The destructor stops the updates that are under way. A parameter may then be partly updated,
-  // unless a wait() for its tensor has returned.
+  // The destructor stops the updates that are under way. A parameter may then be only partly
+  // updated, unless wait() has returned for its tensor.
   ~DetachedOptimizer();
   DetachedOptimizer(const DetachedOptimizer&) = delete;
   DetachedOptimizer& operator=(const DetachedOptimizer&) = delete;
 
-  // Starts `updates` in their order, after the updates that are already under way.
+  // Starts `updates` in the given order. The new updates run after the updates that are already
+  // under way.
   // Fails with:
   // - kInvalidArgument: an update is not valid, or its tensor is on a device. The message names
   //   tensor and value, and nothing has changed.
   // - The first failure, if there was one.
   void begin(std::span<const DetachedUpdate> updates);
-  // Does the same. Tensors on the device are read after the work that is on `stream`, a stream of
-  // the optimizer's device, when this is called.
+  // Does the same, also for tensors on the device. The optimizer reads such tensors after the work
+  // that is on `stream` at the time of the call. `stream` is a stream of the optimizer's device.
   // The call is refused if the optimizer was made without a device.
   void begin(std::span<const DetachedUpdate> updates, StreamId stream);
   // The call returns when the parameter of `tensor` has the result of every update that has begun.
@@ -113,31 +116,34 @@ class SLUICE_EXPORT DetachedOptimizer {
   void wait(std::uint32_t tensor);
   // Does the same as wait(), for all tensors.
   void wait_parameters();
-  // Does the same as wait_parameters(), and also waits until all state is at home.
+  // Does the same as wait_parameters(), and also waits until all state is back at its home.
   void wait_all();
   // The number of tensors whose parameter still lacks the result of an update that has begun.
   std::uint32_t pending_tensors();
 
-  // The call copies elements [first_element, ...) of a tensor's state, as fp32. `kParameter` and
-  // `kMaster` exist only for 16-bit parameters, and are zero before the first update. `kParameter`
-  // gives the 16 bits that were last made from the master. Moments that the optimizer does not keep
-  // are zero. The call waits for updates of the tensor that have begun.
+  // The call copies elements of a tensor's state to `target` as fp32, from `first_element` on.
+  // `kParameter` and `kMaster` exist only for 16-bit parameters, and are zero before the first
+  // update. `kParameter` gives the 16 bits that were last made from the master. Moments that the
+  // optimizer does not keep are read as zero. The call first waits for all updates of the tensor
+  // that have begun.
   // Fails with kInvalidArgument if the tensor, the kind or the range does not exist. Other
   // failures, such as kIo, come from the transfers.
   void read(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> target);
-  // The call sets elements of a tensor's state. Setting a master also sets the parameter's 16 bits.
-  // At the next update, the application's parameter has to hold the same 16 bits. Otherwise the
-  // value of the application's parameter becomes the master.
-  // Moments in bf16 are rounded to nearest. Moments in 8 bits are encoded in groups of 256 elements
-  // from the tensor's begin on: if a group is set in part, the rest of it may change.
+  // The call sets elements of a tensor's state, from `first_element` on. A call that sets a master
+  // also sets the 16 bits that the optimizer keeps for the parameter. At the next update, the
+  // application's parameter has to hold the same 16 bits. Otherwise the value of the application's
+  // parameter becomes the master.
+  // Moments in bf16 are rounded to nearest. Moments in 8 bits are encoded in groups of 256
+  // elements, counted from the begin of the tensor. If a call sets only a part of a group, the
+  // other elements of the group may change.
   // Fails as read() does, and with kInvalidArgument for kParameter and for a moment that the
   // optimizer does not keep.
   void write(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
              std::span<const float> source);
 
   DetachedReport report();
-  // Lines of text for the user. The lines name choices that this machine forced.
+  // Lines of text for the user. Each line names a choice that this machine forced.
   const std::vector<std::string>& notes() const;
 
  private:

@@ -1,7 +1,7 @@
 // Sluice's facade: an engine keeps a model's parameters and optimizer state in device memory, in
 // host memory and on storage. The engine brings each unit to the device just before computation
-// uses the unit, and applies the optimizer once per step. Placement never changes a bit of the
-// result.
+// uses the unit, and applies the optimizer once per step. The placement of the state never changes
+// a bit of the result.
 //
 //   Engine engine(config, model, device);
 //   engine.initialize(values);
@@ -22,22 +22,23 @@
 // examples/sine is the complete program.
 //
 // Thread rule: one thread at a time. Computation runs on the device's streams. Floating-point
-// environment: the engine rounds to nearest and keeps denormal numbers, whatever the caller has
-// set, on its own threads and within every call. Functions that a call runs for the application,
-// such as InitialValues, run in the same environment. The caller's setting is unchanged after the
-// call. Failure: an exception before any update leaves the state as it was. A failed transfer stops
-// the engine permanently, and every later call names the last complete step. Storage files have no
-// name and vanish with the process, unless Config::Storage::State names a durable store. After
-// kTimeout the destructor still waits for the drive, because the drive may write to the engine's
-// memory until the transfer has ended. A program that must not wait has to end with _exit(). Errors
-// and aborts: a call that the contract forbids throws Error with kInvalidArgument. The message
-// names the object and the numbers, and nothing has changed. Examples are an id that does not
-// exist, a range beyond a tensor's end, and a stream of another device. Further examples are a call
-// while another thread is inside a call, and a call on a lease, step or engine that has ended.
-// Failures outside of Sluice throw Error too, each with its own code. Leases and steps may be
-// destroyed in any order, even after their engine. Device and collectives must outlive the engine;
-// Sluice cannot check this. SLUICE_CHECK aborts only if Sluice contradicts itself. Please report
-// such a defect.
+// environment: the engine rounds to nearest and keeps denormal numbers, both on its own threads and
+// during every call. The caller's setting has no effect on the engine. Functions that a call runs
+// for the application, such as InitialValues, run in the same environment. A call does not change
+// the caller's setting. Failure: after an exception that comes before any update, the state is as
+// it was before. A failed transfer stops the engine permanently. The error of every later call
+// names the last complete step. Storage files have no name and vanish with the process, unless
+// Config::Storage::State names a durable store. After kTimeout the destructor still waits for the
+// drive, because the drive may write to the engine's memory until the transfer has ended. A program
+// that must not wait has to end with _exit(). Errors and aborts: a call that the contract forbids
+// throws Error with kInvalidArgument. The message names the object and the numbers, and nothing has
+// changed. Examples of forbidden arguments are an id that does not exist, a range beyond a tensor's
+// end, and a stream of another device. Examples of forbidden calls are a call while another thread
+// is inside a call, and a call on a lease, step or engine that has ended. Failures outside of
+// Sluice throw Error too, each with its own code. Leases and steps may be destroyed in any order,
+// even after their engine. The device and the collectives must outlive the engine. Sluice cannot
+// check this rule. SLUICE_CHECK aborts the process only because of a defect in Sluice itself.
+// Please report such a defect.
 #pragma once
 
 #include <functional>
@@ -70,17 +71,18 @@ struct SavedCheckpoint;
 
 struct OpenOptions {
   // If true, open_or_create() continues even if numbers of the config, such as optimizer.beta2,
-  // differ from those of the last commit. The store keeps a list of such changes.
+  // differ from the numbers of the last commit. The store keeps a list of such changes.
   bool accepts_changes = false;
-  // The application's data for the first commit of a new store, as in FinishOptions::application.
+  // The application's data for the first commit of a new store. The rules of
+  // FinishOptions::application apply to this data.
   std::string application = {};
 };
 
 // The contents of a durable store that was opened.
 struct OpenedState {
-  bool is_new = true;  // the store has been made and held nothing
+  bool is_new = true;  // the store held nothing, or has just been made
   std::uint64_t step = 0;
-  std::string application = {};           // FinishOptions::application of that step, this rank's
+  std::string application = {};           // this rank's FinishOptions::application of the step
   std::vector<std::string> changes = {};  // "optimizer.beta2 was 0.999 and is 0.95"
 };
 
@@ -88,7 +90,7 @@ class SLUICE_EXPORT Engine {
  public:
   // Makes the plan, allocates every pool and creates the storage files. `device` must outlive the
   // engine.
-  // `ranks` are the collectives of this rank on `device`, if several ranks train together. For a
+  // If several ranks train together, `ranks` gives the collectives of this rank on `device`. For a
   // single rank, `ranks` is null. The collectives must outlive the engine, too. All ranks make the
   // same calls in the same order, including read_state().
   // Fails with:
@@ -104,9 +106,9 @@ class SLUICE_EXPORT Engine {
   // After a failure, nothing is left behind.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          Collectives* ranks = nullptr);
-  // Without close(), an update under way is not finished, and a step under way is abandoned. If an
-  // update has failed and no call has thrown its failure, the function of set_last_words() receives
-  // the failure.
+  // If close() was not called, the destructor does not finish an update under way, and abandons a
+  // step under way. If an update has failed and no call has thrown this failure, the destructor
+  // passes the failure to the function of set_last_words().
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -120,10 +122,10 @@ class SLUICE_EXPORT Engine {
   // After a failure, initialize() can be called again.
   void initialize(const InitialValues& values);
 
-  // Sets all of the state from `source`: masters, moments, step and loss scale. The call replaces
-  // initialize(). Training continues with the same bits as without a break. The placement, the
-  // number of ranks and the stage of the saved state make no difference. Each rank asks for the
-  // part that it owns.
+  // Sets all of the state from `source`: masters, moments, step and loss scale. The application
+  // makes this call instead of initialize(). Training then continues with the same bits as an
+  // uninterrupted run. The saved state may come from a run with another placement, another number
+  // of ranks or another ZeRO stage. Each rank reads only the part of the state that the rank owns.
   // Fails with:
   // - The source's own errors.
   // - kNonFinite and others, in the same cases as initialize().
@@ -131,14 +133,15 @@ class SLUICE_EXPORT Engine {
   //   commit of the source's step.
   // - kUnsupported: the durable store holds a state with frozen units.
   // - kRanks: ranks have sources at different positions.
-  // After a failure, initialize() or restore() can be called. A durable store then still has its
-  // last commit, and open_or_create() continues from there.
-  // `application` is the application's data. The data is committed with this state to a durable
-  // store, as in FinishOptions::application.
+  // After a failure, initialize() or restore() can be called. After such a failure, a durable store
+  // still has its last commit, and open_or_create() continues from this commit.
+  // `application` is the application's data, as in FinishOptions::application. With a durable
+  // store, the data is committed together with the state.
   void restore(StateSource& source, const std::string& application = {});
 
-  // Sets the fp32 masters of `tensors`, and the parameters that follow from them, between two
-  // steps. Moments, step and all other tensors stay as they are. All ranks give the same list.
+  // Sets the fp32 masters of `tensors`, and the parameters that are computed from these masters.
+  // The call is made between two steps. The moments, the step and all other tensors do not change.
+  // All ranks pass the same list.
   // Fails with:
   // - kInvalidArgument: a step is active, the state has no values yet, there is no function, or a
   //   tensor does not exist.
@@ -146,24 +149,26 @@ class SLUICE_EXPORT Engine {
   // - kNonFinite: a value is not finite. The message names tensor and element.
   // - kRanks: the lists of the ranks differ.
   // If `values` fails, each block of the tensors has either its old or its new values. With several
-  // ranks, a failure of `values` stops the engine, because copies of a tensor may then differ.
+  // ranks, a failure of `values` stops the engine, because the ranks' copies of a tensor may then
+  // differ.
   void replace_values(std::span<const TensorId> tensors, const InitialValues& values);
 
   // Continues from the last commit that every rank has in the store of Config::Storage::State. If
-  // no file has the store's name, the call makes the store with the state of step 0. The bits are
-  // the same as without a break, under any placement, policy and budgets. The call replaces
-  // initialize() and restore(). A call of initialize() makes a store, too, and fails with
-  // kInvalidArgument if a store exists already. A call of restore() replaces the state of an old
-  // store. Fails with:
+  // no file has the store's name, the call makes the store with the state of step 0. Training
+  // continues with the same bits as an uninterrupted run, under any placement, policy and budgets.
+  // The application makes this call instead of initialize() or restore(). A call of initialize()
+  // makes a store, too, and fails with kInvalidArgument if a store exists already. A call of
+  // restore() replaces the state of an old store.
+  // Fails with:
   // - kInvalidArgument: the config names no store, there is no function, or the engine has a state.
   // - kInput: numbers of the config have changed.
   // - kIo or kDamaged: the store cannot be read.
   // - The errors of initialize().
   // The constructor has already refused a store that is in use, incomplete, or of another model.
   OpenedState open_or_create(const InitialValues& values, const OpenOptions& options = {});
-  // The last step whose commit is durable on this rank. One step later, the commit is durable on
-  // every rank. After the constructor, this is the step that open_or_create() continues from. The
-  // result is empty if there is no store, or no commit yet.
+  // Returns the last step whose commit is durable on this rank. One step later, this commit is
+  // durable on every rank. After the constructor, the result is the step from which
+  // open_or_create() continues. The result is empty if there is no store, or no commit yet.
   std::optional<std::uint64_t> committed_step() const;
   // Commits the last step, even if no commit is due. When commit_now() returns, every rank has the
   // commit.
@@ -172,43 +177,47 @@ class SLUICE_EXPORT Engine {
   // - kIo and others: a transfer has failed.
   void commit_now();
 
-  // Writes the whole state as a checkpoint into a new folder below `root`, between two steps. The
-  // checkpoint appears whole and synced, or not at all. Older checkpoints are removed only
-  // afterwards. All ranks take part, each with its own ranges, and all have to see `root`. When
-  // save() returns, the checkpoint is on the drive. CheckpointSource reads it. Local units
-  // (UnitSpec::is_local) of all ranks are in it by their names. So ranks that divide these units in
-  // another way, or are more or fewer, can continue from it.
+  // Writes the whole state as a checkpoint into a new folder below `root`. The call is made between
+  // two steps. The checkpoint appears whole and synced, or not at all. Older checkpoints are
+  // removed only after the new checkpoint has appeared. All ranks take part. Each rank writes its
+  // own ranges, so every rank needs access to `root`. When save() returns, the checkpoint is on the
+  // drive. open_checkpoint() opens the checkpoint. The checkpoint has the local units
+  // (UnitSpec::is_local) of all ranks, under the units' names. So training can continue from the
+  // checkpoint with another number of ranks, or with another division of the local units among the
+  // ranks.
   // Fails with:
   // - kInvalidArgument: a step is active.
   // - kInput, kNoSpace or kIo, on all ranks: a file cannot be written. The message names the file.
   // After a failure, the engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
-  // Begins to write the same checkpoint as save(). The call returns once the files have their space
-  // on the drive. Training can continue at once. Meanwhile, threads of the engine read the state
-  // block by block and write it to the files. The update of a block waits until the checkpoint has
-  // copied the block, so the checkpoint holds exactly the state of this step. If another save is
-  // under way, begin_save() first waits for it. To get the checkpoint of that save, call
-  // finish_save() before begin_save(). A later call gives the checkpoint its name, once all ranks
-  // have written their parts. The calls that do this are begin_step(), finish_save(), begin_save(),
-  // save(), replace_values() and close(). All ranks make the same calls. Fails with:
+  // Begins to write the same checkpoint as save(). The call returns as soon as the drive has
+  // reserved space for the files, and training can continue at once. While training continues,
+  // threads of the engine read the state block by block and write the blocks to the files. The
+  // update of a block waits until the checkpoint has copied the block. So the checkpoint holds
+  // exactly the state at the time of the call. If another save is under way, begin_save() first
+  // waits for the end of that save. An application that needs the result of that save calls
+  // finish_save() before begin_save(). After all ranks have written their parts, a later call gives
+  // the checkpoint its name. The call that gives the name is begin_step(), finish_save(),
+  // begin_save(), save(), replace_values() or close(). All ranks make the same calls.
+  // Fails with:
   // - The errors of save().
   // - kInvalidArgument: memory.save_buffers is 0.
   // - The failure of the previous save, if no call has thrown it.
   void begin_save(const std::string& root, const SaveOptions& options);
-  // Returns the checkpoint of begin_save(), once a later call has given the checkpoint its name.
-  // The result is empty while the checkpoint is being written, and after poll_save() has returned
-  // it.
+  // Returns the checkpoint of begin_save() after a later call has given the checkpoint its name.
+  // The result is empty while the checkpoint is being written. Each checkpoint is returned only
+  // once.
   // Fails with the failure of the save, once. If neither poll_save() nor finish_save() takes the
-  // failure, the next begin_step(), begin_save(), save() or close() throws it. The engine can
-  // continue, and the contents of the folder are as before.
+  // failure, the next begin_step(), begin_save(), save() or close() throws it. After this failure,
+  // the engine can continue, and the contents of the folder are as before.
   std::optional<SavedCheckpoint> poll_save();
-  // Does the same as poll_save(), but waits for the save. The result is empty if no save has been
-  // begun.
+  // Does the same as poll_save(), but first waits until the save has ended. The result is empty if
+  // no save has been begun.
   // Fails as poll_save() does, and with kInvalidArgument while a step is active.
   std::optional<SavedCheckpoint> finish_save();
   // The result is empty if no save is under way.
   std::optional<SaveProgress> save_progress() const;
-  // Returns rank 0's text on every rank.
+  // Returns the `text` of rank 0 on every rank.
   std::string share(const std::string& text);
 
   // Fails with:
@@ -218,10 +227,11 @@ class SLUICE_EXPORT Engine {
   Step begin_step(const StepOptions& options);
   Inference begin_inference();
 
-  // From the next step on, the engine uses the group's numbers: StepReport::gradient_norm,
-  // clipping, skipped steps and the loss scale are those of the whole group. If the group has no
-  // function, these numbers are again those of this engine alone. Several ranks of one engine give
-  // the same tensors. Fails with:
+  // From the next step on, the whole group has one gradient norm (StepReport::gradient_norm), one
+  // clip factor and one loss scale, and its members skip the same steps. If `group` has no
+  // function, these numbers are again those of this engine alone. All ranks of one engine list the
+  // same tensors.
+  // Fails with:
   // - kInvalidArgument: a step is active, a tensor does not exist, or there are tensors but no
   //   function.
   // - kRanks: the groups of the ranks differ.
@@ -230,37 +240,39 @@ class SLUICE_EXPORT Engine {
   // Returns when every scheduled update has been applied and the updated state is back at home.
   void drain();
   // This call is the last call of an engine. Waits for the updates, commits the last step to a
-  // durable store, and throws an update's failure that no call has thrown yet. Under overlap, an
-  // update may fail after the last finish(). Steps, inferences and read_state() are refused
-  // afterwards. A second call of close() throws the same failure, if there was one.
+  // durable store, and throws an update's failure that no call has thrown yet. Except under the
+  // serial policy, an update may fail after the last finish(). Steps, inferences and read_state()
+  // are refused afterwards. A second call of close() throws the same failure, if there was one.
   // Fails with:
   // - kInvalidArgument: a step or an inference is active.
   // - The engine's first failure, if there was one.
   void close();
-  // If no call has thrown a failure, the destructor calls `last_words` with the failure, on the
-  // destructor's thread. By default such a failure is not reported. An exception from `last_words`
-  // is dropped.
+  // The destructor calls `last_words` with a failure that no call has thrown. The function runs on
+  // the destructor's thread. Without this function, the failure is not reported. An exception from
+  // `last_words` is ignored.
   void set_last_words(std::function<void(const std::string& message)> last_words);
-  // The number of updates that every block of the state has seen. Under overlap, the number is one
-  // less than StepReport::step until the update has ended. The call drain() waits for the end.
+  // Returns the number of updates that have been applied to every block of the state. While an
+  // update runs beside computation, this number is one less than StepReport::step. drain() waits
+  // for the end of the update.
   std::uint64_t applied_step() const;
-  // Does the work of drain(), and returns the position of the training.
+  // Waits in the same way as drain(), and returns the position of the training.
   // Fails with kInvalidArgument while a step is active, or if the state has no values.
   StatePosition position();
 
-  // The call copies elements [first_element, ...) of a tensor's state to `target`, as whole
-  // elements. Elements of kParameter have the compute dtype; all others are fp32. A moment that the
-  // optimizer does not keep is zero. Only the rank that has a local unit can read the unit. Fails
-  // with:
+  // The call copies elements of a tensor's state to `target`, from `first_element` on. `target`
+  // holds a whole number of elements. Elements of kParameter have the compute dtype. Elements of
+  // all other kinds are fp32. A moment that the optimizer does not keep is read as zero. Only the
+  // rank that has a local unit can read the unit.
+  // Fails with:
   // - kInvalidArgument: a step is active, the tensor does not exist, the range goes beyond its end,
   //   or the unit is frozen and has no moments.
   // - kIo and others: a transfer has failed.
   void read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::span<std::byte> target);
 
-  // Returns the `own` of every rank, in the order of the ranks. Without ranks, the result has a
-  // single entry. All ranks call exchange() at the same point, like every function that begins,
-  // ends or reads something.
+  // Returns the value `own` of every rank, in the order of the ranks. If the engine has a single
+  // rank, the result has one entry. All ranks call exchange() at the same point. Also every other
+  // function that begins, ends or reads something is called by all ranks at the same point.
   std::vector<double> exchange(double own);
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
@@ -271,25 +283,26 @@ class SLUICE_EXPORT Engine {
   TensorId tensor(std::string_view name) const;
 
   // The place of each tensor, in the order of the model. A unit's parameters and gradients end with
-  // its last tensor, padded to a multiple of 256 elements.
+  // the unit's last tensor. This tensor is padded to a multiple of 256 elements.
   std::span<const TensorPlace> tensors() const;
   // These views are for Sluice's own tools (engine/plan/layout.h, engine/plan/placement.h).
   const Layout& layout() const;
   const Placement& placement() const;
-  // The bytes that one step with `micro_batches` moves to and from storage. Under the serial policy
-  // the numbers are exact; otherwise they are bounds.
+  // Returns the bytes that one step with `micro_batches` micro-batches moves to and from storage.
+  // Under the serial policy, the numbers are exact. Under every other policy, the numbers are
+  // bounds.
   Traffic predicted_traffic(std::uint32_t micro_batches,
                             MicroBatchOrder order = MicroBatchOrder::kHorizontal);
-  // The mean time that computation takes for one use of each unit, measured on the stream since the
-  // second step. The result is empty before the second step.
+  // Returns the mean time of computation for one use of each unit. The times are measured on the
+  // stream, from the second step on. The result is empty before the second step.
   std::vector<UnitTime> unit_times() const;
   // The scratch files, one per path of storage.paths. There are no such files if nothing is on
   // storage.
   std::span<const DirectFile> storage_files() const;
-  // Config::Storage::paths, in the order of StepReport::drives.
+  // Returns the paths of Config::Storage::paths, in the order of StepReport::drives.
   const std::vector<std::string>& storage_paths() const;
-  // Lines of text for the user. The lines name choices that this machine forced, such as threads
-  // instead of io_uring.
+  // Lines of text for the user. Each line names a choice that this machine forced, such as the use
+  // of threads instead of io_uring.
   const std::vector<std::string>& notes() const;
 
  private:

@@ -1,4 +1,4 @@
-// The peak use of each tier's pools, by phase of a step. Plain data.
+// The peak memory use of each tier's pools, separately for each phase of a step. Plain data.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ enum class MemoryPool : std::uint8_t {
   kGradientSlots,
   kDeviceGradients,
   kDeviceRecords,
-  kDeviceTallies,
+  kDeviceTallies,  // includes the blocks that come for their update
   kActivationWindow,
   // Host memory.
   kHostParameters,
@@ -46,7 +46,7 @@ inline constexpr std::size_t kMemoryPools = 21;
 // The purpose of a pool, in any tier.
 enum class MemoryKind : std::uint8_t {
   kParameters,     // at home
-  kWindow,         // parameters that come and go; at ZeRO stage 3, gathered ones
+  kWindow,         // fetched parameters; at ZeRO stage 3, gathered parameters
   kGradients,      // gradients that wait for their update
   kGradientSlots,  // for the reduction over ranks
   kOptimizer,      // records at home
@@ -59,14 +59,14 @@ SLUICE_EXPORT const char* name_of(MemoryKind kind);
 SLUICE_EXPORT Tier tier_of(MemoryPool pool);
 SLUICE_EXPORT MemoryKind kind_of(MemoryPool pool);
 
-// The kind of work that computation does. Under overlap, the previous step's update continues
-// during kForward.
+// The kind of work that computation does. The update of the previous step may continue during
+// kForward.
 enum class StepPhase : std::uint8_t { kForward, kBackward, kOptimizer };
 inline constexpr std::size_t kStepPhases = 3;
 SLUICE_EXPORT const char* name_of(StepPhase phase);
 
-// The peak bytes in use of each pool, of each tier's pools together, and of each kind's pools
-// together.
+// The peak number of bytes in use: for each pool, for all pools of a tier together, and for all
+// pools of a kind together.
 struct SLUICE_EXPORT PoolMarks {
   std::array<std::uint64_t, kMemoryPools> pool_bytes{};
   std::array<std::uint64_t, kTiers> tier_bytes{};
@@ -81,8 +81,7 @@ struct SLUICE_EXPORT PoolMarks {
 };
 using PhaseMarks = std::array<PoolMarks, kStepPhases>;  // by StepPhase
 
-// Raises each entry of `marks` to the matching entry of `others`, if the entry of `others` is
-// larger.
+// Sets each entry of `marks` to the matching entry of `others` if that entry is larger.
 SLUICE_EXPORT void raise_marks(PoolMarks& marks, const PoolMarks& others);
 SLUICE_EXPORT void raise_marks(PhaseMarks& marks, const PhaseMarks& others);
 

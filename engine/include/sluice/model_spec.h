@@ -1,6 +1,6 @@
 // The engine's view of a model: the tensors that form each unit, and the order in which computation
-// uses the units. The application gives shapes and names; values are not included. Plain data,
-// written by the application and read by the layout.
+// uses the units. The application gives shapes and names, but no values. Plain data. The
+// application writes the description, and the layout reads it.
 #pragma once
 
 #include <cstdint>
@@ -23,59 +23,63 @@ struct SLUICE_EXPORT TensorSpec {
   std::uint64_t element_count() const;
 };
 
-// The tensors that computation needs together: the unit of prefetch and of leases.
+// A unit consists of the tensors that computation needs together. A unit is always fetched and
+// leased as a whole.
 struct UnitSpec {
   std::string name;  // unique in the model
   std::vector<TensorSpec> tensors;
-  // A frozen unit has only parameters: no gradient, no master, no moments. Backward may acquire a
-  // frozen unit to compute the gradients of other units. Only the initial values rounded to the
-  // compute dtype are kept.
+  // A frozen unit has parameters, but no gradient, no master and no moments. A backward pass may
+  // acquire a frozen unit to compute the gradients of other units. The engine keeps only the
+  // initial values, rounded to the compute dtype.
   bool is_frozen = false;
-  // Neither of the two orders below contains the unit. Each step says while it runs whether it uses
-  // the unit, for example after a router has chosen experts (Step::announce). In a step that does
-  // not use the unit, its gradient is zero, or the unit stays as it is (optimizer.untouched).
+  // ModelSpec::forward_order and backward_order do not contain an announced unit. A running step
+  // announces that it will use the unit (Step::announce), for example after a router has chosen
+  // experts. If a step does not use the unit, the unit's gradient is zero, or the unit does not
+  // change (optimizer.untouched).
   bool is_announced = false;
-  // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Their
-  // elements are words of the size of a parameter (precision.parameters), and every word keeps its
-  // bits. An opaque unit is frozen. The call float_of_word() puts a word into initial values.
+  // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Each
+  // element is a word with the size of a parameter (precision.parameters), and every word keeps its
+  // bits. An opaque unit is frozen. float_of_word() converts a word to an initial value.
   bool is_opaque = false;
-  // The home of the unit's parameters is device memory, whatever placement.parameters says. Every
-  // rank has all of them there. So a lease on the unit in forward or in an inference does not count
-  // in ModelSpec::concurrent_leases: computation may hold the lease while it uses all other units,
-  // until the step ends. Examples are small units that surround others, such as a position table
-  // that the whole model uses. A pinned unit is not announced.
+  // The parameters of a pinned unit always stay in device memory, even if placement.parameters
+  // names another tier. The device of every rank has all parameters of the unit. So a lease on a
+  // pinned unit in forward or in an inference does not count in ModelSpec::concurrent_leases.
+  // Computation may hold such a lease until the step ends, while computation uses other units. An
+  // example is a small unit that the whole model uses, such as a position table. A pinned unit is
+  // never an announced unit.
   bool is_pinned = false;
-  // Every rank has a different unit at this place of the model, such as some of the experts (expert
-  // parallelism). In one place, the units have the same shapes on all ranks, but other names and
-  // other values. A local unit is not gathered, its gradient is not added over the ranks, and it
-  // counts once in the norm. A local unit is an announced unit, and only its own rank announces it.
+  // At this place of the model, every rank has a different unit, such as one of the experts (expert
+  // parallelism). The units at one place have the same shapes on all ranks, but different names and
+  // different values. A local unit is not gathered. Its gradient is not added over the ranks, and
+  // counts once in the norm. A local unit is always an announced unit, and only its own rank
+  // announces the unit.
   bool is_local = false;
 };
 
 struct SLUICE_EXPORT ModelSpec {
   std::vector<UnitSpec> units;
 
-  // The order in which one micro-batch acquires units, without announced ones. An empty
-  // forward_order means 0, 1, ...; an empty backward_order means the reverse of forward_order. A
-  // unit may appear more than once, and then its gradients are added. For example, a tied head
-  // acquires the embedding again. A step that uses the units in another order has to wait for
-  // transfers (sluice/step.h).
+  // The orders in which one micro-batch acquires the units. Announced units are left out. An empty
+  // forward_order means the order 0, 1, ..., and an empty backward_order means the reverse of
+  // forward_order. A unit may appear more than once. The gradients of its uses are then added. For
+  // example, a tied head acquires the embedding a second time. A step that uses the units in
+  // another order has to wait for transfers (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
-  // The largest number of leases that computation holds at the same time, without leases on pinned
-  // units in forward. The device window has room for at least this many units.
+  // The largest number of leases that computation holds at the same time. Leases on pinned units
+  // count only in backward. The device window has room for at least this many units.
   std::uint32_t concurrent_leases = 1;
 
-  // Entry i is the number of bytes that forward use i of a micro-batch passes to use i + 1.
-  // Backward passes a gradient of the same size in the other direction. There is one entry less
-  // than in forward_order. If the list is empty, the application keeps its activations.
+  // Entry i is the number of bytes that use i of a micro-batch's forward pass gives to use i + 1.
+  // The backward pass gives a gradient of the same size in the other direction. The list has one
+  // entry less than forward_order. If the list is empty, the application keeps its activations.
   std::vector<std::uint64_t> boundary_bytes;
 
   std::uint64_t element_count() const;
 };
 
-// Returns `spec`, with the default in place of each order that is empty.
+// Returns `spec`, in which the default replaces each empty order.
 // Fails with:
 // - kInvalidArgument: there is a model without units, a unit without tensors, a tensor without
 //   extents, or a name used twice.

@@ -1,6 +1,6 @@
 // The plan of a run, identical to the plan that the engine makes. The plan says how much memory the
-// run takes in each tier, and how many bytes a step moves. No engine, device or file is needed, so
-// a laptop can plan for a cluster.
+// run takes in each tier, and how many bytes a step moves. The computation of a plan needs no
+// engine, device or file, so a laptop can plan for a cluster.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +16,21 @@
 
 namespace sluice {
 
-// The part of the machine that a plan depends on.
+// The properties of a machine on which a plan depends.
 struct RunMachine {
-  std::uint32_t ranks = 1;     // training together
-  bool device_is_host = true;  // otherwise the device has its own memory, a GPU's
-  // Without budgets in the config, memory.device is all of `device_bytes`, and memory.host is half
-  // of `host_memory_bytes`. Where several ranks share a host, `host_memory_bytes` is one rank's
-  // part. The default of `device_bytes`, for a GPU of unknown size, is enough for any plan.
+  std::uint32_t ranks = 1;     // the number of ranks that train together
+  bool device_is_host = true;  // false: the device is a GPU with memory of its own
+  // If the config has no budgets, memory.device is all of `device_bytes`, and memory.host is half
+  // of `host_memory_bytes`. If several ranks share a host, `host_memory_bytes` is the part of one
+  // rank. The default of `device_bytes` is for a GPU of unknown size, and is enough for any plan.
   std::uint64_t device_bytes = std::uint64_t{1} << 62;
   std::uint64_t host_memory_bytes = 0;
-  // The free bytes of the file system that holds a path. If this is empty, every path has enough
-  // room.
+  // Returns the free bytes of the file system that holds `path`. If there is no function, the plan
+  // assumes that every path has enough space.
   std::function<std::uint64_t(const std::string& path)> free_bytes = {};
 };
 
-// One buffer, or several of one kind, that the engine makes at its start.
+// One buffer that the engine makes at its start, or several such buffers of one kind.
 struct Pool {
   Tier tier = Tier::kHost;
   std::string name;
@@ -40,30 +40,30 @@ struct Pool {
 
 struct Plan {
   std::vector<Pool> pools;
-  // The sums of the pools by tier, and the budgets of device and host.
+  // The total size of the pools in each tier, and the budgets of the device and the host.
   std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;
   std::uint64_t nvme_bytes = 0;
   std::uint64_t device_budget_bytes = 0;
   std::uint64_t host_budget_bytes = 0;
-  // The policy that says when blocks are updated. If the config says "auto", this is the policy
-  // that holds while clipping is rare.
+  // The policy that says when blocks are updated. If the config says "auto", the member is the
+  // policy that the engine uses while clipping is rare.
   OverlapPolicy policy{};
   // The traffic of a step with the micro-batches and the order of Config::Activations.
   Traffic traffic;
 };
 
-// Describes the drives and the memory of this machine, with the host as the device. If the default
-// budgets would not fit into the free memory, the result states less memory than the machine has.
-// The device is as large as host_device_bytes(config).
+// Describes the drives and the memory of this machine. The device is the host, with
+// host_device_bytes(config) bytes of memory. If the default budgets do not fit into the free
+// memory, the result states less memory than the machine has.
 SLUICE_EXPORT RunMachine this_machine(const Config& config);
 
-// The memory of a host device (sluice/host_device.h). The size is memory.device, if the config sets
-// memory.device. If the config does not set memory.device, the size is a quarter of the machine's
-// memory, but at most half of the free memory.
+// Returns the size of a host device's memory (sluice/host_device.h). If the config sets
+// memory.device, the size is memory.device. If the config does not set memory.device, the size is a
+// quarter of the machine's memory, but at most half of the free memory.
 SLUICE_EXPORT std::uint64_t host_device_bytes(const Config& config);
 
-// The plan of rank 0; the plans of other ranks differ only in rounding.
+// Returns the plan of rank 0. The plans of other ranks differ only by rounding.
 // Fails with:
 // - kConfig or kInvalidArgument: an engine would refuse the config or the model.
 // - kOutOfMemory: a budget cannot hold its pools. The message names the smallest budget that can.

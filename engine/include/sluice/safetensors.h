@@ -1,6 +1,6 @@
-// Reads and writes tensors by name in the safetensors format. Reads single files, and also folders
-// as Hugging Face writes them, with an index that names each tensor's file. Nothing is mapped into
-// memory, and only the requested ranges are read.
+// Reads and writes tensors by name in the safetensors format. A reader reads a single file, or a
+// folder in the form that Hugging Face writes. In such a folder, an index names the file of each
+// tensor. Files are not mapped into memory, and only the requested ranges are read.
 //
 // Thread rule: a reader is constant after construction, and any number of threads may read.
 #pragma once
@@ -28,8 +28,9 @@ struct SLUICE_EXPORT SafetensorsTensor {
 
 class SLUICE_EXPORT SafetensorsReader {
  public:
-  // `path` is a file or a folder. A folder has model.safetensors.index.json and the files named
-  // there, or only model.safetensors. Every header is checked against its file's length.
+  // `path` is a file or a folder. A folder contains either model.safetensors.index.json and the
+  // files that this index names, or only model.safetensors. Every header is checked against its
+  // file's length.
   // Fails with kInput, naming the file:
   // - A file is missing, cut or of another format.
   // - An index names files outside of the folder.
@@ -48,14 +49,15 @@ class SLUICE_EXPORT SafetensorsReader {
   // The result is null if no tensor has that name.
   const SafetensorsTensor* find(const std::string& name) const;
 
-  // The call copies elements [first_element, ...) as fp32. Each fp32, bf16 or fp16 value arrives
-  // exactly.
+  // The call copies elements of a tensor to `values` as fp32, from `first_element` on. Every fp32,
+  // bf16 or fp16 value is converted exactly.
   // Fails with:
   // - kInput: the name is unknown, the elements are of another type, the tensor does not have the
   //   range, or the file has been cut since.
   // - kIo: the drive reports an error.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
-  // The call copies bytes [first_byte, ...) of a tensor of any type, as they are in the file.
+  // The call copies bytes of a tensor of any type, from `first_byte` on. The bytes are the same as
+  // in the file.
   // Fails with the errors of read().
   void read_bytes(const std::string& name, std::uint64_t first_byte,
                   std::span<std::byte> bytes) const;
@@ -65,13 +67,14 @@ class SLUICE_EXPORT SafetensorsReader {
   std::unique_ptr<Content> content_;
 };
 
-// The function fills `bytes` with bytes [first_byte, ...) of tensor `index`, little-endian and
-// row-major.
+// The function fills `bytes` with the bytes of tensor number `index`, from `first_byte` on. The
+// elements are little-endian and in row-major order.
 using SafetensorsBytes =
     std::function<void(std::size_t index, std::uint64_t first_byte, std::span<std::byte> bytes)>;
 
-// Writes `tensors` in their order to a file, piece by piece. The file appears whole and durable
-// under its name. If anything fails, an older file of the same name stays unchanged.
+// Writes `tensors` to a file piece by piece, in the given order. The file gets its name only when
+// the file is complete and durable. If anything fails, an older file of the same name stays
+// unchanged.
 // Fails with:
 // - kInvalidArgument: a type is not "F32", "BF16", "F16" or "I16", or a name comes twice.
 // - kInput, kNoSpace or kIo: the file cannot be written.

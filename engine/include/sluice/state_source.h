@@ -1,8 +1,9 @@
-// The origin of a state, such as initial values, a checkpoint or another engine. A source gives
-// elements [a, b) of one kind of a tensor's state, and every rank asks only for the ranges that the
-// rank owns. So a state may be written by one number of ranks and read by another.
+// A source from which an engine gets its state, such as initial values, a checkpoint or another
+// engine. A source gives elements [a, b) of one kind of a tensor's state. Every rank reads only the
+// ranges that the rank owns. So the number of ranks that read a state may differ from the number of
+// ranks that wrote the state.
 //
-// Thread rule: stated at each function.
+// Thread rule: the comments of the functions state it.
 #pragma once
 
 #include <cstdint>
@@ -19,29 +20,30 @@
 
 namespace sluice {
 
-// The variables of a loss scale. These variables and the scale's options determine the scale's next
-// values.
+// The variables of a loss scale. The next values of the scale depend only on these variables and on
+// the scale's options.
 struct LossScaleState {
   double scale = 1;
-  std::uint32_t hysteresis_left = 1;  // overflows until the scale is halved, including that one
+  std::uint32_t hysteresis_left = 1;  // overflows until the scale is halved, including the last one
   std::uint32_t good_steps = 0;       // since the last overflow or doubling
 
   bool operator==(const LossScaleState&) const = default;
 };
 
-// The position of a training between two steps, apart from the values of the tensors.
+// The position of a training between two steps. The values of the tensors are not part of the
+// position.
 struct StatePosition {
   std::uint64_t step = 0;  // the number of the last update
-  // The tensors that have seen fewer updates than `step`, by name. The value for each tensor is its
-  // number of updates. Under optimizer.untouched "skip", a step updates only the units that it
-  // uses.
+  // The number of updates of each tensor that has seen fewer updates than `step`, by the name of
+  // the tensor. There are such tensors under optimizer.untouched "skip", because a step then
+  // updates only the units that the step uses.
   std::map<std::string, std::uint64_t> tensor_updates = {};
-  // If this is empty, the scale starts as the config says.
+  // If this member is empty, the loss scale starts with the value of the config.
   std::optional<LossScaleState> loss_scale = {};
 };
 
-// A description of the engine's state. A source that holds a state compares its own description
-// with this description.
+// A description of the engine's state. A source with a saved state compares the description of the
+// saved state with this description.
 struct StateDescription {
   struct Tensor {
     std::string name;
@@ -53,7 +55,7 @@ struct StateDescription {
   std::vector<Tensor> tensors;
   DType parameter = DType::kBf16;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
-  // The numbers in which the engine keeps the moments. A source gives fp32 moments in any case.
+  // The number format in which the engine keeps the moments. A source always gives moments in fp32.
   OptimizerState moments = OptimizerState::kFp32;
 };
 SLUICE_EXPORT StateDescription describe_state(const ModelSpec& model, DType parameter,
@@ -66,22 +68,23 @@ class SLUICE_EXPORT StateSource {
   StateSource& operator=(const StateSource&) = delete;
   virtual ~StateSource() = default;
 
-  // The position is equal on all ranks.
+  // Returns the position, which is the same on all ranks.
   virtual StatePosition position() const = 0;
   // The engine calls prepare() before it reads anything from the source.
   // Fails with kInput if the source's state does not fit `wanted`.
   virtual void prepare(const StateDescription& wanted) { (void)wanted; }
   // Fills `values` with elements [first_element, first_element + values.size()) of kMaster, kExpAvg
-  // or kExpAvgSq. The three kinds are a complete state, because compute parameters are the masters
-  // rounded to the compute dtype. The engine asks for moments only if the optimizer keeps them. The
-  // engine never asks for moments of a frozen unit, whose masters are its parameters. For a tensor
-  // of an opaque unit, each value is a float_of_word(). Called on the application's thread, unless
-  // allows_threads() returns true.
-  // Fails with the source's own errors. The engine then has no state, and accepts another source.
+  // or kExpAvgSq. These three kinds are a complete state, because compute parameters are the
+  // masters, rounded to the compute dtype. The engine asks for moments only if the optimizer keeps
+  // them. The engine never asks for the moments of a frozen unit. The masters of a frozen unit are
+  // the unit's parameters. For a tensor of an opaque unit, each value is the float_of_word() of a
+  // word. If allows_threads() returns false, read() is called only on the application's thread.
+  // Fails with the source's own errors. After a failure, the engine has no state and accepts
+  // another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
                     std::span<float> values) = 0;
-  // Whether several threads may call read() at the same time, in any order of the ranges. Filling a
-  // state then uses several processors.
+  // Returns whether several threads may call read() at the same time, with ranges in any order. If
+  // the result is true, the engine fills the state on several processors.
   virtual bool allows_threads() const { return false; }
 };
 

@@ -1,15 +1,16 @@
-// Shows a training in `sluice top`. A publisher keeps a page of figures in
-// $XDG_RUNTIME_DIR/sluice, a file that only its user can read, and removes the page when it is
-// destroyed. An update takes a few microseconds of processor time. A problem with the page never
-// makes a training fail: without XDG_RUNTIME_DIR there is no page, and problem() says why a page
-// could not be made.
+// Shows a training in `sluice top`. A publisher keeps a page of figures in $XDG_RUNTIME_DIR/sluice.
+// The page is a file that only its user can read. The destructor of the publisher removes the page.
+// An update takes a few microseconds of processor time.
+// A problem with the page never makes a training fail. Without XDG_RUNTIME_DIR, there is no page.
+// If a page could not be made, problem() says why.
 //
 //   StatusPublisher status(engine, {.steps = 1000});
 //   ...
 //   status.step_ended(step.finish(), {.loss = loss, .tokens = 4096});
 //
-// Thread rule: one thread at a time. Invariant: a process has one page. A publisher that is made
-// while another publisher has the page gets none. A forked child has no page either.
+// Thread rule: one thread at a time.
+// Invariant: a process has at most one page. While one publisher has the page, a new publisher gets
+// no page. A forked child has no page, either.
 #pragma once
 
 #include <cstdint>
@@ -29,33 +30,33 @@ enum class RunPhase : std::uint32_t { kStarting, kTraining, kEvaluating, kSaving
 SLUICE_EXPORT std::string_view name_of(RunPhase phase);
 
 struct StatusOptions {
-  std::uint64_t steps = 0;     // at the end of the training; 0 = unknown
+  std::uint64_t steps = 0;     // the number of steps at the end of the training; 0 = unknown
   double flops_per_token = 0;  // of the model's products; 0 = unknown
 };
 
 // Figures of a step that only the application knows.
 struct StepFigures {
-  std::uint64_t step = 0;  // steps that have ended; 0 = StepReport::step
+  std::uint64_t step = 0;  // the number of steps that have ended; 0 = StepReport::step
   double loss = std::numeric_limits<double>::quiet_NaN();  // NaN = unknown
   std::uint64_t tokens = 0;                                // over all ranks; 0 = unknown
-  double time_s = 0;      // 0 = since the last step_ended(); at the first, StepTimes::total_ns
+  double time_s = 0;      // 0 = time since the last step_ended(); at first, StepTimes::total_ns
   double peak_flops = 0;  // per second, of all ranks together; 0 = unknown
 };
 
 class SLUICE_EXPORT StatusPublisher {
  public:
-  // Makes the page. Uses `engine` only in this call.
+  // Makes the page. The publisher uses `engine` only in this call.
   StatusPublisher(const Engine& engine, const StatusOptions& options);
   ~StatusPublisher();
   StatusPublisher(const StatusPublisher&) = delete;
   StatusPublisher& operator=(const StatusPublisher&) = delete;
 
-  // The reason why there is no page, for the user. The text is empty if there is a page, and also
-  // without XDG_RUNTIME_DIR.
+  // A text that tells the user why there is no page. The text is empty if there is a page, or if
+  // XDG_RUNTIME_DIR is not set.
   const std::string& problem() const { return problem_; }
   // Sets options that become known later.
   void set_options(const StatusOptions& options);
-  // Publishes what the training does now. The figures of the last step stay.
+  // Publishes the phase in which the training is now. The page keeps the figures of the last step.
   void enter(RunPhase phase);
   // Does the same as enter(RunPhase), and publishes the number of steps that have ended.
   void enter(RunPhase phase, std::uint64_t step);

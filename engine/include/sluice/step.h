@@ -1,11 +1,12 @@
 // The objects that an application holds during a step. A Lease keeps a unit on the device while
 // computation uses the unit. A Step or an Inference is one walk through the schedule. All of these
-// objects are move-only. A lease ends with its step at the latest, and a step ends with its engine.
-// Every call on an object that is over fails with kInvalidArgument, and the object's destructor
-// does nothing.
+// objects are move-only. A lease ends at the latest when its step ends. A step ends at the latest
+// when its engine ends. Every call on an object that is over fails with kInvalidArgument, and the
+// object's destructor does nothing.
 //
-// Thread rule: one thread at a time, which need not be the thread that made the object. A call
-// during another thread's call of the same engine fails with kInvalidArgument and changes nothing.
+// Thread rule: one thread at a time. This thread may be another thread than the one that made the
+// object. A call during another thread's call of the same engine fails with kInvalidArgument and
+// changes nothing.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +28,10 @@ namespace sluice {
 class Layout;
 struct EngineLink;
 
-// Keeps one unit on the device until the lease ends. At the end, an event is recorded on the
-// lease's stream behind all work enqueued there. Work enqueued after the end must not touch the
-// unit. If the unit's previous lease was on another stream, work enqueued after the end also waits
-// for the work of that lease.
+// Keeps one unit on the device until the lease ends. When the lease ends, an event is recorded on
+// the lease's stream, after all work that is enqueued on this stream. Work enqueued after the end
+// must not touch the unit. If the unit's previous lease was on another stream, work that is
+// enqueued after the end also waits for the work of the previous lease.
 class SLUICE_EXPORT Lease {
  public:
   Lease(Lease&& other) noexcept;
@@ -39,21 +40,22 @@ class SLUICE_EXPORT Lease {
 
   UnitId unit() const { return use_.unit; }
 
-  // Device memory of tensor number `tensor` of the unit (in the order of UnitSpec::tensors), in the
-  // compute dtype, 256 B aligned. Only work on the lease's stream may read this memory.
+  // Returns the device memory of the unit's tensor number `tensor`, in the order of
+  // UnitSpec::tensors. The elements have the compute dtype. The address is a multiple of 256 bytes.
+  // Only work on the lease's stream may read this memory.
   // Fails with kInvalidArgument if the unit has no such tensor, or if the lease, its step or its
   // engine is over.
   const std::byte* parameter(std::size_t tensor) const;
-  // Does the same as parameter(std::size_t), but gives elements of T: float, Bf16 or Fp16
-  // (sluice/elements.h).
+  // Does the same as parameter(std::size_t), but returns elements of type T. T is float, Bf16 or
+  // Fp16 (sluice/elements.h).
   // Fails in the same cases, and with kInvalidArgument if T is not the compute dtype.
   template <class T>
   const T* parameter(std::size_t tensor) const {
     require_parameter_dtype(dtype_of<T>);
     return reinterpret_cast<const T*>(parameter(tensor));
   }
-  // Device memory of the tensor's gradient, in the gradient dtype. The gradient is zero at first,
-  // and work on the lease's stream writes it.
+  // Returns the device memory of the tensor's gradient. The elements have the gradient dtype. The
+  // gradient is zero at first, and work on the lease's stream writes the gradient.
   // Fails in the same cases, and with kInvalidArgument if there is no gradient, because the lease
   // is not for backward or the unit is frozen.
   std::byte* gradient(std::size_t tensor) const;
@@ -95,8 +97,9 @@ class SLUICE_EXPORT ActivationLease {
   ActivationLease& operator=(ActivationLease&& other) noexcept;
   ~ActivationLease();
 
-  // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes long. Only work on the lease's stream
-  // may write this memory (after save()) or read it (after load()).
+  // Returns device memory with the size that ModelSpec::boundary_bytes gives. The address is a
+  // multiple of 4 KiB. After save(), only work on the lease's stream may write this memory. After
+  // load(), only work on the lease's stream may read this memory.
   // Fails with kInvalidArgument if the lease, its step or its engine is over.
   std::byte* data() const;
 
@@ -115,27 +118,29 @@ class SLUICE_EXPORT ActivationLease {
 };
 
 // One training step. The application acquires and releases units in the order of the schedule, and
-// then finish() updates the state. If a step leaves a unit out, repeats it or uses it out of order,
-// computation has to wait. The next step is then expected to use the units in the same order as
-// this one. A step uses announced units (UnitSpec::is_announced) in the order of their
-// announcement, at any place between the other units.
+// then finish() updates the state. If a step omits a unit, repeats a unit or uses a unit out of
+// order, computation has to wait. The engine then expects that the next step uses the units in this
+// new order. A step uses announced units (UnitSpec::is_announced) in the order of their
+// announcement. Uses of announced units may come at any place between the uses of other units.
 class SLUICE_EXPORT Step {
  public:
   Step(Step&& other) noexcept;
   Step& operator=(Step&&) = delete;
-  // Without finish(), the step is abandoned: nothing is updated, and leases that are held end.
+  // If finish() was not called, the destructor abandons the step. The state is then not updated,
+  // and the leases of the step end.
   ~Step();
 
-  // Announces that the step will use each of `units` once in `pass`, in this order. These uses
-  // follow the uses that were announced before. The fetches of these units begin at once, beside
-  // the fetches of the schedule. Returns the units in the order in which they have to be acquired.
-  // With several ranks, all ranks announce at the same point. The uses are the units of all ranks,
-  // in the order of the model. Every rank acquires each of these units. A rank that has nothing to
-  // compute with a unit releases the lease at once, and contributes a gradient of zeros. In
-  // Pass::kBackward, all ranks use announced units at the same places between the other units. The
-  // call finish() checks this.
-  // A call with local units (UnitSpec::is_local) is of this rank alone: no other rank makes it, and
-  // their uses come in an order of their own, at any place between the other uses.
+  // Announces that the step will use each of `units` once in `pass`, in the given order. The new
+  // uses come after all uses that were announced before. The engine begins to fetch the announced
+  // units at once, beside the fetches of the schedule. Returns the units in the order in which they
+  // have to be acquired. With several ranks, all ranks call announce() at the same point. The
+  // announced uses are then the units that any rank has named, in the order of the model. Every
+  // rank has to acquire each of these units. If a rank has nothing to compute with a unit, the rank
+  // releases the lease at once, and contributes a gradient of zeros. In Pass::kBackward, all ranks
+  // have to use the announced units at the same places between the other units. finish() checks
+  // that they did.
+  // If the units are local units (UnitSpec::is_local), only this rank makes the call. The uses of
+  // local units have an order of their own, and may come at any place between the other uses.
   // Fails with:
   // - kInvalidArgument: a unit does not exist, is not an announced unit, or is given twice, or
   //   `pass` is kInference.
@@ -144,9 +149,9 @@ class SLUICE_EXPORT Step {
   // - kIo and others: a transfer has failed.
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
 
-  // Makes `unit` available to work enqueued on `stream` after this call. The call blocks until the
-  // unit's transfers are on their way to the device. The stream itself waits for the end of the
-  // transfers.
+  // Makes `unit` available to work that is enqueued on `stream` after this call. The call blocks
+  // until the unit's transfers are on their way to the device. The stream itself waits for the end
+  // of the transfers.
   // Fails with:
   // - kInvalidArgument: the unit does not exist, `stream` is not of the engine's device, or too
   //   many leases are held.
@@ -158,11 +163,12 @@ class SLUICE_EXPORT Step {
   // - kIo and others: a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
-  // The functions save() and load() are for activations that the engine keeps. The call save()
-  // gives memory for activation `ref`. Work that is enqueued on `stream` after the call writes this
-  // memory. The call load() gives the memory of a saved activation. Work that is enqueued after the
-  // call reads this memory. The calls follow the sequence of engine/plan/activation_plan.h, which
-  // skips no use and repeats none. Both calls block until the needed transfers are under way.
+  // The functions save() and load() are for activations that the engine keeps. save() returns
+  // memory for activation `ref`. Work that is enqueued on `stream` after save() writes this memory.
+  // load() returns the memory of a saved activation. Work that is enqueued on `stream` after load()
+  // reads this memory. The application calls save() and load() in the sequence of
+  // engine/plan/activation_plan.h. This sequence contains every use exactly once. Both functions
+  // block until the needed transfers are under way.
   // Fails with:
   // - kInvalidArgument: `ref` is not next, too many are held, or the application keeps activations
   //   itself.
@@ -171,17 +177,18 @@ class SLUICE_EXPORT Step {
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
   // The application multiplies the loss by this factor before it computes gradients. The factor is
-  // 1 unless Config::Precision::loss_scale says otherwise.
+  // 1 unless Config::Precision::loss_scale sets another scale.
   double loss_scale() const;
-  // The number of the update that this step will make; updates count from 1.
+  // The number of the update that this step will make. The first update has the number 1.
   std::uint64_t number() const;
 
-  // Waits for the gradients that have come so far, and returns their norm. The result has the bits
-  // of StepReport::gradient_norm, if finish() follows with the same divisor and no gradient comes
-  // in between. So an application can log the norm before the update. The call changes nothing: the
-  // step may use more units. Without a divisor, the norm is that under begin_step()'s divisor. The
-  // result is NaN if a gradient is not finite.
-  // With several ranks, and with a norm group, all members ask at the same point.
+  // Waits for the gradients that have come so far, and returns their norm. With this call, an
+  // application can log the norm before the update. The result has the same bits as
+  // StepReport::gradient_norm if no further gradient comes before finish(), and finish() uses the
+  // same divisor. The call does not change the step, which may still use more units. If no divisor
+  // is given, the norm is computed with the divisor of begin_step(). The result is NaN if a
+  // gradient is not finite.
+  // With several ranks or a norm group, all members call gradient_norm() at the same point.
   // Fails with:
   // - kInvalidArgument: a lease is held, or there was no backward use.
   // - kInvalidArgument: the divisor is not finite and positive.
@@ -192,9 +199,9 @@ class SLUICE_EXPORT Step {
   double gradient_norm(std::optional<double> gradient_divisor = {});
 
   // Waits for the gradients and their norm, and lets the optimizer update every block. Under
-  // optimizer.overlap "serial", finish() returns when the new state is at home. Otherwise the
-  // update continues while the next step computes, and a later call reports a failure of the
-  // update. Units without a gradient get a gradient of zeros.
+  // optimizer.overlap "serial", finish() returns when the new state is at its home. Under every
+  // other policy, the update continues while the next step computes. A later call then reports a
+  // failure of the update. Units without a gradient get a gradient of zeros.
   // Fails with:
   // - kInvalidArgument: a lease is held, there was no backward use, or an announced use has not
   //   come. The step continues.
@@ -228,7 +235,7 @@ class SLUICE_EXPORT Inference {
   std::vector<UnitId> announce(std::span<const UnitId> units);
   // Does the same as Step::acquire() with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
-  // The functions save() and load() do the same as those of Step.
+  // Do the same as Step::save() and Step::load().
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 

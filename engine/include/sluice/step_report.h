@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// The workers beside computation: storage, copies to the device, and the processor.
+// The workers that run beside computation: storage, copies to the device, and the processor.
 enum class Work : std::uint8_t { kStorage, kCopyUp, kCpu };
 inline constexpr std::size_t kWorkCount = 3;
 
@@ -31,10 +31,10 @@ struct WorkTimes {
 // the total.
 struct SLUICE_EXPORT StepTimes {
   std::int64_t total_ns = 0;
-  std::int64_t compute_ns = 0;            // under leases, and between them on their stream
+  std::int64_t compute_ns = 0;            // under leases, and between leases on their stream
   std::int64_t exposed_io_ns = 0;         // waits for storage, copies and their buffers
   std::int64_t exposed_optimizer_ns = 0;  // waits for the update: its reads and writes, Adam, norms
-  std::int64_t other_ns = 0;              // before the first lease; time without another cause
+  std::int64_t other_ns = 0;              // time before the first lease, and without another cause
   std::array<std::int64_t, kTraceReasons> wait_ns{};  // by TraceReason
   // The time for which computation waited for units, and the part of this time that updates caused.
   std::int64_t stall_ns = 0;
@@ -45,7 +45,7 @@ struct SLUICE_EXPORT StepTimes {
   // How long storage, copies or the optimizer worked while computation did not wait for them. The
   // time spent on waits for other ranks is not included.
   std::int64_t hidden_ns() const;
-  // The share of hidden_ns() in work.any_ns; 1 when no worker was busy.
+  // Returns hidden_ns() divided by work.any_ns. The result is 1 if no worker was busy.
   double hidden_share() const;
 };
 
@@ -55,20 +55,20 @@ struct UnitTime {
   double backward_s = 0;
 };
 
-// The bytes of a rank's collectives in one step. The length of an operation is that of the whole
-// unit, without padding. In a gather or a reduction over N ranks, a rank receives (N - 1) / N of
-// this length and sends the same number of bytes.
+// The bytes that a rank's collectives handle in one step. An operation has the length of the whole
+// unit, without padding. In a gather or a reduction over N ranks, each rank receives (N - 1) / N of
+// this length, and sends the same number of bytes.
 struct RankTraffic {
   std::uint64_t gathered_bytes = 0;
   std::uint64_t reduced_bytes = 0;
-  // With hybrid sharding, the bytes of the rank's shard, which leaves the group in fp32 and comes
-  // back in the gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and
-  // receives the same number. With sharding.reduction "nodes", the bytes that cross from node to
-  // node: a node's sums in fp32, and gathered parts.
+  // With hybrid sharding, the bytes of the rank's shard. The shard leaves the group in fp32, and
+  // comes back in the type of the gradients. With G groups, a rank sends (G - 1) / G of these bytes
+  // and receives the same number. With sharding.reduction "nodes", the bytes that are sent from
+  // node to node: a node's sums in fp32, and gathered parts.
   std::uint64_t crossed_bytes = 0;
 };
 
-// The bytes that one path of storage.paths has moved.
+// The bytes that have been read from and written to one path of storage.paths.
 struct DriveTraffic {
   std::uint64_t read_bytes = 0;
   std::uint64_t write_bytes = 0;
@@ -78,25 +78,27 @@ struct DriveTraffic {
 struct Traffic {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
-  // The fewest bytes that a step may read under overlap. Parameters that are still in host memory
-  // are not read again for the update or for the next forward. Under the serial policy, the number
-  // equals nvme_read_bytes.
+  // The smallest number of bytes that a step may read if the update overlaps with computation. The
+  // step does not read parameters again if they are still in host memory. Under the serial policy,
+  // nvme_read_bytes_least equals nvme_read_bytes.
   std::uint64_t nvme_read_bytes_least = 0;
-  // The bytes of boundary activations moved from the device to their homes and back. If the homes
-  // are on storage, the counts above include these bytes.
+  // The bytes of boundary activations that move from the device to the activations' homes, and the
+  // bytes that move back. If the homes are on storage, nvme_read_bytes and nvme_write_bytes include
+  // these bytes.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
-  // The bytes of gradients written to storage, where they wait for the update. The step reads the
-  // same number of bytes. The counts above include these bytes.
+  // The bytes of gradients that are written to storage, where the gradients wait for the update.
+  // The step also reads the same number of bytes. nvme_read_bytes and nvme_write_bytes include
+  // these bytes.
   std::uint64_t gradient_spill_bytes = 0;
 };
 
 // The bytes of parameters and gradients that one step copies in memory, between homes or buffers in
-// host memory and device memory. Where computation and updates use the homes themselves
+// host memory and device memory. If computation and updates use the state at its home
 // (memory.unified), nothing is copied.
 struct CopyTraffic {
   std::uint64_t parameter_bytes = 0;  // to the device, for leases
-  std::uint64_t gradient_bytes = 0;   // from the slots of leases to where gradients wait
+  std::uint64_t gradient_bytes = 0;   // from the slots of leases to the places where gradients wait
   std::uint64_t update_bytes = 0;     // parameters and gradients for updates, and back
   std::uint64_t size_bytes() const { return parameter_bytes + gradient_bytes + update_bytes; }
   CopyTraffic& operator+=(const CopyTraffic& other) {
@@ -112,46 +114,47 @@ struct StepOptions {
   std::uint32_t micro_batches = 1;
   // The order in which the application goes through units and micro-batches.
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  // The number by which the sum of the micro-batches' gradients is divided. If this is empty, the
-  // divisor is micro_batches, which gives the mean. A divisor of 1 keeps the sum, for an
-  // application that scales its losses itself.
+  // The number by which the sum of the micro-batches' gradients is divided. If no divisor is given,
+  // the divisor is micro_batches, which gives the mean. A divisor of 1 keeps the sum. An
+  // application that scales its losses itself uses a divisor of 1.
   std::optional<double> gradient_divisor = {};
-  // The learning rates of Config::Optimizer::groups, in the order of the groups. If this is empty,
-  // the rate of a group is `learning_rate` times the group's factor.
+  // The learning rates of Config::Optimizer::groups, in the order of the groups. If the list is
+  // empty, the rate of a group is `learning_rate` times the group's factor.
   std::vector<double> group_learning_rates = {};
 };
 
-// Values that an application may know only after the gradients, such as a rate that a scheduler
-// sets between backward and update. Values that are not given stay as in begin_step().
+// Values that an application may know only after the gradients are computed. An example is a
+// learning rate that a scheduler sets between backward and update. If a value is not given, the
+// value of begin_step() is used.
 struct FinishOptions {
   std::optional<double> learning_rate = {};
   std::optional<double> gradient_divisor = {};
   std::optional<std::vector<double>> group_learning_rates = {};
   // The data that the application needs to continue after this step, such as its position in the
-  // training data. The data has at most 1 MiB, and is only for a durable store. If this is empty,
-  // the data that was given last stays.
+  // training data. The data has at most 1 MiB, and is used only with a durable store. If no data is
+  // given, the store keeps the data that was given last.
   std::optional<std::string> application = {};
 };
 
 struct StepReport {
-  double loss_scale = 1;   // the loss had been multiplied by it
-  std::uint64_t step = 0;  // updates that the state has, or is about to have, after this step
-  // The norm of the gradient before clipping. This gradient is the mean over the ranks, and is
-  // already divided by the divisor of the micro-batches' sum.
+  double loss_scale = 1;   // the factor that multiplied the loss
+  std::uint64_t step = 0;  // updates that the state has when this step's update is complete
+  // The norm of the gradient before clipping. This gradient is the mean over the ranks, and has
+  // already been divided by the gradient divisor.
   double gradient_norm = 0;
-  double clip_factor = 1;  // the gradient was multiplied by it to respect clip_norm
+  double clip_factor = 1;  // the factor that multiplied the gradient to respect clip_norm
   bool skipped = false;    // non-finite gradient under policy "skip": nothing was updated
   // The policy by which blocks were updated; never kAuto.
   OverlapPolicy policy = OverlapPolicy::kSerial;
   bool redone = false;        // speculative: the gradient was clipped, so the update was redone
   StepTimes times;            // how the step's time was spent
   std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
-  std::int64_t stall_for_update_ns = 0;  // part of it: parameters were still being updated
-  // The number of times that computation left the schedule. Each time, computation waited for the
-  // unit that it needed.
+  std::int64_t stall_for_update_ns = 0;  // part of stall_ns: parameters were still being updated
+  // The number of times that computation left the schedule. Each time, computation had to wait for
+  // the needed unit.
   std::uint32_t schedule_changes = 0;
   // The number of uses of announced units, and the bytes that these uses read from storage
-  // according to the plan. Engine::predicted_traffic() includes neither.
+  // according to the plan. Engine::predicted_traffic() includes neither these uses nor these bytes.
   std::uint32_t announced_uses = 0;
   std::uint64_t announced_read_bytes = 0;
   // These counts are for optimizer.untouched "skip" and "lazy":
@@ -159,28 +162,30 @@ struct StepReport {
   //   are.
   // - announced_update_bytes counts the bytes on storage that the update of announced units reads;
   //   the update writes the same number. Engine::predicted_traffic() does not include these bytes.
-  // - late_update_bytes counts, with "lazy", the bytes that units have read to make up for missed
-  //   updates; they have written the same number.
+  // - With "lazy", late_update_bytes counts the bytes that were read to make up for missed updates.
+  //   The same number of bytes was written.
   std::uint32_t untouched_units = 0;
   std::uint64_t announced_update_bytes = 0;
   std::uint64_t late_update_bytes = 0;
-  std::int64_t optimizer_ns = 0;  // finish()'s wait after the norm; serial: to the last write
-  // The bytes since the previous report. Under overlap, the bytes include the update that was still
-  // running at the previous report.
+  std::int64_t optimizer_ns = 0;  // the wait of finish() after the norm; serial: to the last write
+  // The bytes that were moved since the previous report. They include the bytes of an update that
+  // was still running at the time of the previous report.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   std::vector<DriveTraffic> drives;  // the parts of the two numbers above, by path
-  RankTraffic rank_traffic;          // since the previous report, likewise
-  CopyTraffic copies;                // likewise
-  PhaseMarks buffers;                // likewise: the most in use, with homes and gradients
-  // Boundary activations moved since the previous report, from the device to their homes and back.
-  // If the homes are on storage, these bytes are included above.
+  RankTraffic rank_traffic;          // since the previous report
+  CopyTraffic copies;                // since the previous report
+  PhaseMarks buffers;                // the peak use in this time, with homes and gradients
+  // The bytes of boundary activations that were moved since the previous report, from the device to
+  // the activations' homes and back. If the homes are on storage, nvme_read_bytes and
+  // nvme_write_bytes include these bytes.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, repeated reads
 };
 
-// One line for people: "step 12: norm 1.25, 45.6 ms (compute 81 %, I/O 12 %, optimizer 4 %), ...".
+// Returns one line of text for people: "step 12: norm 1.25, 45.6 ms (compute 81 %, I/O 12 %,
+// optimizer 4 %), ...".
 SLUICE_EXPORT std::string to_string(const StepReport& report);
 
 }  // namespace sluice

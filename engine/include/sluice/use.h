@@ -1,4 +1,5 @@
-// The requests of an application in a step: uses of units and boundary activations. Plain data.
+// The requests that an application makes in a step: uses of units, and boundary activations. Plain
+// data.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,8 @@ SLUICE_EXPORT std::string_view name_of(Pass pass);
 
 enum class ActivationKind : std::uint8_t { kValue, kGradient };
 
-// Boundary `boundary` lies between forward uses `boundary` and `boundary` + 1.
+// The name of a boundary activation. Boundary number `boundary` lies between forward use `boundary`
+// and forward use `boundary` + 1.
 struct ActivationRef {
   std::uint32_t boundary = 0;
   std::uint32_t micro_batch = 0;
@@ -29,7 +31,7 @@ struct ActivationRef {
 
 SLUICE_EXPORT std::string describe(const ActivationRef& ref);
 
-// The memory that a lease refers to.
+// The memory to which a lease refers.
 struct LeasedUse {
   std::uint32_t use = 0;
   UnitId unit{};

@@ -30,7 +30,7 @@
 
 namespace sluice {
 
-// `subject` names the moved data in messages, such as a unit. The text must live until the
+// In messages, `subject` names the moved data, such as a unit. The text must live until the
 // operation has ended.
 
 // target[r * shard_bytes ...] = the source of rank r. A rank's source may be the rank's part of the
@@ -63,8 +63,8 @@ struct AllReduce {
 
 // Words are unsigned integers of 64 bits. Each of the first `sum_count` words becomes the word's
 // sum over the ranks, modulo 2^64. Each of the next `minimum_count` words becomes the word's
-// minimum over the ranks. A maximum is the complement of the minimum of complements. So one
-// operation can tell how far apart values are.
+// minimum over the ranks. The complement of the minimum of complements is the maximum. So one
+// operation can compute both the minimum and the maximum of a value.
 struct AllReduceIntegers {
   std::byte* data = nullptr;  // 8-byte aligned
   std::uint64_t sum_count = 0;
@@ -91,7 +91,7 @@ class SLUICE_EXPORT Collectives {
   virtual std::string_view name() const = 0;
   virtual std::uint32_t rank() const = 0;
   virtual std::uint32_t rank_count() const = 0;
-  // The device of the operations' memory and streams; null if the implementation names none.
+  // The device of the operations' memory and streams; null if the implementation names no device.
   virtual const Device* memory_device() const { return nullptr; }
 
   // Each operation is enqueued on `stream` when the call returns. The operation runs after earlier
@@ -104,22 +104,22 @@ class SLUICE_EXPORT Collectives {
   virtual void all_reduce(const AllReduce& reduce, StreamId stream) = 0;
   virtual void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) = 0;
   virtual void broadcast(const Broadcast& broadcast, StreamId stream) = 0;
-  // The barrier ends on a rank only after all ranks have begun it.
+  // A barrier ends on a rank only after all ranks have begun the barrier.
   virtual void barrier(std::string_view subject, StreamId stream) = 0;
 
-  // Opens a further sequence of operations over some of this object's ranks, in the given order.
-  // `ranks` includes this rank. Every rank of this object calls open() the same number of times,
-  // and the ranks of one group give the same list. The new object shares failures with this object.
-  // This object must outlive the new object.
+  // Makes an object with a separate sequence of operations, for some of this object's ranks.
+  // `ranks` gives these ranks in the order of the new object, and includes this rank. Every rank of
+  // this object calls open() the same number of times, and the ranks of one group give the same
+  // list. The new object shares failures with this object. This object must outlive the new object.
   virtual std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) = 0;
 
-  // Whether an operation may keep its caller waiting. The engine's scheduler then calls such
+  // Returns whether an operation may block its caller. If so, the engine's scheduler calls the
   // operations through hand_over().
   virtual bool may_block() const { return false; }
-  // Calls `work` once. `work` calls operations of this object only. If they may block, a thread of
-  // the collectives calls `work`, perhaps after hand_over() has returned. Otherwise `work` has run
-  // on return. The work of all objects of one rank runs in the order of the calls, one at a time.
-  // The destructor waits for that work.
+  // Calls `work` once. `work` calls operations of this object only. If may_block() is true, a
+  // thread of the collectives calls `work`, perhaps after hand_over() has returned. Otherwise
+  // hand_over() itself calls `work` before it returns. The work of all objects of one rank runs in
+  // the order of the calls, one at a time. The destructor waits for all work that was handed over.
   virtual void hand_over(std::function<void()> work) { work(); }
   // Allocates memory that makes reductions of floating-point values fast. Every rank calls this
   // function before the object's first such reduction. Without this memory, reductions are slower,
@@ -128,13 +128,13 @@ class SLUICE_EXPORT Collectives {
   virtual void prepare_reductions() {}
 
   // Announces that operations will use this device memory again and again, so that an
-  // implementation may need fewer copies. Every rank calls use_memory() in the same place, with the
-  // same number of bytes. The call forget_memory() takes back all announcements, and is called
-  // before the memory is freed.
+  // implementation may need fewer copies. Every rank calls use_memory() at the same point of its
+  // sequence of calls, with the same number of bytes. The call forget_memory() cancels all
+  // announcements. forget_memory() is called before the memory is freed.
   virtual void use_memory(std::span<std::byte> /*memory*/) {}
   virtual void forget_memory() noexcept {}
-  // Tells the user what the machine's libraries cannot do, and what is done instead. Most of it is
-  // known after use_memory().
+  // Returns notes for the user. A note says what the machine's libraries cannot do, and what is
+  // done instead. Most notes are known only after use_memory().
   virtual std::vector<std::string> notes() const { return {}; }
 
   // Calls `handler` once, on a thread of the device, with the first failure of this rank. An empty

@@ -1,13 +1,13 @@
-// The Device over an NVIDIA GPU, with device memory, streams, events and copies of the CUDA
+// A Device for an NVIDIA GPU. The device uses the memory, streams, events and copies of the CUDA
 // runtime. The runtime is linked statically and finds the driver at the first call. So a program
 // that contains the CUDA device starts on any machine, and can ask why_no_cuda_device().
 //
-// Thread rule: as Device.
-// Beyond the contract of Device: host functions of different streams may run one after another, so
-// no host function may wait for a host function of another stream. If a host function throws, the
-// failure reaches work enqueued later, but not copies that are already in a stream. A copy from
-// host to host runs on a thread of the CUDA runtime. A copy between the host and GPU memory that
-// something else has allocated, such as PyTorch, is a copy of the GPU as any other.
+// Thread rule: the same as for Device.
+// The CUDA device adds rules to the contract of Device. Host functions of different streams may run
+// one after another, so no host function may wait for a host function of another stream. If a host
+// function throws, the failure reaches work enqueued later, but not copies that are already in a
+// stream. A copy from host to host runs on a thread of the CUDA runtime. The GPU also makes copies
+// between the host and GPU memory of other code, such as PyTorch.
 #pragma once
 
 #include <cstddef>
@@ -41,15 +41,17 @@ struct CudaDeviceOptions {
 class SLUICE_EXPORT CudaDevice : public Device {
  public:
   virtual int ordinal() const = 0;
-  // The cudaStream_t of a stream, for launching kernels on it. Valid while the stream exists.
+  // Returns the cudaStream_t of `stream`, so that callers can launch kernels on `stream`. The
+  // result is valid while the stream exists.
   virtual void* native_stream(StreamId stream) const = 0;
-  // Makes a Stream of `native`, a cudaStream_t of the application or of another library, such as
-  // PyTorch's current stream. Null is the default stream of this GPU. Leases on the result are then
-  // ordered with the work that the owner of `native` enqueues there, without further events.
+  // Makes a Stream from `native`, a cudaStream_t of the application or of another library, such as
+  // PyTorch's current stream. A null `native` is the default stream of this GPU. Leases on the
+  // result are ordered with the work that the owner of `native` enqueues on `native`. This order
+  // needs no further events.
   // The owner keeps owning `native`, which must stay valid until the Stream is destroyed. The
   // destructor of the Stream waits for all work that is on `native` by then, and forgets `native`.
-  // As for every stream, the device must outlive the Stream. The owner may go on to use `native`
-  // meanwhile, but not to capture a graph.
+  // As for every stream, the device must outlive the Stream. While the Stream exists, the owner may
+  // enqueue work on `native`, but may not capture a graph.
   // Fails with kInvalidArgument if the device has this stream already, or if the runtime does not
   // take it for a stream of this GPU.
   virtual Stream adopt_stream(void* native) = 0;
@@ -59,11 +61,12 @@ class SLUICE_EXPORT CudaDevice : public Device {
   virtual void fail(const Error& failure) noexcept = 0;
 };
 
-// The number of GPUs that the process may use on this machine; 0 without a driver.
+// Returns the number of GPUs that the process may use on this machine. The result is 0 without a
+// driver.
 SLUICE_EXPORT int cuda_device_count();
-// The reason why GPU `ordinal` cannot be used; empty if it can be used.
+// Returns the reason why GPU `ordinal` cannot be used. The result is empty if the GPU can be used.
 SLUICE_EXPORT std::string why_no_cuda_device(int ordinal = 0);
-// A text such as "NVIDIA H200, compute capability 9.0, 139.8 GiB".
+// Returns a text such as "NVIDIA H200, compute capability 9.0, 139.8 GiB".
 // Requires: why_no_cuda_device() is empty.
 SLUICE_EXPORT std::string describe_cuda_device(int ordinal = 0);
 

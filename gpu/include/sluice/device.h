@@ -46,8 +46,8 @@ class SLUICE_EXPORT Device {
   virtual ~Device() = default;
 
   virtual std::string_view name() const = 0;
-  // Whether the device has memory and processors that are separate from the host, so that data and
-  // computation on the device cost the host nothing.
+  // Returns whether the device has its own memory and processors. Data and computation on such a
+  // device take no memory and no processor of the host.
   virtual bool has_own_memory() const = 0;
 
   // Allocates zero-filled device memory, aligned at least to 4 KiB. Returns nullptr for 0 bytes;
@@ -58,13 +58,13 @@ class SLUICE_EXPORT Device {
   virtual void free(std::byte* memory) noexcept = 0;
   virtual std::uint64_t capacity_bytes() const = 0;
   virtual std::uint64_t allocated_bytes() const = 0;
-  // The bytes that allocate() can still hand out. On a GPU, the result is at most the memory that
-  // other processes have left free.
+  // Returns the number of bytes that allocate() can still provide. On a GPU, the result is at most
+  // the memory that other processes have left free.
   virtual std::uint64_t free_bytes() const { return capacity_bytes() - allocated_bytes(); }
 
-  // Prepares host memory for asynchronous copies (CUDA page-locks the memory). Each copy has to lie
-  // within one registered span. The caller keeps owning the span, and unregisters the same span
-  // before freeing the memory. An empty span is ignored.
+  // Prepares host memory for asynchronous copies (CUDA page-locks the memory). The host side of
+  // each copy has to lie within one registered span. The caller keeps owning the span, and
+  // unregisters the same span before freeing the memory. An empty span is ignored.
   // Requires: the span begins at a page, and nothing else uses the rest of its last page.
   virtual void register_host_memory(std::span<std::byte> memory) = 0;
   virtual void unregister_host_memory(std::span<std::byte> memory) noexcept = 0;
@@ -82,20 +82,21 @@ class SLUICE_EXPORT Device {
   // completed.
   virtual void wait(StreamId stream, EventId event) = 0;
   virtual bool is_complete(EventId event) const = 0;
-  // Blocks the calling thread.
-  // The call rethrows the first failure of work on any stream.
+  // Blocks the calling thread until the event or the stream's work has completed. The call rethrows
+  // the first failure of work on any stream.
   virtual void synchronize(EventId event) = 0;
   virtual void synchronize(StreamId stream) = 0;
-  // The nanoseconds between two completed records.
+  // Returns the number of nanoseconds between two completed records.
   // Requires: both events have completed.
   virtual std::int64_t elapsed_ns(EventId begin, EventId end) const = 0;
 
-  // Either side may be host or device memory; the regions do not overlap. The copy is asynchronous.
-  // The memory may be reused after the completion of an event that was recorded after the copy.
+  // `target` and `source` may each be host or device memory. The two regions do not overlap. The
+  // copy is asynchronous. The memory may be reused after the completion of an event that was
+  // recorded after the copy.
   virtual void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
                     StreamId stream) = 0;
-  // Does all of `pieces` as copy() does each of them, in any order, and with as few calls of the
-  // device as it takes. No piece may read or write what another one writes.
+  // Copies every piece as copy() would, in any order. Devices make as few calls of their runtime as
+  // possible. No piece may read or write bytes that another piece writes.
   virtual void copy_all(std::span<const CopyPiece> pieces, StreamId stream) {
     for (const CopyPiece& piece : pieces)
       copy(piece.target, piece.source, piece.size_bytes, stream);
@@ -111,13 +112,13 @@ class SLUICE_EXPORT Device {
   // because both report completions and every waiter must wake. Before using results of earlier
   // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
-  // Calls `function` when earlier work on `stream` has ended, as call_host() does. In contrast to
-  // call_host(), later work on `stream` does not wait for `function`. So a GPU goes on with later
-  // work at once, and copies and computation keep their pace. If the earlier work has ended
-  // already, `function` may run on the calling thread, before the call returns. The functions given
-  // to notify() for one stream run in the order of the calls. These functions may run before or
-  // after functions given to call_host(). The call destroy_stream() waits for these functions;
-  // synchronize() does not.
+  // Calls `function` when earlier work on `stream` has ended, as call_host() does. Unlike with
+  // call_host(), later work on `stream` does not wait for `function`. So a GPU continues with later
+  // work at once, and `function` does not delay copies or computation. If the earlier work has
+  // ended already, `function` may run on the calling thread, before the call returns. The functions
+  // given to notify() for one stream run in the order of the calls. These functions may run before
+  // or after functions given to call_host(). The call destroy_stream() waits for the functions
+  // given to notify(), but synchronize() does not.
   virtual void notify(StreamId stream, std::function<void()> function) {
     call_host(stream, std::move(function));
   }
@@ -159,7 +160,7 @@ class Stream {
   Stream() = default;
   Stream(Device& device, std::string_view name, StreamPriority priority = StreamPriority::kNormal)
       : device_(&device), id_(device.create_stream(name, priority)) {}
-  // Owns `id`, a stream of `device` that has no owner yet.
+  // The new object owns `id`, a stream of `device` that has no owner yet.
   Stream(Device& device, StreamId id) : device_(&device), id_(id) {}
   Stream(Stream&& other) noexcept { *this = std::move(other); }
   Stream& operator=(Stream&& other) noexcept {

@@ -1,7 +1,7 @@
-// The Device over host memory. A budget takes the place of a GPU's memory. Each stream is a worker
-// thread with a FIFO queue, and each event is a ticket. The host device is asynchronous like a real
-// GPU, so that a release before completion shows as a bug here, too.
-// Thread rule: as Device.
+// A Device that uses host memory. A budget limits this memory as the size of a GPU's memory would.
+// Each stream is a worker thread with a FIFO queue, and each event is a ticket. The host device is
+// asynchronous like a real GPU. So code that releases memory before the work has completed fails on
+// the host device, too. Thread rule: the same as for Device.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,17 @@ namespace sluice {
 struct HostDeviceOptions {
   std::uint64_t memory_bytes = 0;  // the limit for the sum of all allocations
   // The bandwidth of each stream's copies; 0 = the speed of memory. The device sleeps to keep
-  // copies to this bandwidth. For tests and for emulating a bus. Bounds: 0, or at least 1 MB/s.
+  // copies to this bandwidth. The option is for tests and for emulating a bus. The value is 0 or at
+  // least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
-  // The result of Device::has_own_memory(). A test sets this to true to see what an engine does
-  // with a GPU.
+  // The result of Device::has_own_memory(). A test sets this option to true to see what an engine
+  // does with a GPU.
   bool has_own_memory = false;
   // Copies and fills of at most this many bytes, and notices, run on the calling thread if their
-  // stream has nothing else to do. This saves waking the stream's thread, but the calling thread
-  // moves the bytes itself. Meant for applications that compute on the calling thread. With 0, the
-  // stream's thread does all work, so that a missing wait shows in tests. Has no effect if
-  // copy_bytes_per_second is set.
+  // stream has nothing else to do. The stream's thread then need not be woken, but the calling
+  // thread moves the bytes itself. The option is meant for applications that compute on the calling
+  // thread. With 0, the stream's thread does all work, so that tests detect a missing wait. The
+  // option has no effect if copy_bytes_per_second is set.
   std::uint64_t at_once_bytes_max = 0;
 };
 
@@ -36,14 +37,14 @@ class SLUICE_EXPORT HostDevice : public Device {
  public:
   // Enqueues computation on `stream`. Unlike a host function, `work` may be long and may use the
   // device's memory freely. On every thread, `work` begins in the floating-point environment that
-  // rounds to nearest and keeps denormal numbers; a change lasts until `work` returns. An exception
-  // from `work` is kept and rethrown by the next synchronize(). Later work on any stream is
-  // skipped, but events still complete.
+  // rounds to nearest and keeps denormal numbers. If `work` changes this environment, the change
+  // lasts until `work` returns. An exception from `work` is kept and rethrown by the next
+  // synchronize(). Later work on any stream is skipped, but events still complete.
   virtual void launch(StreamId stream, std::function<void()> work) = 0;
 
   // Emulates computation without using the CPU. `stream` is busy for `duration_ns` from the moment
-  // when the work could start. Work could start when it has been enqueued and everything that it
-  // waits for is done. Durations add up exactly, even if sleeps end late.
+  // when real work could start. Real work could start after it has been enqueued and everything
+  // that it waits for is done. Durations add up exactly, even if sleeps end late.
   virtual void occupy(StreamId stream, std::uint64_t duration_ns) = 0;
 };
 

@@ -15,8 +15,8 @@ inline constexpr std::uint64_t kBlockElements = 4096;
 inline constexpr std::uint64_t kParameterBytes = 2 * kBlockElements;
 inline constexpr std::uint64_t kRecordBytes = 10 * kBlockElements;
 
-// A bf16 model of equal blocks, with all that the bounds need. The object must not move, because
-// StepShape refers to its fields.
+// A bf16 model of equal blocks, with all data that the bounds need. The object must not move,
+// because StepShape refers to its fields.
 struct BoundModel {
   // The first `frozen_units` units are frozen.
   explicit BoundModel(const std::vector<int>& unit_blocks, std::uint64_t window_units = 0,

@@ -1,6 +1,6 @@
 // A table of jobs that are listed in advance. Each job has a predicate that says when the job may
-// start. Each job runs on a line that serves one job at a time. Time moves from the end of one job
-// to the next end. This file is a part of schedule_oracle.cc.
+// start. Each job runs on a line that serves one job at a time. The time moves from the end of one
+// job to the end of the next job. This file is a part of schedule_oracle.cc.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct Job {
   long start = -1;
   long end = -1;
   bool has_ended = false;
-  OracleEvent event{};  // the event that this job is, if any
+  OracleEvent event{};  // the event that this job stands for, if any
 };
 
 class JobTable {
@@ -36,7 +36,7 @@ class JobTable {
   virtual ~JobTable() = default;
 
  protected:
-  // Called whenever jobs have ended, after all jobs that end at the same time.
+  // The table calls settle() after all jobs that end at the same time have ended.
   virtual void settle() = 0;
 
   using Id = int;  // the number of a job
@@ -67,7 +67,7 @@ class JobTable {
   void start_what_may() {
     for (bool changed = true; changed;) {
       changed = false;
-      for (Job& job : jobs_) {  // jobs without duration first, in the order listed
+      for (Job& job : jobs_) {  // jobs without duration first, in list order
         if (job.start >= 0 || (job.line != kNone && job.duration + job.latency > 0)) continue;
         if (!job.may_start()) continue;
         start(job);
@@ -90,7 +90,7 @@ class JobTable {
     }
   }
 
-  // The time moves on to the next end of a job or of a job's service.
+  // Moves the time to the next end of a job or of a job's service.
   void advance() {
     long next = -1;
     for (const Job& job : jobs_) {

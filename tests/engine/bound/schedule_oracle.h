@@ -1,7 +1,8 @@
 // A second, different implementation of the schedule that engine/bound/bound_simulation.h
 // describes. Every job of several steps is listed in advance, with a predicate that says when the
-// job may start. Time moves from the end of one job to the next end. All jobs are checked each
-// time. Slow and plain. The oracle knows rates and unit times, but no layouts.
+// job may start. The time moves from the end of one job to the end of the next job. Whenever a job
+// ends, all jobs are checked. The oracle is slow and plain. The oracle knows rates and unit times,
+// but no layouts.
 #pragma once
 
 #include <compare>
@@ -19,8 +20,8 @@ struct OracleUse {
   std::vector<int> evicted_uses;
 };
 
-// Times are in ticks. The value 0 stands for no time. Blocks differ only in their homes. Blocks and
-// uses are listed in order.
+// Times are in ticks. Work with a time of 0 takes no time. Blocks differ only in their homes.
+// Blocks and uses are listed in order.
 struct OracleCase {
   OverlapPolicy policy = OverlapPolicy::kSerial;
   std::vector<int> unit_blocks;
@@ -28,26 +29,27 @@ struct OracleCase {
   std::vector<bool> parameters_in_ram, record_in_ram;  // by block
   std::vector<bool> gradients_on_storage;              // by unit
   std::vector<bool> on_device;                         // by unit; for all of its state
-  std::vector<bool> leased_at_home;                    // by unit; in RAM, never fetched
-  bool gradients_in_set = false;                       // computed there, where the set is in RAM
+  std::vector<bool> leased_at_home;                    // by unit; in RAM, and never fetched
+  bool gradients_in_set = false;                       // gradients are computed in the set, in RAM
   std::vector<OracleUse> uses;
   bool half_duplex = false;
   long read_parameters = 0, read_record = 0, write_parameters = 0, write_record = 0, latency = 0;
   long read_gradients = 0, write_gradients = 0;
   long copy_up = 0, copy_down = 0, adam = 0, norm = 0, device_adam = 0;  // for one block
+  int streamed = 0;  // places for blocks that the device updates; 0: the CPU updates all blocks
   int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1, staging = 2;
 
-  // Whether the unit's gradient is computed straight in the set. The gradient then takes no
-  // gradient slot.
+  // Returns whether the unit's gradient is computed directly in the gradient set. Such a gradient
+  // takes no gradient slot.
   bool is_in_set(int unit) const {
     return gradients_in_set && !on_device[unit] && !gradients_on_storage[unit];
   }
 };
 
-// The times of begin_step in the steps 0..count-1.
+// Returns the times of begin_step in the steps 0..count-1.
 std::vector<long> step_begins(const OracleCase& given, int count);
 
-// The events of a block in a step.
+// The kinds of events of a block in a step.
 enum class OracleWork {
   kNone,
   kReadParameters,
@@ -64,7 +66,8 @@ struct OracleEvent {
   auto operator<=>(const OracleEvent&) const = default;
 };
 
-// The work of the drive and the CPU in steps 0..count-1, in the order in which the work starts.
+// Returns the work of the drive and the CPU in steps 0..count-1, in the order in which the work
+// starts.
 std::vector<OracleEvent> step_events(const OracleCase& given, int count);
 
 }  // namespace sluice::test

@@ -1,6 +1,5 @@
-// Training with a checkpoint that is written beside later steps. The oracle of the toy gives the
-// expected states.
-// Thread rule: one thread.
+// Training with a checkpoint that is written while later steps run. The toy training's oracle gives
+// the expected states. Thread rule: one thread.
 #pragma once
 
 #include <chrono>
@@ -16,7 +15,7 @@
 
 namespace sluice::test {
 
-// A write takes longer than a step, so the steps overtake the save.
+// With this delay, a write takes longer than a step, so the steps overtake the save.
 inline constexpr std::chrono::microseconds kSlow{2000};
 
 inline StateBytes state_in(const std::string& folder, Config config, const ToyOptions& options) {
@@ -31,10 +30,10 @@ inline StateBytes state_in(const std::string& folder, Config config, const ToyOp
   return read_state(engine);
 }
 
-// A checkpoint of step 2 that was written beside later steps, and the state after step 5.
+// A checkpoint of step 2 that was written while later steps ran, and the state after step 5.
 struct Beside {
   std::optional<SavedCheckpoint> saved;
-  std::uint64_t steps = 0;  // that ran while it was being written
+  std::uint64_t steps = 0;  // steps that ran while the checkpoint was being written
   StateBytes at_end;
 };
 
@@ -52,9 +51,10 @@ inline Beside save_beside(const Config& config, ToyOptions options, const std::s
   return beside;
 }
 
-// Trains as `options` says, and begins a save after step 2. Returns the checkpoint, and expects the
-// states that the oracle has after steps 2 and 5. If the machine is so busy that no step overtakes
-// the save, everything is done again with slower writes. A durable store has only one try.
+// Trains as `options` says, and begins a save after step 2. Returns the checkpoint. Expects that
+// the states of steps 2 and 5 equal those of the oracle. If the machine is so busy that no step
+// overtakes the save, everything is done again with slower writes. With a durable store, there is
+// only one try.
 inline SavedCheckpoint expect_exact(const Config& config, ToyOptions options,
                                     const std::string& root) {
   options.steps = 2;

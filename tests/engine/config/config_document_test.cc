@@ -115,6 +115,15 @@ TEST(ConfigDocument, UnknownKeyNamesPlaceAndNearest) {
             "run.json:1:2: unknown key \"host\"; did you mean \"memory.host\"?");
 }
 
+TEST(ConfigDocument, AllUnknownKeysAreNamedAtOnce) {
+  EXPECT_EQ(complaint("{\"run\": {\"steps\": 2, \"stepz\": 1},\n"
+                      "  \"memroy\": {\"host\": 1},\n"
+                      "  \"optimizer\": {\"groups\": [{\"tensors\": [\"a\"], \"dekay\": 1}]}}"),
+            "run.json:1:22: unknown key \"run.stepz\"; did you mean \"run.steps\"?\n"
+            "run.json:2:3: unknown key \"memroy\"; did you mean \"memory\"?\n"
+            "run.json:3:45: unknown key \"optimizer.groups.0.dekay\"");
+}
+
 TEST(ConfigDocument, WrongTypeRangeAndChoice) {
   EXPECT_EQ(complaint(R"({"run": {"steps": "many"}})"),
             R"(run.json:1:10: "run.steps" is "many", but must be of type integer)");

@@ -44,6 +44,7 @@ const std::vector<std::pair<const char*, json>> kKeys = {
     {"/optimizer/untouched", "lazy"},
     {"/optimizer/lazy_max", 77},
     {"/optimizer/overlap", "speculative"},
+    {"/optimizer/update_on", "device"},
     {"/optimizer/lanes", 5},
     {"/memory/device", "12345"},
     {"/memory/host", "67890"},

@@ -22,7 +22,7 @@
 
 namespace sluice::test {
 
-// One tensor of the application, and its state by the scalar definition.
+// One tensor of the application, and the tensor's state as the scalar definition computes it.
 struct DetachedState {
   DType dtype = DType::kFp32;
   std::vector<std::byte> parameter;
@@ -32,7 +32,8 @@ struct DetachedState {
   std::vector<std::int16_t> low;
   std::vector<float> exp_avg;
   std::vector<float> exp_avg_sq;
-  // The moments in bf16 or in codes; exp_avg and exp_avg_sq are then what they mean.
+  // The moments in bf16 or in codes. If these vectors are used, exp_avg and exp_avg_sq hold the
+  // decoded values.
   std::vector<std::uint16_t> exp_avg_bf16 = {}, exp_avg_sq_bf16 = {};
   std::vector<std::uint8_t> exp_avg_codes = {}, exp_avg_sq_codes = {};
   std::vector<float> exp_avg_scales = {}, exp_avg_sq_scales = {};
@@ -83,7 +84,8 @@ class DetachedTest : public testing::Test {
     }
   }
 
-  // The oracle takes the application's parameters. The master of an unchanged element stays.
+  // The oracle takes over the application's parameters. The master of an unchanged element does not
+  // change.
   void adopt(DetachedState& tensor) {
     const std::size_t bytes = size_of(tensor.dtype);
     const bool is_first = tensor.oracle_parameter.empty();
@@ -109,7 +111,7 @@ class DetachedTest : public testing::Test {
     return made;
   }
 
-  // Makes the next step of tensor `id`. The oracle makes this step immediately.
+  // Returns the next update of tensor `id`. The oracle makes this update immediately.
   DetachedUpdate next(OptimizerKind kind, std::uint32_t id) {
     DetachedState& tensor = tensors_[id];
     for (float& g : tensor.gradient) g = normal_(random_);
@@ -139,7 +141,7 @@ class DetachedTest : public testing::Test {
     return update;
   }
 
-  // The moments of tensor `id` for the oracle's update, in the form that moments_ says.
+  // Gives the moments of tensor `id` to the oracle's update, in the format that moments_ selects.
   void give_moments(OptimizerKind kind, std::uint32_t id, std::uint64_t step,
                     UpdateArrays& arrays) {
     DetachedState& tensor = tensors_[id];
@@ -203,8 +205,8 @@ class DetachedTest : public testing::Test {
     }
   }
 
-  // Runs eight steps. In these steps, tensors lack gradients, come in different orders and are
-  // changed.
+  // Runs eight steps. In these steps, some tensors have no gradient, the order of the tensors
+  // changes, and one parameter is changed from outside.
   void train(DetachedOptimizer& optimizer, OptimizerKind kind) {
     for (int step = 0; step < 8; ++step) {
       std::vector<std::uint32_t> order;
@@ -214,8 +216,8 @@ class DetachedTest : public testing::Test {
       if (step == 5 && tensors_[1].count() > 7) set(tensors_[1], 7, 3.25f);
       std::vector<DetachedUpdate> updates;
       for (const std::uint32_t id : order) updates.push_back(next(kind, id));
-      // Either all tensors come in one call, or each tensor has its own call, as when gradients
-      // arrive.
+      // Some steps pass all tensors in one call. Other steps make one call per tensor, as a program
+      // does when gradients arrive one by one.
       if (step % 3 == 0) {
         optimizer.begin(updates);
       } else {

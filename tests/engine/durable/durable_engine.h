@@ -1,5 +1,5 @@
-// An engine with a durable store in a folder of its own, and the toy model that it trains.
-// Thread rule: the test's thread.
+// An engine with a durable store in its own folder, and the toy model that the engine trains.
+// Thread rule: only the test's thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ class DurableEngine : public testing::Test {
     config.storage.paths = paths_;
     config.storage.state = {.name = "run-7", .commit_every = commit_every};
     config.optimizer.overlap = policy;
-    config.optimizer.clip_norm = 0;  // so that every policy may be tried
+    config.optimizer.clip_norm = 0;  // so that tests may use every policy
     return config;
   }
   Config config() const { return config(kCases[4], OverlapPolicy::kDeferred, 1); }

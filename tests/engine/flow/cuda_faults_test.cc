@@ -155,6 +155,11 @@ std::vector<Placement> placements() {
              config.placement.parameters = config.placement.optimizer = TierChoice::kNvme;
            }},
           {"device", [](Config& config) { config.placement.optimizer = TierChoice::kDevice; }},
+          {"streamed",
+           [](Config& config) {
+             config.placement.parameters = config.placement.optimizer = TierChoice::kHost;
+             config.optimizer.update_on = UpdateProcessor::kDevice;
+           }},
           {"detached", [](Config& config) { config.placement.optimizer = TierChoice::kNvme; },
            train_detached}};
 }

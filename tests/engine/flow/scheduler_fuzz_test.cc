@@ -74,6 +74,7 @@ class RandomJob {
     const bool may_leave = !is_eager && options_.rank_count == 1 && !options_.has_boundaries;
     if (random_() % 2 == 0 && may_leave) leave_schedule(seed);
     if (random_() % 3 == 0) config_.memory.unified = UnifiedMemory::kOff;
+    if (random_() % 4 == 0) config_.optimizer.update_on = UpdateProcessor::kDevice;
   }
 
   void run() {
@@ -90,12 +91,13 @@ class RandomJob {
   std::string describe() const {
     return fmt::format(
         "{}, {} ranks in groups of {}, stage {}, {} and {}, {} micro-batches {}, activations {}, "
-        "{} leases, unified memory {}",
+        "{} leases, unified memory {}, updates on the {}",
         name_of(config_.optimizer.overlap), options_.rank_count, config_.sharding.group_ranks,
         config_.sharding.stage, name_of(config_.precision.parameters),
         name_of(config_.precision.gradients), options_.micro_batches,
         options_.order == MicroBatchOrder::kVertical ? "vertical" : "horizontal",
-        name_of(config_.activations.home), options_.leases, name_of(config_.memory.unified));
+        name_of(config_.activations.home), options_.leases, name_of(config_.memory.unified),
+        name_of(config_.optimizer.update_on));
   }
   std::uint32_t ranks() const { return options_.rank_count; }
   std::uint32_t leases() const { return options_.leases; }

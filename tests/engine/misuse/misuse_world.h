@@ -1,8 +1,8 @@
-// The world in which the rows of a table of misuses run. The world has an engine with values, its
-// device, stream and folder. A row describes a mistake that an application makes, the code of the
-// error, and the words that the message has to contain. After the error, the engine has to train
-// one step. The bits must be the same as in an engine that was not misused. Rows that have
-// destroyed or closed the engine are excepted.
+// The environment in which the rows of a table of misuses run. The environment has an engine with
+// initial values, and the engine's device, stream and folder. A row describes a mistake that an
+// application makes, the code of the error, and the words that the message has to contain. After
+// the error, the engine has to train one step. The bits must be the same as in an engine that was
+// not misused. Rows with ends_engine skip this check.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -82,7 +82,7 @@ struct Misuse {
   std::vector<std::string> words;
   std::function<void(World&)> call;
   std::function<void(World&)> prepare = {};  // before the engine is made
-  bool ends_engine = false;                  // the call has trained, or closed the engine
+  bool ends_engine = false;                  // the call trains, or closes the engine
 };
 inline std::ostream& operator<<(std::ostream& out, const Misuse& row) {
   return out << row.name;
@@ -90,7 +90,7 @@ inline std::ostream& operator<<(std::ostream& out, const Misuse& row) {
 
 class MisuseTest : public testing::TestWithParam<Misuse> {};
 
-// The rows as a suite. Each case has the name of its row.
+// Makes a test suite of the rows. Each case has the name of its row.
 #define SLUICE_MISUSES(suite, rows)                                    \
   INSTANTIATE_TEST_SUITE_P(suite, MisuseTest, testing::ValuesIn(rows), \
                            [](const auto& row) { return row.param.name; })

@@ -1,6 +1,7 @@
 // The plain search for places in the window. For every fetch, the search compares all places. The
-// plain search is the definition that engine/plan/window_plan.h has to equal. The search is slow.
-// The time of the search is the product of the numbers of uses and residents.
+// plain search is the definition. The results of engine/plan/window_plan.h must equal the results
+// of the plain search. The search is slow, because its time grows with the product of the number of
+// uses and the number of residents.
 #pragma once
 
 #include <algorithm>
@@ -17,15 +18,14 @@
 namespace sluice::test {
 
 // The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the
-// soonest next use of any unit that is evicted, and later is better. The second part is the last
-// use of any of these units, and earlier is better. With an earlier last use, prefetch can start
-// sooner.
+// soonest next use of any unit that is evicted. A later next use is better. The second part is the
+// last use of any evicted unit. An earlier last use is better, because prefetch can start sooner.
 struct PlainCandidate {
   std::uint64_t begin_bytes = 0;
   std::uint32_t soonest_reuse = WindowResident::kNever;
   std::uint32_t latest_use = 0;
   bool evicts = false;
-  // Whether an evicted unit is in use until just before the fetch. The fetch could then not overlap
+  // Whether an evicted unit is in use until just before the fetch. Such a fetch could not overlap
   // with any computation.
   bool is_late = false;
 

@@ -1,6 +1,6 @@
-// Ranks whose experts are local units (UnitSpec::is_local). The model with all units is the one of
-// routed_options(). Experts of equal shapes are spread over the ranks. The other experts belong to
-// all ranks. Pure.
+// Ranks whose experts are local units (UnitSpec::is_local). The model with all units is the model
+// of routed_options(). Experts of equal shapes are spread over the ranks. The other experts belong
+// to all ranks. The functions are pure.
 #pragma once
 
 #include <algorithm>
@@ -13,18 +13,18 @@
 
 namespace sluice::test {
 
-// The rank that alone has `unit` of the model with all units, if it is local. With 2 and with 3
-// ranks, all ranks have as many.
+// Returns the only rank that has `unit`, or nothing if `unit` is not local. `unit` is an id in the
+// model with all units. With 2 or 3 ranks, all ranks have the same number of local units.
 inline std::optional<std::uint32_t> owner_of(UnitId unit, std::uint32_t ranks) {
   const std::uint32_t expert = index_of(unit) - kFirstExpert;  // huge for other units
   if (expert >= 18 || expert % 3 != 0) return std::nullopt;
   return expert / 3 % ranks;
 }
 
-// The model of one rank: its local units stand behind all others.
+// The model of one rank. The rank's local units come after all other units.
 struct RankModel {
   ModelSpec model;
-  std::vector<UnitId> whole;               // by unit: its id in the model with all units
+  std::vector<UnitId> whole;               // by unit: the unit's id in the model with all units
   std::vector<std::optional<UnitId>> own;  // by unit of the model with all units
 };
 
@@ -46,8 +46,8 @@ inline RankModel model_of_rank(const ToyOptions& options, std::uint32_t rank, st
   return result;
 }
 
-// The uses of one rank, of those of the model with all units. Where experts follow one another, the
-// rank takes its local ones first, or last.
+// Returns those of `uses` that one rank makes. `uses` are the uses of the model with all units. In
+// a sequence of experts, the rank uses its local experts first or last, at random.
 inline ToyUses uses_of_rank(const RankModel& model, std::uint32_t rank, std::uint32_t ranks,
                             std::uint64_t seed, const ToyUses& uses) {
   std::mt19937_64 random(seed * 31 + rank);

@@ -27,15 +27,15 @@ struct RankRun {
   std::uint64_t shadow_bytes = 0;
 };
 
-// The conditions under which ranks run. All work on their devices first waits a random time up to
-// `delay_us_max`.
+// The conditions under which ranks run. All work on the ranks' devices first waits a random time up
+// to `delay_us_max`.
 struct RankConditions {
   double timeout_s = 60;
   std::uint32_t delay_us_max = 0;
   std::uint64_t seed = 1;
   bool closes = false;  // closes the engine, so that a durable store commits the last step
   std::function<void(std::uint32_t rank, Config& config)> change = {};  // changes one rank's config
-  std::uint32_t io_delay_us_max = 0;                                    // of every transfer
+  std::uint32_t io_delay_us_max = 0;                                    // of each transfer
   // Changes the model and the training of one rank.
   std::function<void(std::uint32_t rank, ModelSpec& model, ToyOptions& options)> change_toy = {};
 };

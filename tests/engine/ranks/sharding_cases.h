@@ -1,5 +1,6 @@
-// The common part of the tests of several ranks, which are threads or processes. The header has
-// configs by stage, and the comparison with the oracle. Pure, except for the files of a config.
+// The common part of the tests with several ranks. The ranks are threads or processes. The header
+// has the configs of each stage, and compares results with the oracle. The functions are pure,
+// except for the files of a config.
 #pragma once
 
 #include <gtest/gtest.h>

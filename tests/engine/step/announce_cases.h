@@ -1,5 +1,5 @@
-// Steps that choose their units while they run. The toy has four layers, each with experts, and a
-// router made of random numbers. Pure.
+// Steps that choose their units while they run. The toy model has four layers with experts, and
+// random numbers act as the router. The functions are pure.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@ namespace sluice::test {
 inline constexpr std::uint32_t kLayers = 4;
 inline constexpr std::uint32_t kExpertsOfLayer = 5;
 inline constexpr std::uint32_t kExperts = kLayers * kExpertsOfLayer;
-inline constexpr std::uint32_t kFirstExpert = 6;  // behind the toy's own units
+inline constexpr std::uint32_t kFirstExpert = 6;  // after the toy model's own units
 
-// The experts of one layer in one micro-batch, in ascending order. The result has `active` experts,
-// or any number of experts if `active` is 0.
+// Returns the experts of one layer in one micro-batch, in ascending order. The result has `active`
+// experts, or any number of experts if `active` is 0.
 inline std::vector<UnitId> routed(std::uint64_t key, std::uint32_t layer,
                                   std::uint32_t active = 0) {
   std::mt19937_64 random(key);
@@ -30,7 +30,8 @@ inline std::vector<UnitId> routed(std::uint64_t key, std::uint32_t layer,
   return experts;
 }
 
-// Puts each layer's experts behind the layer in forward, and before it in backward.
+// Adds uses of each layer's experts. In the forward pass, these uses come after the layer's use. In
+// the backward pass, these uses come before the layer's use.
 inline void route(std::uint64_t seed, std::uint64_t step, ToyUses& uses, std::uint32_t active = 0) {
   ToyUses routed_uses;
   std::uint64_t number = 1000;

@@ -1,5 +1,5 @@
-// One rank of store_simulation.h, with its drive, its stores and its commits, and its opening after
-// a cut. Thread rule: one thread.
+// One rank of the simulation in store_simulation.h. The rank has a drive, stores and commits, and
+// can open again after a power cut. Thread rule: one thread.
 #pragma once
 
 #include <array>
@@ -23,24 +23,24 @@ class SimulatedRank {
   SimulatedRank(const SimulationOptions& options, std::uint32_t rank);
 
   // Begins the first life, in which the state of step 0 is committed. A life lasts from an opening
-  // to the next cut.
+  // to the next power cut.
   void create();
-  // The two parts of an opening. The call open() returns the steps on offer. The call settle() goes
-  // back to `step` and repairs the records. Both throw Error. After `requests` transfers, both
-  // throw PowerCut.
+  // The two parts of an opening. The call open() returns the steps that this rank offers. The call
+  // settle() goes back to `step` and repairs the records. Both calls throw Error if they fail.
+  // After `requests` transfers, both calls throw PowerCut.
   CommitOffer open(std::uint64_t requests);
   void settle(std::uint64_t step, std::uint64_t requests);
   // Describes the fault in the state after settle(), if there is one.
   std::string find_loss();
-  // The call flips one bit of one twin. Requires: settle() was called.
+  // Flips one bit in one twin of the newest record. Requires: settle() was called.
   void flip_record_bit(std::uint64_t random);
 
-  // The call advances one activity, chosen by `random`, if any activity can advance.
+  // Advances one activity if any activity can advance. `random` chooses the activity.
   void advance(std::uint64_t random);
-  // Whether this rank may vote for the next step: the last step is stored completely, and its
-  // commit is durable on this rank.
+  // Returns whether this rank may vote for the next step. The rank may vote if the last step is
+  // stored completely and the last step's commit is durable on this rank.
   bool may_vote() const;
-  // Called when all ranks have voted.
+  // This function is called when all ranks have voted.
   void begin_step();
 
   void end(bool is_power_cut);

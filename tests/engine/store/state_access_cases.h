@@ -1,5 +1,6 @@
-// An engine whose state lies on storage, for tests that set and read the state: the model, values
-// that tell where they belong, and a look at the reads.
+// A fixture for tests that set and read the state of an engine. The state lies on storage. The
+// header has the model, state values that differ between tensors and elements, and a queue that
+// records the reads.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +25,8 @@ namespace sluice::test {
 
 inline constexpr std::uint64_t kBlockElements = 4096;
 
-// Tensors that begin and end inside of blocks; the second one has a dozen.
+// Returns a model with tensors that begin and end inside of blocks. The second tensor has a dozen
+// blocks.
 inline ModelSpec long_model() {
   ModelSpec model;
   model.units = {
@@ -60,7 +62,7 @@ class Formula : public StateSource {
   }
 };
 
-// The reads of an engine: how many, and where. They may be held back.
+// The places of an engine's reads. The reads can also be held back.
 struct Reads {
   struct Place {
     int descriptor = -1;
@@ -80,7 +82,7 @@ struct Reads {
   // Guarded by mutex.
   std::mutex mutex;
   std::vector<Place> places;
-  bool holds = false;  // requests that come now
+  bool holds = false;  // whether new requests are held back
   std::vector<IoRequest*> held;
 };
 

@@ -1,5 +1,5 @@
 // The stand-in for CudaLauncher. Kernel bodies run on the host, on the streams of the stand-in for
-// the CUDA runtime. Thread rule: as Device. The device must outlive the launcher.
+// the CUDA runtime. Thread rule: the same as for Device. The device must outlive the launcher.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace sluice::test {
 
-// A body that is run in two ways would count as two kernels.
+// Each type of body counts as one kernel.
 template <class Body>
 struct ListedFake {
   static void launch(void* stream) {

@@ -28,21 +28,21 @@ struct FakeCudaCall {
   std::uint64_t size_bytes = 0;  // of a copy
   const std::byte* target = nullptr;
   const std::byte* source = nullptr;
-  bool is_continued = false;  // the copy belongs to the call before, which has several
+  bool is_continued = false;  // the copy belongs to the same call as the copy before
 };
 
-// If `is_wanted`, begins a log. Otherwise, continues without a log.
+// If `is_wanted` is true, begins a new log. If `is_wanted` is false, later calls are not logged.
 void log_fake_cuda_calls(bool is_wanted);
 // Ends the log and returns it.
 std::vector<FakeCudaCall> take_fake_cuda_calls();
 
-// Kernels that are launched from now on begin this much later than their streams allow. So work
-// that should wait for a kernel, and does not, comes before the kernel.
+// Delays the beginning of every kernel that is launched after this call by `delay`. So work that
+// should wait for a kernel, but does not wait, runs before the kernel.
 void delay_fake_cuda_kernels(std::chrono::microseconds delay);
 
-// For the stand-in.
+// The stand-in calls this function for each call that it logs.
 void add_fake_cuda_call(const FakeCudaCall& call);
-// For the stand-in: a kernel's work with its delay.
+// The stand-in calls this function. The result is a kernel's work that first waits for the delay.
 std::function<void()> delayed(std::function<void()> work);
 
 }  // namespace sluice::test

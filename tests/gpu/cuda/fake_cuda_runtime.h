@@ -1,9 +1,9 @@
-// A replacement for the CUDA runtime over the host device. The replacement has the functions that
-// gpu/cuda_*.cc call. The replacement is linked instead of the runtime, so that the CUDA device
-// runs its contract tests without a GPU. The tests check how this code uses the runtime's promises.
-// The tests do not check the promises themselves. Host functions of all streams run one at a time,
-// as CUDA is allowed to do. There are several GPUs. Every thread has a current GPU, which is 0 at
-// first, and nearly every call makes a context on the current GPU.
+// A replacement for the CUDA runtime that uses the host device. The replacement has the functions
+// that gpu/cuda/*.cc call. The replacement is linked instead of the runtime, so that the CUDA
+// device runs its contract tests without a GPU. The tests check how the code in gpu/cuda uses the
+// runtime's promises. The tests do not check the promises themselves. Host functions of all streams
+// run one at a time, as CUDA is allowed to do. There are several GPUs. Every thread has a current
+// GPU, which is 0 at first, and nearly every call makes a context on the current GPU.
 // Thread rule: any thread may call every function.
 #pragma once
 
@@ -18,19 +18,21 @@ struct FakeCudaFailure {
   int status = 0;
   bool refuses_callbacks = true;
 };
-// From now on, every call fails with the cudaError_t that `status` holds. A kernel that accesses
-// memory it does not own has this effect on a real device.
-// Pending callbacks get this status. The status 0 ends the failure. This never happens in CUDA.
-// With `refuses_callbacks`, cudaStreamAddCallback fails, too.
+// From now on, every call fails with the cudaError_t that `status` holds. On a real device, an
+// illegal memory access of a kernel has this effect.
+// Pending callbacks get this status. The status 0 ends the failure. In CUDA, such a failure never
+// ends. With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 void fail_fake_cuda(FakeCudaFailure failure);
 // Makes only the next call of cudaStreamAddCallback fail.
 void refuse_next_fake_cuda_callback();
 
-// The answer of the driver to cuMemcpyBatchAsync. A driver before CUDA 12.8 does not have it.
+// The answer of the driver to cuMemcpyBatchAsync. A driver before CUDA 12.8 does not have this
+// function.
 enum class FakeCudaBatches : std::uint8_t { kTaken, kRefused, kUnknown };
 void set_fake_cuda_batches(FakeCudaBatches batches);
 
-// The bytes that cudaMalloc has allocated, and the bytes of registered host pages.
+// These functions return the number of bytes that cudaMalloc has allocated, and the number of bytes
+// of registered host pages.
 std::uint64_t fake_cuda_allocated_bytes();
 std::uint64_t fake_cuda_registered_bytes();
 
@@ -38,16 +40,17 @@ std::uint64_t fake_cuda_registered_bytes();
 // takes about 0.5 GB.
 std::set<int> take_fake_cuda_contexts();
 
-// Launches a kernel. The kernel runs `work` on `stream`, a cudaStream_t, beside the kernels of
-// other streams. The first launch on a GPU loads the kernel called `name`. A kernel without a name
-// needs no loading. The function cudaGetLastError tells the caller that the launch has failed.
-// Requires: the stream's GPU is the thread's current GPU.
+// Launches a kernel. The kernel runs `work` on `stream`, a cudaStream_t, at the same time as
+// kernels of other streams. The first launch on a GPU loads the kernel called `name`. A kernel
+// without a name needs no loading. The function cudaGetLastError tells the caller that the launch
+// has failed. Requires: the stream's GPU is the thread's current GPU.
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name = nullptr);
 
-// Returns the kernels that were loaded since the last call on a GPU with a communicator. Such a
-// load can cause a deadlock. CUDA waits under a lock for the GPU's work. This work may wait for
-// another rank's work, and the other rank waits for this rank's next call. If everything is loaded
-// at the start (CUDA_MODULE_LOADING=EAGER), the result is empty.
+// Returns the kernels that have been loaded since the last call of this function, on GPUs that
+// already had a communicator. Such a load can cause a deadlock. During the load, CUDA waits under a
+// lock for the GPU's work. This work may wait for another rank's work, and the other rank waits for
+// this rank's next call. If all kernels are loaded at the start (CUDA_MODULE_LOADING=EAGER), the
+// result is empty.
 std::set<std::string> take_fake_cuda_late_loads();
 // Unloads all kernels, as in a new process.
 void unload_fake_cuda_kernels();

@@ -1,5 +1,5 @@
-// The state of the stand-in for the CUDA runtime, for the files that the stand-in consists of.
-// Thread rule: every function from any thread.
+// The state of the stand-in for the CUDA runtime. Only the source files of the stand-in include
+// this header. Thread rule: any thread may call every function.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ struct FakeCudaState {
   std::map<const std::byte*, std::uint64_t> allocated;
   std::map<StreamId, int> stream_gpus;
   std::map<EventId, int> event_gpus;
-  std::set<int> contexts;                        // GPUs that the process has one on
+  std::set<int> contexts;                        // GPUs on which the process has a context
   std::map<int, int> communicators;              // by GPU
   std::set<std::pair<int, std::string>> loaded;  // kernels, by GPU
   std::set<std::string> loaded_late;
@@ -39,19 +39,20 @@ struct FakeCudaState {
 FakeCudaState& runtime();
 // The current GPU of this thread.
 int& current_device();
-// Whether this thread has called the runtime. The driver's own functions need the context that such
-// a call makes current.
+// Whether this thread has called the runtime. The driver's own functions need the context that a
+// call of the runtime makes current.
 bool& has_current_context();
 
-// The functions below that return an int return a cudaError_t. A `stream` is a cudaStream_t, an
-// `event` a cudaEvent_t.
+// In the functions below, a returned int is a cudaError_t. `stream` is a cudaStream_t, and `event`
+// is a cudaEvent_t.
 
-// The answer of every call after a failure of the device.
+// Returns the failure that every call returns after a failure of the device, or 0.
 int standing_failure();
-// A call makes a context on the thread's current GPU, whatever GPU its arguments belong to. Returns
-// its failure.
+// Begins a call. The call makes a context on the thread's current GPU, even if its arguments belong
+// to another GPU. Returns the failure of the call, or 0.
 int enter_fake_cuda(const char* call);
-// Every call of the stand-in begins so. Calls that give something back do it in any case.
+// Every call of the stand-in begins with this macro, except calls that release something. A release
+// always takes place.
 #define FAKE_CUDA_ENTER                                                        \
   if (const auto failed = static_cast<cudaError_t>(enter_fake_cuda(__func__)); \
       failed != cudaSuccess)                                                   \

@@ -1,16 +1,16 @@
 // A model of the time that a sequence of runtime calls takes on a GPU. The model also gives the
-// share of this time in which the link upwards moves bytes. The file link_costs.json has the costs
-// with their sources.
+// share of this time in which the link moves bytes up to the GPU. The file link_costs.json has the
+// costs with their sources.
 //
 //   - one thread makes the calls, one after another;
 //   - streams are spread over the hardware queues in the order of their first call. The head of a
-//     queue blocks all calls behind it, of every stream, until everything that the head waits for
-//     is over;
+//     queue blocks all later calls in the queue, of every stream, until everything that the head
+//     waits for is over;
 //   - each direction of the link moves one copy at a time;
-//   - a callback stops its stream until a thread of the runtime has run it.
-// The model knows no wall clock: equal calls give equal times. The caller never waits for results
-// in the model. So a sequence may take longer in reality if its calls depend on results of other
-// calls.
+//   - a callback stops its stream until a thread of the runtime has run the callback.
+// The model does not measure time, so equal calls give equal times. The caller never waits for
+// results in the model. So a sequence may take longer in reality if its calls depend on results of
+// other calls.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,12 @@ struct LinkCosts {
   double callback_most_ns = 0;
   std::uint32_t hardware_queues = 0;
 };
-// The test fails if a number or a source is missing.
+// Reads the costs. The test fails if a number or a source is missing.
 LinkCosts read_link_costs(const std::string& path);
 
-// The share of time in which bytes moved upwards, from the begin of the first copy upwards to the
-// end of the last copy upwards. `callback_ns` is the time that a callback stops its stream.
+// Returns the share of time in which bytes moved up to the GPU. The time counts from the beginning
+// of the first copy to the GPU until the end of the last copy to the GPU. `callback_ns` is the time
+// for which a callback stops its stream.
 double share_of_link(std::span<const FakeCudaCall> calls, const LinkCosts& costs,
                      double callback_ns);
 

@@ -1,5 +1,5 @@
-// The cases of DeviceMath's updates with moments in bf16 or as 8-bit codes. The cases are for tests
-// that instantiate DeviceMathTest (device_math_cases.h).
+// Test cases of DeviceMath's updates with moments in bf16 or as 8-bit codes. The cases are for test
+// programs that instantiate DeviceMathTest (device_math_cases.h).
 #pragma once
 
 #include <cmath>
@@ -93,7 +93,7 @@ TEST_P(DeviceMathTest, UpdatesCodesAsTheCpu) {
   }
 }
 
-// The moments are in bf16, have every kind of value, and lie anywhere in a tensor.
+// The moments are in bf16. The runs begin at different places in a tensor.
 TEST_P(DeviceMathTest, UpdatesBf16MomentsAsTheCpu) {
   for (const DType parameter_type : kMathTypes) {
     for (const DeviceCoefficients& c : all_device_coefficients()) {

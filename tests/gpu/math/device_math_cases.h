@@ -33,8 +33,8 @@ struct MathMachineFactory {
   std::function<MathMachine()> make;
 };
 
-// The lengths are near the 8 elements of an access and the 256 elements of a leaf. One length has
-// many blocks.
+// Most lengths are near 8 (the elements of one access) or near 256 (the elements of one leaf). The
+// longest length needs many blocks of threads.
 inline constexpr std::uint64_t kMathCounts[] = {1, 7, 8, 9, 255, 256, 257, 1003, 70001};
 inline constexpr DType kMathTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
 
@@ -53,7 +53,8 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
   DeviceMath& math() { return *machine_.math; }
   StreamId stream() const { return stream_.id(); }
 
-  // An array on the device, followed by a page of a pattern that no code may touch.
+  // An array on the device. Behind the array lies a page with a pattern, and no code may write to
+  // this page.
   struct OnDevice {
     DeviceBuffer memory;
     std::uint64_t size_bytes = 0;
@@ -81,7 +82,7 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
     return {staging.data(), staging.data() + array.size_bytes};
   }
 
-  // Values of every magnitude of the type, and zeros. With `with_special`, there are also
+  // Values of every magnitude of the type, and zeros. If `with_special` is true, there are also
   // infinities and NaNs.
   Bytes random_values(DType type, std::uint64_t count, bool with_special = false) {
     Bytes bytes(count * size_of(type));
@@ -128,8 +129,8 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
     }
   }
 
-  // Expects equal remainders of masters, unless the master is NaN: every processor makes its own
-  // NaN, and the low bits of NaN are in the remainder.
+  // Expects equal remainders of masters, unless the master is NaN. Processors make different NaNs,
+  // and the remainder holds the low bits of a NaN.
   static void expect_same_low(DType type, const Bytes& parameter, const Bytes& actual,
                               const Bytes& expected) {
     ASSERT_EQ(actual.size(), expected.size());
@@ -204,7 +205,7 @@ inline std::vector<DeviceCoefficients> all_device_coefficients() {
   return all;
 }
 
-// The state of one update on the host, and the same state on the device.
+// The state of one update, in host arrays.
 struct UpdateState {
   DType parameter_type;
   DType gradient_type;
@@ -241,7 +242,7 @@ TEST_P(DeviceMathTest, UpdatesAsTheCpu) {
                             random_values(DType::kFp32, count),
                             random_values(DType::kFp32, count),
                             random_values(gradient_type, count)};
-          for (std::uint64_t i = 0; i < count; ++i)  // a variance
+          for (std::uint64_t i = 0; i < count; ++i)  // a variance is not negative
             put(DType::kFp32, state.exp_avg_sq, i,
                 std::fabs(get(DType::kFp32, state.exp_avg_sq, i)));
           const OnDevice parameter = upload(state.parameter);
@@ -279,13 +280,14 @@ TEST_P(DeviceMathTest, UpdatesAsTheCpu) {
   }
 }
 
-// One master is too large for its parameter's type. The master lies in the last, short access.
+// One master is too large for its parameter's type. This master is in the last access, which is
+// short.
 TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   const SgdCoefficients c{.gradient_scale = 1, .l2 = 0, .momentum = 0, .learning_rate = -1};
   for (const DType type : kMathTypes) {
-    // The largest number that is finite in the parameter's type, and a number that is not finite
-    // there. The second number is infinity for fp32, and a number that rounds to infinity in bf16
-    // or fp16.
+    // The largest number that is finite in the parameter's type, and a number that is not finite in
+    // this type. The second number is infinity for fp32, and a number that rounds to infinity in
+    // bf16 or fp16.
     const float largest = type == DType::kFp32   ? 3.4e38f
                           : type == DType::kBf16 ? 3.39e38f
                                                  : 65519.0f;
@@ -318,7 +320,8 @@ TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   }
 }
 
-// One moment is infinite, but its master is finite. The moment lies in the last, short access.
+// One moment is infinite, but its master is finite. This moment is in the last access, which is
+// short.
 TEST_P(DeviceMathTest, NoticesAMomentThatIsNotFinite) {
   for (const DeviceCoefficients& c : {DeviceCoefficients(adam_coefficients({}, 1e-3, 1, 1.0f)),
                                       DeviceCoefficients(adam_l2_coefficients({}, 1e-3, 1, 1.0f)),

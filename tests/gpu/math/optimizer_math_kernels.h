@@ -1,7 +1,7 @@
 // Runs the element functions of sluice/dtype.h and base/optimizer_math.h on the GPU over arrays.
 // The test optimizer_math_cuda_test compares the results with the CPU's results. Thread rule: one
 // thread at a time.
-// Fails with std::runtime_error, naming the CUDA call.
+// The functions throw std::runtime_error if a CUDA call fails. The error names the call.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ struct AdamInput {
   AdamElement state;
   float gradient;
 };
-// The coefficients for one step of an optimizer. The type in the variant selects the optimizer.
+// The coefficients for one step of an optimizer. The type of the coefficients selects the
+// optimizer.
 using ElementCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                          AdagradCoefficients, SgdCoefficients>;
 std::vector<AdamElement> gpu_update_elements(const ElementCoefficients& coefficients,

@@ -1,5 +1,5 @@
-// The functions count the requests to the stand-in for NCCL (fake_nccl.cc) since the last call, and
-// make the stand-in's calls fail. The functions are found by their symbols in the library.
+// The functions count the requests to the stand-in for NCCL (fake_nccl.cc), and make the stand-in's
+// calls fail. A program finds the functions by their symbols in the stand-in's library.
 // Thread rule: any thread.
 #pragma once
 
@@ -10,16 +10,16 @@
 #include <sluice/error.h>
 
 struct fake_nccl_counts {
-  int reductions = 0;     // by NCCL itself
-  int word_launches = 0;  // of reductions of words; those of a group are one launch
-  int buffers = 0;        // registered and not given back
+  int reductions = 0;     // reductions that NCCL itself makes
+  int word_launches = 0;  // reductions of words; a group of them is one launch
+  int buffers = 0;        // buffers that were registered and not given back
   int windows = 0;        // counted like buffers
   int allocations = 0;    // counted like buffers
   int aborts = 0;
-  int held_questions = 0;  // "in progress", because of fake_nccl_hold()
+  int held_questions = 0;  // answers "in progress" because of fake_nccl_hold()
   int messages = 0;        // between two ranks
-  // The length of the shortest of those messages; 0 if there was no message. Messages of single
-  // bytes, which connect the ranks, do not count.
+  // The length of the shortest message between two ranks. The length is 0 if there was no message.
+  // Messages of single bytes, which connect the ranks, do not count.
   std::uint64_t message_bytes_least = 0;
   // The number of requests of ranks whose offset in a symmetric window differs from that of rank 0.
   int unequal_offsets = 0;
@@ -27,8 +27,8 @@ struct fake_nccl_counts {
 
 extern "C" fake_nccl_counts fake_nccl_take_counts();
 
-// One call of the stand-in answers with ncclSystemError. A call that releases something releases it
-// even if the call fails.
+// One call of the stand-in returns ncclSystemError. A call that releases an object releases the
+// object even if the call fails.
 struct fake_nccl_fault {
   std::uint64_t at_call = 0;  // of all ranks together; the next call is number 1; 0: none fails
   // If true, the questions for errors (ncclCommGetAsyncError) are counted instead of all other
@@ -38,11 +38,12 @@ struct fake_nccl_fault {
 // Returns the number of calls since the last fault was set.
 extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault fault);
 
-// Changes the number of holders. While there is a holder, operations do not get to their streams,
-// and callers learn that their operations are in progress.
+// Adds `change` to the number of holders. While there is a holder, operations do not get to their
+// streams. Callers then learn that their operations are in progress.
 extern "C" void fake_nccl_hold(int change);
-// Communicators that are made while this is set have one rank that takes part. The other ranks
-// count as present, and send nothing. So a process can count the messages of one of many ranks.
+// If `is_alone` is true, only one rank takes part in communicators that are made after this call.
+// The other ranks count as present, but send nothing. So a process can count the messages of one of
+// many ranks.
 extern "C" void fake_nccl_leave_alone(bool is_alone);
 
 // `path` is the library's path.

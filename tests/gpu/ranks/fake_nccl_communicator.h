@@ -1,5 +1,5 @@
-// The communicators of the stand-in for NCCL (fake_nccl.cc), for the files that it consists of.
-// Thread rule: a communicator is called by one thread at a time.
+// The communicators of the stand-in for NCCL (fake_nccl.cc). Only the source files of the stand-in
+// include this header. Thread rule: one thread at a time uses a communicator.
 // Include <nccl.h> before this header.
 #pragma once
 
@@ -21,22 +21,23 @@ struct ncclWindow_vidmem {
 struct ncclComm {
   std::shared_ptr<sluice::test::FakeNcclWorld> world;
   int rank = 0;
-  bool has_joined = false;  // world->joined counts it
-  // A split that is under way: the parent's, and which.
+  bool has_joined = false;  // world->joined counts this rank
+  // The parent's world, and the number of the split, while a split is under way.
   std::shared_ptr<sluice::test::FakeNcclWorld> parent;
   std::uint64_t split = 0;
   int parent_rank = 0;
   int gpu = 0;
   std::uint64_t operations = 0;
   std::uint64_t splits = 0;
-  std::vector<ncclWindow_t> windows;  // gone with it
-  // The communicator or window that a thread of NCCL still makes. The call for it has answered
-  // ncclSuccess, and its place holds null until a poll finds that all is there.
+  std::vector<ncclWindow_t> windows;  // deleted with the communicator
+  // The communicator or window that a thread of NCCL still makes. The call that makes the object
+  // has returned ncclSuccess. The object's place holds null until a poll finds that the object is
+  // complete.
   std::unique_ptr<ncclComm> child;
   ncclComm_t* child_place = nullptr;
   std::unique_ptr<ncclWindow_vidmem> window;
   ncclWindow_t* window_place = nullptr;
-  // Comes to its stream at the poll after next.
+  // Operations that get to their stream only at the second poll.
   std::vector<std::function<void()>> pending;
   int polls = 0;
 
@@ -50,11 +51,11 @@ namespace sluice::test {
 
 // The current GPU of this thread.
 int current_fake_gpu();
-// NCCL makes the communicator's GPU the current one, and then sets back what was before.
+// Makes the communicator's GPU the current GPU, and then restores the former GPU, as NCCL does.
 void visit_fake_gpu(int gpu);
 
 }  // namespace sluice::test
 
-// Every call of the stand-in that may fail begins so.
+// Every call of the stand-in that may fail begins with this macro.
 #define FAKE_NCCL_ENTER \
   if (fake_nccl_call_fails(__func__)) return ncclSystemError

@@ -1,5 +1,6 @@
-// One element of an array of NCCL's types, for the stand-in (fake_nccl.cc), and sums and minima of
-// arrays. `type` is an ncclDataType_t. Pure.
+// Loads and saves single elements of arrays of NCCL's types, and computes sums and minima of
+// arrays. The functions are for the stand-in (fake_nccl.cc). `type` is an ncclDataType_t. The
+// functions are pure.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,8 @@ std::size_t size_of(int type);
 void add_backwards(const std::vector<const void*>& of_ranks, int type, std::size_t first,
                    std::vector<float>& sums);
 
-// Each of `words` becomes the sum or the minimum of the matching words of all ranks, which all have
-// the same number of words.
+// Each word of `words` becomes the sum or the minimum of the words at the same index of all ranks.
+// All ranks have the same number of words.
 void reduce_words(const std::vector<const void*>& of_ranks, bool is_sum,
                   std::vector<std::uint64_t>& words);
 

@@ -1,5 +1,6 @@
-// The ranks of a test over the stand-ins for NCCL and for the CUDA runtime. The ranks are threads
-// of one process, and each rank has a GPU device. Thread rule: stated at the functions.
+// The ranks of a test with the stand-ins for NCCL and for the CUDA runtime. The ranks are threads
+// of one process, and each rank has a GPU device. Thread rule: the comment at each function states
+// the rule.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,8 +20,9 @@
 
 namespace sluice {
 
-// Runs `body` on every rank, each on a thread, and waits for all. The ranks begin together: on a
-// busy machine threads start further apart than a test's timeout.
+// Runs `body` on every rank, with one thread per rank, and waits for all threads. The threads wait
+// for each other before they begin. On a busy machine, the time between the first and the last
+// start of a thread may exceed a test's timeout.
 inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
                         const RankBody& body) {
   const NcclId id = make_nccl_id(options.library);
@@ -37,7 +39,8 @@ inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
   for (std::thread& thread : threads) thread.join();
 }
 
-// A variable of the environment, while the object lives. An empty value leaves it alone.
+// Sets a variable of the environment while the object lives. If the value is empty, the constructor
+// does not set the variable.
 class EnvironmentValue {
  public:
   EnvironmentValue(const char* name, const char* value) : name_(name) {
@@ -54,19 +57,20 @@ class Version : EnvironmentValue {
  public:
   explicit Version(const char* text) : EnvironmentValue("FAKE_NCCL_VERSION", text) {}
 };
-// Returns another name of the same file. A new name is needed because a library that is open keeps
-// the version that it was opened with.
+// Returns another name of the stand-in's file. A new name is needed, because an open library keeps
+// the version with which it was opened.
 inline std::string fake_of(const std::string& dots) {
   const std::string path = FAKE_NCCL;
   return path.substr(0, path.rfind('/')) + dots + path.substr(path.rfind('/'));
 }
 
-// Any thread.
+// Any thread may call this function.
 inline fake_nccl_counts take_counts() {
   return take_fake_nccl_counts(FAKE_NCCL);
 }
 
-// Returns the error that a wait for the stream throws, or "no failure". Any thread.
+// Returns the error that a wait for the stream throws, or "no failure". Any thread may call this
+// function.
 inline std::string failure_of(Device& device, const Stream& stream) {
   try {
     device.synchronize(stream.id());

@@ -1,6 +1,6 @@
-// The common part of the ranks of the stand-in for NCCL (fake_nccl.cc). Ranks meet here and
-// exchange messages. The offsets of buffers in symmetric windows are compared here. The offsets
-// have to be equal on all ranks.
+// The state that the ranks of the stand-in for NCCL (fake_nccl.cc) share. Through this state, ranks
+// meet and exchange messages. The offsets of buffers in symmetric windows are compared, because the
+// offsets have to be equal on all ranks.
 // Thread rule: any thread may call every function.
 #pragma once
 
@@ -34,14 +34,14 @@ struct FakeNcclMessage {
   bool is_send;
 };
 
-// The offset of a rank's buffer in its window. Outside of all windows, the offsets are not
-// compared.
+// The offset of a rank's buffer in its window. The offsets of buffers outside of all windows are
+// not compared.
 using FakeNcclOffset = std::int64_t;
 inline constexpr FakeNcclOffset kOutsideOfWindows = -1;
 
-// Whether FAKE_NCCL_MULTICAST says so (fake_nccl.cc).
+// Returns whether the environment variable FAKE_NCCL_MULTICAST is `state` (fake_nccl.cc).
 bool fake_nccl_multicast_is(std::string_view state);
-// Whether joining fails for want of multicast.
+// Returns whether joining fails because multicast does not work.
 bool fake_nccl_cannot_bind();
 // Calls `data`, a std::function<void()>, and deletes it.
 void run_fake_nccl_work(void* data);
@@ -53,7 +53,7 @@ struct FakeNcclPart {
   std::vector<FakeNcclOffset> offsets = {};
 };
 
-// A clique of ranks.
+// The ranks of one communicator.
 struct FakeNcclWorld {
   std::mutex mutex;
   std::condition_variable changed;
@@ -62,7 +62,7 @@ struct FakeNcclWorld {
   int joined = 0;
   bool is_alone = false;  // one rank takes part
   int reading = 0;        // ranks that read all ranks' data
-  std::set<int> aborted;  // ranks that stop waiting; others learn of this when they ask
+  std::set<int> aborted;  // ranks that stop waiting; other ranks learn of this by polls
   std::string violation;  // the first violation of NCCL's rules for callers
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<FakeNcclSent>>> sent;  // by (from, to)
   std::map<std::uint64_t, std::vector<FakeNcclPart>> parts;                       // by operation
@@ -81,7 +81,7 @@ struct FakeNcclWorld {
   void meet(std::uint64_t operation, int rank, FakeNcclPart part,
             const std::function<void(const std::vector<const void*>&)>& work);
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);
-  // Ends the work of `rank`. Nothing reads the rank's data after that.
+  // Ends the work of `rank`. After this call, nothing reads the rank's data.
   void abort(int rank);
 
  private:
@@ -92,7 +92,8 @@ struct FakeNcclWorld {
 // Counts a call. Returns whether this call is the one that fails (fake_nccl_fail_at()).
 bool fake_nccl_call_fails(const char* call);
 void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);
-// Whether operations are held back (fake_nccl_hold()); counts the question if so.
+// Returns whether operations are held back (fake_nccl_hold()). If they are, the call is counted in
+// held_questions.
 bool is_fake_nccl_held();
 
 }  // namespace sluice::test

@@ -38,6 +38,21 @@ class Help(CliCase):
         for option in ("--model", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"):
             self.assertIn(option, self.help_of("generate"))
 
+    def test_help_is_in_words_and_fits_the_terminal(self):
+        for words in ((), ("train",), ("plan",), ("bench", "io"), ("bench", "step"), ("trace", "whatif"), ("config", "import"), ("top",)):
+            text = self.help_of(*words)
+            self.assertLessEqual(max(map(len, text.splitlines())), 80, words)
+            self.assertNotRegex(text, r"UINT|FLOAT|INT in|Excludes:|Needs:|1e\+|\[\d", words)
+        plan = self.help_of("plan")
+        joined = " ".join(plan.split())
+        self.assertIn("--ranks N Ranks that share the state (1 to 16777216; default 1)", joined)
+        self.assertIn("--layers N Units of that model, all alike (1 to 100000; default 1; with --parameters)", joined)
+        self.assertIn("--duplex full|half ", joined)
+        self.assertIn("--drive NAME[:COUNT] ", joined)
+        self.assertIn("--betas NUMBER NUMBER ", joined)
+        wide = self.on_terminal(120, "plan", "--help")
+        self.assertGreater(max(map(len, wide.splitlines())), 80)
+
     def test_documentation_has_every_option(self):
         known = self.options()
         self.assertGreater(len(known), 15)

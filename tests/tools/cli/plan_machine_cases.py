@@ -1,6 +1,7 @@
 """sluice plan for machines that are not at hand: hosts, drives, links, and systems of which others have published runs."""
 
 import json
+import os
 import re
 
 from cli_support import ON_NVME, CliCase
@@ -110,6 +111,37 @@ class Machine(CliCase):
         self.assertIn("but the drives have 954 MiB", tight["placements"][0]["obstacle"])
         self.assertIsNone(tight["steps_of_drive_life"])
         self.assertIn("990pro, sn850x", self.run_sluice("plan", *shape, "--drive", "floppy", expect=2).stderr)
+
+    def test_a_plan_is_saved_as_a_config(self):
+        wanted = ("--parameters", "1e9", "--layers", 24, "--tokens", 4096, "--gpu", "4090", "--host-memory", "8G",
+                  "--set", "activations=recompute", "--set", "optimizer.clip_norm=0.5")
+        own = self.own(*wanted, "--output", "saved.json")
+        self.assertIn("saved.json is written", self.done.stdout)
+        saved = self.read_json("saved.json")
+        self.assertEqual((saved["activations"], saved["optimizer"]["clip_norm"], saved["memory"]["host"]), ("recompute", 0.5, 8 << 30))
+        self.run_sluice("config", "check", "saved.json")
+        # The budgets of another machine are in the file, which needs neither option.
+        again = self.own("saved.json", "--parameters", "1e9", "--layers", 24, "--tokens", 4096, "--gpu", "4090")
+        self.assertEqual((again["device_bytes"], again["host_bytes"], again["pools"]), (own["device_bytes"], own["host_bytes"], own["pools"]))
+        self.plan("--parameters", "1e9", "--layers", 24, "--gpu", "4090", "--set", "activations=recompute", "--set", "memory.host=2MiB",
+                  "--output", "none.json", expect=5)
+        self.assertIn("the plan does not fit, so there is no config to write", self.done.stderr)
+        self.assertFalse(os.path.exists(self.path("none.json")))
+
+    def test_updates_on_the_gpu_cost_its_link(self):
+        sizes = ("--parameters", "1e9", "--layers", 24, "--tokens", 4096, "--gpu", "4090", "--host-memory", "64G", "--copy-rate", "20GB",
+                 "--flops", "1e15", "--set", "activations=recompute", "--set", "placement.parameters=device", "--set", "placement.optimizer=host")
+        # A slow processor: 1e9 parameters take 5 s there, and 12e9 bytes of record and gradient 0.6 s on the link.
+        on_cpu = self.own(*sizes, "--adam-rate", 2e8)
+        self.assertLess(on_cpu["on_other_processor"]["step_s"], on_cpu["step"]["step_s"] / 3)
+        self.assertRegex(self.done.stdout, r"with optimizer\.update_on device: [\d.]+ s \(")
+        self.assertRegex(self.done.stdout, r"less than config, with optimizer\.update_on=device")
+        on_device = self.own(*sizes, "--adam-rate", 2e8, "--set", "optimizer.update_on=device")
+        self.assertAlmostEqual(on_device["step"]["step_s"], on_cpu["on_other_processor"]["step_s"])
+        self.assertAlmostEqual(on_device["step"]["busy_s"]["copies to the device"], 12e9 / 20e9, delta=0.02)
+        self.assertAlmostEqual(on_device["on_other_processor"]["step_s"], on_cpu["step"]["step_s"])
+        # A quick one: nothing to win.
+        self.assertNotIn("update_on=device", (self.own(*sizes, "--adam-rate", 1e11), self.done.stdout)[1])
 
     def test_a_calibration_takes_precedence_over_a_data_sheet(self):
         with open(self.path("io.json"), "w", encoding="utf-8") as file:

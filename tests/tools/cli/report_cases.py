@@ -113,7 +113,7 @@ class Report(CliCase):
     def test_a_line_for_each_step(self):
         done = self.run_sluice("train", self.write_config(ON_NVME), "--json", "run.json")
         run = self.read_json("run.json")
-        lines = re.findall(r"^step +(\d+)/3  loss (\d+\.\d{4}) .*tok/s.*read.*written.*stall",
+        lines = re.findall(r"^step +(\d+)/3  loss (\d+\.\d{4}) .*tok/s.*read.*written.*I/O wait.*optimizer wait",
                            done.stdout, re.MULTILINE)
         self.assertEqual(lines, [(str(step["step"]), f"{step['loss']:.4f}")
                                  for step in run["steps"]])

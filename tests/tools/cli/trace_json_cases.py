@@ -22,6 +22,36 @@ class TraceJson(CliCase):
         subprocess.run([os.environ["SLUICE_MADE_TRACE"], self.path(name), *map(str, steps_ms)], check=True)
         return name
 
+    def test_settings_that_make_steps_longer_are_named(self):
+        self.record(**{"optimizer.overlap": "serial", "storage.queue_depth": 1, "run.threads": 1})
+        done = self.run_sluice("trace", "summary", "run.trace", "--json", "summary.json")
+        settings = self.read_json("summary.json")["ranks"][0]["settings"]
+        self.assertRegex("\n".join(settings), r"optimizer\.overlap is serial: .* waits [\d.]+ ms for them\. With deferred")
+        self.assertRegex("\n".join(settings), r"storage\.queue_depth is 1: .* requests wait [\d.]+ ms")
+        self.assertIn("settings that make the steps longer:\n  " + settings[0] + "\n", done.stdout)
+        self.record()
+        self.run_sluice("trace", "summary", "run.trace", "--json", "summary.json")
+        settings = self.read_json("summary.json")["ranks"][0]["settings"]
+        self.assertFalse([line for line in settings if "serial" in line or "queue_depth" in line])
+
+    def test_diff_lists_the_settings_that_differ(self):
+        for name, values in (("a.trace", {}), ("b.trace", {"storage.queue_depth": 2, "memory.host": "5MiB"})):
+            self.record(**values)
+            os.rename(self.path("run.trace"), self.path(name))
+        done = self.run_sluice("trace", "diff", "a.trace", "b.trace", "--json", "diff.json", "--html", "diff.html", expect=(0, 3))
+        settings = {setting["name"]: (setting["before"], setting["after"]) for setting in self.read_json("diff.json")["settings"]}
+        self.assertEqual(settings["storage.queue_depth"], ("32", "2"))
+        self.assertEqual(settings["memory.host"][1], str(5 << 20))
+        self.assertNotIn("trace.file", settings)
+        self.assertIn("settings that differ\n", done.stdout)
+        self.assertIn("  storage.queue_depth: 32 -> 2\n", done.stdout)
+        with open(self.path("diff.html"), encoding="utf-8") as file:
+            self.assertIn("<tr><td>storage.queue_depth</td><td>32</td><td>2</td></tr>", file.read())
+        self.assertIn("settings: no difference\n", self.run_sluice("trace", "diff", "a.trace", "a.trace", expect=(0, 3)).stdout)
+        made = self.run_sluice("trace", "diff", self.made("c", 9, 10, 10), self.made("d", 9, 10, 10), "--json", "diff.json", expect=(0, 3))
+        self.assertIsNone(self.read_json("diff.json")["settings"])
+        self.assertIn("settings: unknown", made.stdout)
+
     def test_summary_has_the_figures_of_the_records(self):
         records = self.record()
         done = self.run_sluice("trace", "summary", "run.trace", "--bytes-written-rating", "1TB", "--json", "summary.json")

@@ -1,7 +1,7 @@
-// Test cases of the GPT for GPUs, on any device. Loss and gradients must match the CPU's
-// GptCompute. Other tests compare GptCompute with a reference in double. A test program includes
-// this header once and instantiates DeviceGptTest with device_gpt_cases() for the program's
-// machines.
+// Test cases of DeviceGpt, the GPT for GPUs, on any device. Loss and gradients must match those of
+// GptCompute on the CPU. Other tests compare GptCompute with a reference in double. A test program
+// includes this header once and instantiates DeviceGptTest with device_gpt_cases() for the
+// program's machines.
 // Thread rule: one thread.
 #pragma once
 
@@ -24,8 +24,9 @@ struct DeviceGptCase {
   std::uint64_t attention_scratch_bytes = kAttentionScratchBytes;
 };
 
-// No extent is a multiple of a lane count or of kPartialRows. The cases have several pieces of
-// rows, sequences shorter than the context, and one head at a time.
+// No extent is a multiple of a lane count or of kPartialRows. There are cases with several pieces
+// of rows, with sequences that are shorter than the context, and with attention that computes one
+// head at a time.
 inline std::vector<DeviceGptCase> device_gpt_cases(const DeviceMachineFactory& machine) {
   return {{machine,
            "tied",
@@ -81,7 +82,8 @@ class DeviceGptTest : public testing::TestWithParam<DeviceGptCase> {
     if (const std::string why = GetParam().machine.why_not(); !why.empty()) GTEST_SKIP() << why;
   }
 
-  // Random parameters, which are rounded for bf16. The CPU's result comes from the same parameters.
+  // Returns random parameters, which are rounded for bf16. The CPU's result comes from the same
+  // parameters.
   TensorMemory parameters(DType type) const {
     const TensorMemory values(spec_, DType::kFp32);
     fill_random(spec_, values);
@@ -218,8 +220,9 @@ TEST_P(DeviceGptTest, BatchesThatAreEvaluatedTogetherHaveTheirOwnLosses) {
   EXPECT_EQ(after.gradients, on_device(DType::kFp32, DType::kFp32).gradients);
 }
 
-// Three micro-batches at a time: each has the loss and the gradients, bit for bit, that a pass of
-// its own has without checkpoints. Less memory does it.
+// Three micro-batches are computed together, with checkpoints. Each micro-batch has the same bits
+// of loss and gradients as in a separate pass without checkpoints. The passes with checkpoints need
+// less memory.
 TEST_P(DeviceGptTest, CheckpointsChangeNoBit) {
   constexpr std::uint32_t kMicroBatches = 3;
   for (const DType type : {DType::kFp32, DType::kBf16}) {

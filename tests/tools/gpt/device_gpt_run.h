@@ -1,5 +1,5 @@
-// A training pass of DeviceGpt with the parameters of TensorMemory, over any device. All data is
-// copied to device memory and back, as with an engine. Thread rule: one thread at a time.
+// Runs a training pass of DeviceGpt on any device, with the parameters of a TensorMemory. All data
+// is copied to device memory and back, as with an engine. Thread rule: one thread at a time.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -63,8 +63,8 @@ class Transfers {
   StreamId stream_;
 };
 
-// Copies `parameters` to the device, unit by unit. Their type is `type`. NaN lies behind each
-// tensor.
+// Copies `parameters` to the device, unit by unit. The type of the parameters is `type`. The
+// padding behind each tensor is filled with NaN.
 inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
                                                const ModelSpec& spec,
                                                const TensorMemory& parameters, DType type) {
@@ -81,7 +81,8 @@ inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
   return units;
 }
 
-// Whether the bytes between the end of `tensor` and the begin of the next tensor are still NaN.
+// Expects that the bytes between the end of `tensor` and the beginning of the next tensor are still
+// NaN.
 inline void expect_untouched_behind(const DeviceUnit& unit, const UnitSpec& spec,
                                     std::size_t tensor, DType type, Transfers& transfers) {
   const std::uint64_t size_bytes = spec.tensors[tensor].element_count() * size_of(type);
@@ -105,7 +106,7 @@ class DeviceBoundaryMemory {
         use_count_(use_count),
         memory_(device, 2 * value_bytes_ * use_count * micro_batches, "values between units") {}
 
-  // For a use by its place in forward order.
+  // Returns the boundaries of one use. `forward_use` is the use's place in forward order.
   DeviceBoundaries of(std::uint32_t forward_use, std::uint32_t micro_batch) const {
     const bool is_first = forward_use == 0;
     const bool is_last = forward_use + 1 == use_count_;
@@ -145,9 +146,10 @@ inline void add_gradients(PassResult& result, const DeviceUnit& gradients, const
   }
 }
 
-// A pass of each batch, as run_training_pass() does. All batches pass a unit before the next unit
-// begins. Gradient memory starts as NaN. So a test notices an element that the backward pass
-// forgets, and an element that is written behind a tensor. `parameters` have the type ops.type().
+// Runs a pass of each batch, as run_training_pass() does. Each unit processes all batches before
+// the next unit begins. Gradient memory starts as NaN. So a test notices an element that the
+// backward pass forgets, and an element that is written behind a tensor. `parameters` have the type
+// ops.type().
 inline std::vector<PassResult> run_device_passes(DeviceGpt& gpt, Device& device,
                                                  const DeviceOps& ops, const ModelSpec& spec,
                                                  const TensorMemory& parameters,

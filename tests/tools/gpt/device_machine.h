@@ -1,5 +1,5 @@
-// A device and its operations, for tests that run on the host device, and also on a GPU if the
-// machine has one. Thread rule: one thread at a time.
+// A device and its operations, for tests. The tests run on the host device, and also on a GPU if
+// the machine has one. Thread rule: one thread at a time.
 #pragma once
 
 #include <functional>
@@ -24,7 +24,7 @@ struct DeviceMachineFactory {
   std::function<DeviceMachine(DType type, DType gradient_type)> make;
 };
 
-// The kernel bodies on the host.
+// Returns the factory of a machine that runs the kernel bodies on the host.
 inline DeviceMachineFactory host_machine() {
   return {"host", [] { return std::string(); },
           [](DType type, DType gradient_type) {
@@ -35,7 +35,8 @@ inline DeviceMachineFactory host_machine() {
           }};
 }
 
-// A GPU, with the library's products or with plain products.
+// Returns the factory of a machine with a GPU. `products` selects matrix products of the library or
+// plain matrix products.
 inline DeviceMachineFactory cuda_machine(ProductKernels products) {
   return {products == ProductKernels::kFast ? "cuda" : "cuda_plain",
           [] { return why_no_cuda_device(); },

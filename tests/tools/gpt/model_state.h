@@ -97,8 +97,8 @@ inline void run_forward(GptCompute& compute, const ModelSpec& spec,
 }
 
 // The result of a forward and a backward pass in fp32 or bf16. If a unit is used twice, its
-// gradients are added in fp32, as in the engine for fp32 gradients. Gradient memory starts as NaN,
-// so that an element that the backward pass forgets is noticed.
+// gradients are added in fp32, as in the engine for fp32 gradients. Gradient memory starts as NaN.
+// So tests notice an element that the backward pass does not write.
 struct PassResult {
   double loss;
   std::map<std::string, std::vector<float>> gradients;
@@ -132,7 +132,7 @@ inline PassResult run_training_pass(GptCompute& compute, const ModelSpec& spec,
   return result;
 }
 
-// The value of ||a - b|| / ||b||. The result is NaN if a or b has a NaN.
+// Returns ||a - b|| / ||b||. The result is NaN if a or b has a NaN.
 template <class A, class B>
 double relative_difference(const A& a, const B& b) {
   if (a.size() != b.size()) return std::numeric_limits<double>::quiet_NaN();

@@ -1,7 +1,7 @@
 // GPT-2 in double precision, written as plainly as the formulas. The reference is the oracle of the
 // tests in this folder. The reference has only the forward pass. Gradients are computed by central
-// differences. Their error in double (about 1e-9) is far below fp32's error. The reference shares
-// no code with tools/gpt.
+// differences. In double precision, the error of these gradients (about 1e-9) is far below the
+// error of fp32. The reference shares no code with tools/gpt.
 #pragma once
 
 #include <cmath>
@@ -131,7 +131,7 @@ inline Vector logits(const GptConfig& config, const Parameters& p,
   return linear(x, transposed, Vector(config.vocabulary, 0.0));
 }
 
-// The derivative of f with respect to *x.
+// Returns the derivative of f with respect to *x.
 template <class Function>
 double central_difference(double* x, const Function& f) {
   constexpr double kStep = 1e-5;

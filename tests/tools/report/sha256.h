@@ -1,5 +1,5 @@
 // SHA-256 (FIPS 180-4), written from the standard. The code is an oracle for the hashes that the
-// tools compute with OpenSSL. The whole message is in memory. Pure.
+// tools compute with OpenSSL. The whole message is in memory. The functions are pure.
 #pragma once
 
 #include <array>
@@ -17,7 +17,8 @@ namespace sluice::test {
 
 namespace sha256_internal {
 
-// The first 32 bits of the fraction. A long double has enough bits, because the roots are below 18.
+// Returns the first 32 bits of the fraction of `root`. A long double has enough bits, because the
+// roots are below 18.
 inline std::uint32_t fraction_bits(long double root) {
   return static_cast<std::uint32_t>(static_cast<std::uint64_t>(root * 0x1p32L));
 }

@@ -9,7 +9,7 @@
 
 namespace sluice::test {
 
-// Returns a trace with these records, as from read_trace().
+// Returns a trace with `records`, in the form that read_trace() returns.
 inline TraceFile trace_of(std::vector<TraceRecord> records) {
   TraceFile file;
   file.path = "virtual";
@@ -18,8 +18,8 @@ inline TraceFile trace_of(std::vector<TraceRecord> records) {
   return file;
 }
 
-// A read or write. The transfer was requested at `begin`, was at the drive from `started` to
-// `moved`, and was done at `end`.
+// Returns the record of a read or a write. The transfer was requested at `begin`, was at the drive
+// from `started` to `moved`, and was done at `end`.
 inline TraceRecord transfer(TraceKind kind, std::uint32_t block, std::uint64_t begin,
                             std::uint64_t started, std::uint64_t moved, std::uint64_t end,
                             std::uint8_t plane = kTraceParameters) {

@@ -1,6 +1,6 @@
-// Test cases of training with an engine, on any device. The losses must match the CPU's, and the
-// bits must not depend on where the state lives. A test program includes this header once and
-// instantiates DeviceTrainerTest with the program's machines. Thread rule: one thread.
+// Test cases of training with an engine, on any device. The losses must match the losses on the
+// CPU. The bits must not depend on the placement of the state. A test program includes this header
+// once and instantiates DeviceTrainerTest with the program's machines. Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -122,7 +122,7 @@ TEST_P(DeviceTrainerTest, PlacementChangesNoBit) {
     mixed.engine.storage.block_elements = 8192;
     TrainConfig on_device = on_nvme;  // the device makes the update
     on_device.engine.placement = {.optimizer = TierChoice::kDevice};
-    TrainConfig partly_on_device = on_nvme;  // as much state as the budget allows
+    TrainConfig partly_on_device = on_nvme;  // the device has as much state as its budget allows
     partly_on_device.engine.placement = {};
     partly_on_device.engine.memory.device_bytes = 1_MiB;
     const Result reference = on_machine(in_memory);
@@ -149,8 +149,8 @@ TEST_P(DeviceTrainerTest, TrainsWhatDoesNotFitTheDeviceBudget) {
 }
 
 // The engine keeps the values between units in device memory, in host memory or on storage. In
-// vertical order, all micro-batches pass a unit before the next one; with an untied head, the order
-// changes no bit either.
+// vertical order, each unit processes all micro-batches before the next unit begins. With an untied
+// head, the order changes no bit either.
 TEST_P(DeviceTrainerTest, ActivationsElsewhereChangeNoBit) {
   for (const DType precision : {DType::kBf16, DType::kFp32}) {
     TrainConfig keeping = config(precision);

@@ -1,5 +1,5 @@
-// A GPT of a few thousand parameters in an engine on the host device, for tests of tools that use
-// an engine. Thread rule: one thread at a time.
+// A small GPT in an engine on the host device, for tests of tools that use an engine. The GPT has a
+// few thousand parameters. Thread rule: one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ inline gpt::GptConfig small_gpt() {
   return {.layers = 2, .heads = 2, .embedding = 32, .context = 8, .vocabulary = 256};
 }
 
-// A config with all state on storage in `folder`.
+// Returns a config with all state on storage in `folder`.
 inline TrainConfig small_train_config(const std::string& folder, DType precision) {
   TrainConfig config;
   config.model = small_gpt();

@@ -1,11 +1,11 @@
 // The values that a micro-batch's forward pass leaves for its backward pass, and the scratch memory
 // of both passes. All values lie in one allocation, which is made at construction. With checkpoints
-// at the units' boundaries, all blocks share the memory of one block. The caller then owns the
+// at the units' boundaries, all blocks share the memory of one block, and the caller owns the
 // values that cross the boundaries. All values are fp32, and every array starts at a multiple of
 // 256 bytes. With R = batch * sequence rows and width W, a block keeps 16 R W floats and a few
 // numbers per row. The scratch memory adds 6 R W floats, and the head adds R * vocabulary floats.
-// If products take bf16, two factors of 4 R W bf16 values are added. The object is plain memory,
-// and the owner orders its use.
+// If products take bf16, the scratch memory also has two arrays of 4 R W bf16 values. The object is
+// plain memory. The owner must order all accesses.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 namespace sluice::gpt {
 
 enum class Checkpoints : std::uint8_t {
-  kNone,   // everything is kept
+  kNone,   // all values are kept
   kUnits,  // only the values that cross from unit to unit are kept
 };
 
@@ -48,7 +48,7 @@ struct Activations {
   // Fails with kOutOfMemory if there is not enough memory.
   Activations(const GptConfig& config, const ActivationNeeds& needs);
 
-  // The bytes that such activations would take. The call allocates nothing.
+  // Returns the size of activations with these needs, in bytes. The call allocates nothing.
   static std::uint64_t size_bytes(const GptConfig& config, const ActivationNeeds& needs);
 
   BlockActivations& block(std::uint32_t layer) { return blocks[layer % blocks.size()]; }
@@ -69,10 +69,10 @@ struct Activations {
   // factors.
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
-  // Arrays of [R, W] each, in memory that only training uses: the memory of all blocks except the
-  // first, and the memory of the backward pass. An evaluation keeps one value of each batch there
-  // between the uses of units. There are at least two arrays, or at least five if the size of a
-  // value is a multiple of 256 bytes.
+  // Arrays of [R, W] each. The arrays lie in memory that an evaluation does not need otherwise: the
+  // memory of all blocks except the first, and the memory of the backward pass. Between the uses of
+  // units, an evaluation keeps one value of each batch in one of these arrays. There are at least
+  // two arrays, or at least five if the size of a value is a multiple of 256 bytes.
   std::vector<float*> of_evaluation;
 
   AlignedBuffer buffer;

@@ -1,8 +1,8 @@
 // Causal multi-head attention (Vaswani et al. 2017), forward and backward. There is one task per
-// sequence and head. Inside a task, a block of query rows meets only the keys up to the block's
-// last row. The backward pass recomputes the probabilities from one saved number per row (Dao et
-// al. 2022). So the memory grows with the sequence, and not with its square. Pure in their
-// arguments.
+// sequence and head. Inside a task, a block of query rows is multiplied only by the keys up to the
+// block's last row. The backward pass recomputes the probabilities from one saved number per row
+// (Dao et al. 2022). The memory therefore grows with the sequence's length, and not with the square
+// of the length. The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,14 @@ struct AttentionShape {
   std::uint64_t head_width = 0;
 };
 
-// The number of floats of scratch memory that each worker needs for sequences up to `sequence`.
+// Returns the number of floats of scratch memory that each worker needs for sequences of up to
+// `sequence` tokens.
 std::uint64_t attention_scratch_floats(std::uint64_t sequence);
 
 // qkv has the shape [batch * sequence, 3 * width]. Query, key and value lie side by side, head by
 // head. The function writes y [batch * sequence, width] and log_sums [batch * heads * sequence].
-// log_sums has the logarithm of each softmax's denominator. `scratch` holds
-// attention_scratch_floats() per worker.
+// log_sums has the logarithm of each softmax's denominator. `scratch` must have
+// attention_scratch_floats() floats per worker.
 void attention_forward(MatrixProducts& products, AttentionShape shape, const float* qkv, float* y,
                        float* log_sums, std::span<float> scratch);
 
@@ -35,7 +36,7 @@ struct AttentionSaved {
   const float* log_sums = nullptr;
 };
 
-// The function writes dqkv, the gradient with respect to qkv, given dy.
+// Computes dqkv, the gradient with respect to qkv, from dy, the gradient with respect to y.
 void attention_backward(MatrixProducts& products, AttentionShape shape, AttentionSaved saved,
                         const float* dy, float* dqkv, std::span<float> scratch);
 

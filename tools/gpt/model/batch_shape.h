@@ -1,5 +1,5 @@
-// The shape of a micro-batch, and the checks that every computation of the GPT makes of its input.
-// Pure.
+// The shape of a micro-batch, and the checks of the input that every computation of the GPT makes.
+// The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace sluice::gpt {
 
-// Largest number of tokens in one pass.
+// The largest micro-batch that one pass takes: `batch` sequences of `sequence` tokens.
 struct BatchShape {
   std::uint32_t batch = 1;
   std::uint32_t sequence = 1;
@@ -18,10 +18,11 @@ struct BatchShape {
 };
 
 // Returns `config`.
-// Fails with kConfig if validate() refuses the config, or the model cannot have such a shape.
+// Fails with kConfig if validate() refuses the config. Also fails with kConfig if the shape is
+// empty or exceeds model.context.
 const GptConfig& checked(const GptConfig& config, BatchShape shape);
 
-// Fails with kInput if a token is beyond the vocabulary, naming the token.
+// Fails with kInput if a token is beyond the vocabulary. The message names the token.
 void check_tokens(const GptConfig& config, std::span<const std::uint32_t> tokens);
 
 }  // namespace sluice::gpt

@@ -1,7 +1,7 @@
 // The threads that compute the model. The threads are an arena of a fixed number of workers,
 // including the calling thread. The caller cuts the work into numbered tasks that depend on sizes
-// only. Results do not depend on the worker that runs a task, or on the time, as long as tasks
-// write disjoint memory.
+// only. Tasks must write disjoint memory. Results then do not depend on the worker that runs a
+// task, or on the time at which the task runs.
 // Thread rule: one call at a time.
 #pragma once
 
@@ -19,8 +19,9 @@ class ComputeThreads {
 
   unsigned threads() const { return arena_.threads(); }
 
-  // Calls body(task, worker) for every task in [0, task_count) and returns when all are done.
-  // `worker` is below threads() and names scratch memory (cpu_optim/worker_arena.h).
+  // Calls body(task, worker) for every task in [0, task_count), and returns when all tasks are
+  // done. `worker` is a number below threads(), by which `body` can select scratch memory
+  // (cpu_optim/worker_arena.h).
   // Requires: `body` does not throw and does not call for_each.
   template <class Body>
   void for_each(std::uint64_t task_count, const Body& body) {

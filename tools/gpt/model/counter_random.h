@@ -1,6 +1,6 @@
 // Random numbers without state. Number `index` of a named stream is a hash of (seed, stream,
-// index). So any range can be produced alone, in any order, on any thread, with the same bits.
-// Pure.
+// index). The bits of a range of numbers therefore do not depend on the order or the thread in
+// which the range is produced. The class is pure.
 #pragma once
 
 #include <cmath>
@@ -41,8 +41,8 @@ class CounterRandom {
     return z ^ (z >> 31);
   }
 
-  // The hash is FNV-1a. Streams are numbered by a hash of the name, so a tensor keeps its values
-  // when other tensors are added before it.
+  // The hash is FNV-1a. The hash of the name identifies a stream, so a tensor keeps its values when
+  // other tensors are added to the model.
   static constexpr std::uint64_t name_hash(std::string_view name) {
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

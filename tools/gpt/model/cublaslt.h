@@ -18,11 +18,12 @@ namespace sluice::gpt {
 
 class CublasLt {
  public:
-  // Says why cuBLASLt cannot be used. The result is empty if cuBLASLt can be used.
+  // Returns the reason why cuBLASLt cannot be used. The result is empty if cuBLASLt can be used.
   static std::string why_not();
 
   // Takes 32 MiB of device memory. `device` must outlive the object.
-  // Fails with kUnsupported and why_not(), and with kOutOfMemory.
+  // Fails with kUnsupported if cuBLASLt cannot be used; the message is why_not(). Also fails with
+  // kOutOfMemory.
   explicit CublasLt(CudaDevice& device);
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
@@ -30,8 +31,8 @@ class CublasLt {
 
   std::string version() const;
 
-  // `type` is T. Returns false and enqueues nothing if the library knows no algorithm for the
-  // product. A missing algorithm is possible for bf16 at odd addresses.
+  // `type` is the type of the factors. If the library knows no algorithm for the product, the call
+  // returns false and enqueues nothing. An algorithm can be missing for bf16 at odd addresses.
   // Fails with kInternal.
   bool multiply(const Product& product, DType type, StreamId stream);
 

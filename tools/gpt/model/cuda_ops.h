@@ -1,5 +1,6 @@
-// DeviceOps on a GPU, with kernels of this project (device_bodies.h). Matrix products use cuBLASLt,
-// if the library can be opened. Thread rule: as DeviceOps.
+// DeviceOps on a GPU, with kernels of this project (device_bodies.h). Matrix products use cuBLASLt
+// if the library can be opened.
+// Thread rule: as for DeviceOps.
 #pragma once
 
 #include <memory>
@@ -10,13 +11,13 @@
 namespace sluice::gpt {
 
 enum class ProductKernels : std::uint8_t {
-  kFast,   // by cuBLASLt, or by plain kernels where it cannot be opened
+  kFast,   // by cuBLASLt, or by plain kernels if cuBLASLt cannot be opened
   kPlain,  // by plain kernels, for comparison
 };
 
 // `device` must outlive the result.
-// Fails with kUnsupported if these kernels do not support the types, or this build has no code for
-// the GPU, and with kOutOfMemory.
+// Fails with kUnsupported if the kernels do not support the types, or if this build has no code for
+// the GPU. Also fails with kOutOfMemory.
 std::unique_ptr<DeviceOps> make_cuda_ops(CudaDevice& device, DType type, DType gradient_type,
                                          ProductKernels products = ProductKernels::kFast);
 

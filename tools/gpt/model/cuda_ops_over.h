@@ -1,7 +1,8 @@
-// The DeviceOps of a GPU. Such operations consist of the kernel bodies over a launcher, and of
-// cuBLASLt's products. If the library has no algorithm for a product, the plain body computes the
-// product, and the user gets a note. The launcher is CudaLauncher on a GPU. Tests use other
-// launchers and another library instead. Thread rule: as DeviceOps.
+// The DeviceOps of a GPU. A launcher runs the kernel bodies, and cuBLASLt computes the products. If
+// cuBLASLt has no algorithm for a product, the plain body computes the product, and the user gets a
+// note. The launcher is CudaLauncher on a GPU. Tests use other launchers and another library
+// instead.
+// Thread rule: as for DeviceOps.
 #pragma once
 
 #include <memory>

@@ -3,7 +3,7 @@
 // and every array starts at a multiple of 256 bytes. W = width, R = rows. T is the type of the
 // parameters, and an array has the type T unless stated otherwise. With checkpoints at the units'
 // boundaries, all blocks share the memory of one block, and the caller owns the values that cross
-// the boundaries. The object is plain memory, and the owner orders its use.
+// the boundaries. The object is plain memory. The owner must order all accesses.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct DeviceActivations {
   // Fails with kOutOfMemory.
   DeviceActivations(const DeviceActivationNeeds& needs, Device& device);
 
-  // The bytes that such activations would take. The call allocates nothing.
+  // Returns the size of activations with these needs, in bytes. The call allocates nothing.
   static std::uint64_t size_bytes(const DeviceActivationNeeds& needs);
 
   // The stride of the logits' rows is a multiple of 128 elements. Matrix products are many times
@@ -58,40 +58,40 @@ struct DeviceActivations {
   }
 
   const DeviceBlock& block(std::uint32_t layer) const { return blocks[layer % blocks.size()]; }
-  // Without checkpoints, the place where the output of a forward use stays. The place is null for
-  // the logits.
+  // Returns the place of a forward use's output, for passes without checkpoints. The result is null
+  // for the logits.
   std::byte* output_of(std::uint32_t forward_use) const;
-  // Without checkpoints, the place of the gradient of a forward use's output. A block turns this
-  // gradient into the gradient of its input in place.
+  // Returns the place of the gradient of a forward use's output, for passes without checkpoints. A
+  // block overwrites the gradient of its output with the gradient of its input.
   std::byte* output_gradient_of(std::uint32_t forward_use) const;
 
   std::vector<DeviceBlock> blocks;   // one for each layer, or one for all layers
   std::byte* final_input = nullptr;  // [R, W]; null with checkpoints
   RowMoments* final_moments = nullptr;
   std::byte* final_norm = nullptr;  // [R, W]
-  std::byte* logits = nullptr;      // [R, vocabulary], logits_stride() apart, then their gradient
+  std::byte* logits = nullptr;      // [R, vocabulary], logits_stride() apart; later the gradient
   float* row_losses = nullptr;      // [R]
   double* loss = nullptr;
-  std::byte* d_residual = nullptr;  // [R, W]; with checkpoints, for evaluations alone
+  std::byte* d_residual = nullptr;  // [R, W]; with checkpoints, only evaluations use it
   std::byte* d_narrow = nullptr;    // [R, W]
   std::byte* d_wide = nullptr;      // [R, 4 W]
   float* partials = nullptr;
-  // [sequence, sequence] for each of the heads that are computed together.
+  // Each array has [sequence, sequence] values for each of the heads that are computed together.
   float* scores = nullptr;
   float* d_probabilities = nullptr;
   std::byte* probabilities = nullptr;
   std::byte* d_scores = nullptr;
   std::uint32_t* inputs = nullptr;  // DeviceInputs, of all micro-batches that are under way
-  // Places of [R, W] each, in memory that only training uses. They are the places of
-  // Activations::of_evaluation.
+  // Places of [R, W] each, in memory that an evaluation does not need otherwise. The places serve
+  // the same purpose as Activations::of_evaluation.
   std::vector<std::byte*> of_evaluation;
 
   DeviceBuffer memory;
 
  private:
   DeviceActivations() = default;  // without memory
-  // Divides the memory at `base` among the arrays. Returns the size that they take. With a null
-  // `base`, the call only computes the size.
+  // Divides the memory at `base` among the arrays. Returns the size of all arrays. If `base` is
+  // null, the call only computes the size.
   std::uint64_t carve(const DeviceActivationNeeds& needs, std::byte* base);
   void find_places_of_evaluation(const DeviceActivationNeeds& needs);
 };

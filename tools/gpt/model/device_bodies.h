@@ -1,7 +1,8 @@
 // The kernel bodies (gpu/math/kernel_elements.h) of GPT-2: embedding, layer norm, GELU, softmax,
 // cross entropy, sums over rows, and a plain matrix product. T is the type of activations, G is the
 // type of gradients, and the arithmetic is fp32. The formulas are the same as in
-// tools/gpt/model/row_kernels.h, except that the exponential is the C library's. Pure.
+// tools/gpt/model/row_kernels.h, except that the exponential is that of the C library. The bodies
+// are pure.
 #pragma once
 
 #include <math.h>
@@ -116,8 +117,8 @@ struct LayerNormBackwardBody {
   }
 };
 
-// Element (piece, column) computes the sums over kPartialRows rows. `partials` has the sums of the
-// bias first, then the sums of the weight.
+// Element (piece, column) sums a column over the kPartialRows rows of a piece. `partials` has the
+// sums of the bias first, then the sums of the weight.
 template <class T>
 struct LayerNormPartialsBody {
   LayerNormBackwardArguments a;
@@ -246,8 +247,8 @@ struct SoftmaxBackwardBody {
   }
 };
 
-// Computes the loss of a row. With `gradient`, also overwrites the logits with the gradient of the
-// mean loss.
+// Each team computes the loss of one row. If `gradient` is true, the team also overwrites the
+// logits with the gradient of the mean loss.
 template <class T>
 struct CrossEntropyBody {
   CrossEntropyArguments a;
@@ -261,7 +262,8 @@ struct CrossEntropyBody {
       most = most < logit ? logit : most;
     }
     most = team.max(most);
-    // The sum leaves the target out, so that p - 1 of a nearly certain target has no cancellation.
+    // The sum leaves out the target. If the target is nearly certain, p - 1 is therefore computed
+    // without cancellation.
     float others = 0;
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())
       others += j == target ? 0.0f : expf(load(logits[j]) - most);
@@ -271,13 +273,13 @@ struct CrossEntropyBody {
     if (team.rank() == 0) a.row_losses[row] = logf(sum) - target_logit;
     if (!a.gradient) return;
     const float factor = a.gradient_scale / (sum * static_cast<float>(a.rows));
-    team.sum(0.0f);  // now all threads have read the target's logit
+    team.sum(0.0f);  // after this call, all threads have read the target's logit
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())
       store((j == target ? -others : expf(load(logits[j]) - most)) * factor, logits[j]);
   }
 };
 
-// One team, index 0.
+// One team computes the mean. The team's index is 0.
 struct MeanBody {
   const float* values;
   double* mean;
@@ -291,8 +293,8 @@ struct MeanBody {
   }
 };
 
-// The body computes one element of the result. The product is the plain one, and the oracle of the
-// fast one.
+// The body computes one element of a plain product. Tests compare fast products with this plain
+// product.
 template <class T, class Result>
 struct ProductBody {
   Product p;

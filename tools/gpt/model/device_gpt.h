@@ -1,18 +1,18 @@
-// This class computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU. The
-// class first computes use i of the forward order, and then use i of the backward order
-// (gpt_model_spec). Activations have the type of the parameters, and sums are fp32. All work is
-// enqueued on the stream that the caller names. A whole pass must use the same stream. The
-// addresses of a unit's tensors may differ at every use. Attention is computed with [sequence,
-// sequence] products. The scratch memory is limited. All heads that fit into it are computed
-// together. The backward pass computes the scores again.
+// This class computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU.
+// forward() computes use i of the forward order, and backward() computes use i of the backward
+// order (gpt_model_spec). Activations have the type of the parameters, and sums are fp32. All work
+// is enqueued on the stream that the caller names. A whole pass must use the same stream. The
+// addresses of a unit's tensors may differ from use to use. Attention is computed with [sequence,
+// sequence] products. All heads that fit into the limited scratch memory are computed together. The
+// backward pass computes the scores again.
 //
 // With checkpoints at the units' boundaries, the caller owns the values that cross the boundaries,
-// all blocks share the memory of one block, and the backward pass computes each block again. The
-// bits are those without checkpoints.
+// and all blocks share the memory of one block. The backward pass then computes each block again.
+// Checkpoints do not change the bits of the results.
 //
 // Thread rule: one thread at a time.
-// Invariant: results depend on the arguments alone, not on addresses, as long as tensors start at
-// multiples of 256 bytes.
+// Invariant: if tensors start at multiples of 256 bytes, results depend on the arguments alone, and
+// not on addresses.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,9 @@
 
 namespace sluice::gpt {
 
-// The scratch memory for the scores, the probabilities and their gradients, of all heads that are
-// computed together. There is room for one head at least. With less memory, there are more and
-// smaller launches.
+// The size of the scratch memory for scores, probabilities and their gradients, of all heads that
+// are computed together. The memory always has room for at least one head. With less memory, there
+// are more and smaller launches.
 inline constexpr std::uint64_t kAttentionScratchBytes = std::uint64_t{256} << 20;
 
 struct DeviceGptOptions {
@@ -44,16 +44,16 @@ struct DeviceGptOptions {
   std::uint64_t attention_scratch_bytes = kAttentionScratchBytes;
 };
 
-// With checkpoints, a DeviceBoundaries has the values that a use of training takes and gives,
-// [rows, width] values of the parameters' type each. Without checkpoints, `micro_batch` must be 0,
-// and the rest is not used. In an evaluation, `micro_batch` is the number of the batch, and the
-// rest is not used.
+// In training with checkpoints, a DeviceBoundaries points to the values that a use reads and
+// writes. Each pointer is to [rows, width] values of the parameters' type. Without checkpoints,
+// `micro_batch` must be 0, and the pointers are not used. In an evaluation, `micro_batch` is the
+// number of the batch, and the pointers are not used.
 struct DeviceBoundaries {
   std::uint32_t micro_batch = 0;
-  const std::byte* input = nullptr;            // of every use but the first
-  std::byte* output = nullptr;                 // of every forward use but the last
-  const std::byte* output_gradient = nullptr;  // backward: of every use but the last's
-  std::byte* input_gradient = nullptr;         // backward: of every use but the first's
+  const std::byte* input = nullptr;            // for all uses but the first forward use
+  std::byte* output = nullptr;                 // forward: for all uses but the last
+  const std::byte* output_gradient = nullptr;  // backward: for all uses but the last forward use
+  std::byte* input_gradient = nullptr;         // backward: for all uses but the first forward use
 };
 
 class DeviceGpt {
@@ -68,22 +68,23 @@ class DeviceGpt {
   DeviceGpt& operator=(const DeviceGpt&) = delete;
 
   std::uint64_t activation_bytes() const { return arrays_.memory.size_bytes(); }
-  // Returns the activation_bytes() that a model with parameters of `type` would have. The model
-  // need not exist.
+  // Returns the activation_bytes() of a DeviceGpt with parameters of `type`, without making a
+  // DeviceGpt.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape, DType type,
                                            const DeviceGptOptions& options = {});
-  // DeviceOps::take_notes().
+  // Returns the notes of DeviceOps::take_notes().
   std::vector<std::string> take_notes() { return ops_.take_notes(); }
 
-  // Computes one pass of training over zeros and waits for the end. Every operation of the training
-  // has then run, so its code and its plan are loaded. Meanwhile, the call takes memory for the
-  // parameters and gradients of the largest unit. Must be called between passes.
+  // Computes one pass of training over zeros, and waits for its end. The pass runs every operation
+  // of training, so the code and the plans of all operations are loaded afterwards. During the
+  // call, the parameters and gradients of the largest unit take memory. Must be called between
+  // passes.
   // Fails with kOutOfMemory if there is not enough memory.
   void warm_up();
 
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
-  // As GptCompute::set_loss_scale().
+  // Does the same as GptCompute::set_loss_scale().
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
   // Begins a pass over one micro-batch, and copies its batch * sequence tokens and as many targets.
@@ -91,26 +92,27 @@ class DeviceGpt {
   // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
                       StreamId stream, std::uint32_t micro_batch = 0);
-  // As in GptCompute: several batches may be under way, and tokens and targets must live until the
-  // batch's last use is enqueued.
+  // Does the same as GptCompute::start_evaluation(). Several batches may be under way at the same
+  // time. Tokens and targets must live until the batch's last use is enqueued.
   void start_evaluation(std::span<const std::uint32_t> tokens,
                         std::span<const std::uint32_t> targets, std::uint32_t batch = 0);
   std::uint32_t evaluation_batches() const {
     return static_cast<std::uint32_t>(arrays_.of_evaluation.size());
   }
 
-  // Does the same as in GptCompute, but enqueues the work on `stream`. Gradients are overwritten.
+  // Both functions do the same as in GptCompute, but enqueue the work on `stream`. Gradients are
+  // overwritten.
   // Requires: the uses of a batch come in order, beginning with use 0.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
                const DeviceBoundaries& boundaries = {});
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 StreamId stream, const DeviceBoundaries& boundaries = {});
 
-  // Enqueues the copy of the pass's loss to the host. To be called right after a batch's last
+  // Enqueues the copy of the pass's loss to the host. Must be called right after a batch's last
   // forward use.
   void keep_loss(StreamId stream);
-  // Returns the losses that were kept since the last call of this function or of drop_losses(), in
-  // their order. Waits for `stream`, which must be the stream of keep_loss().
+  // Returns the losses of all keep_loss() calls since the last take_losses() or drop_losses(), in
+  // the order of the calls. Waits for `stream`, which must be the stream of keep_loss().
   std::vector<double> take_losses(StreamId stream) { return losses_.take(stream); }
   // Forgets the losses of a pass that has been given up.
   void drop_losses() { losses_.drop(); }
@@ -143,7 +145,7 @@ class DeviceGpt {
   const DeviceBlock& block(std::uint32_t layer) const {
     return arrays_.block(mode_ == Mode::kEvaluation ? 0 : layer);
   }
-  // Sets the addresses of what the use takes and gives.
+  // Sets the addresses of the values that the use reads and writes.
   void select_forward(std::uint32_t use, const DeviceBoundaries& boundaries);
   void select_backward(std::uint32_t forward_use, const DeviceBoundaries& boundaries);
   const std::byte* normed() const { return config_.tied_head ? input_ : output_; }
@@ -171,12 +173,14 @@ class DeviceGpt {
   DeviceInputs inputs_;
   DeviceLosses losses_;
 
-  // State of the passes under way, all of one mode, and of the current call.
+  // The state of the current call, and of the passes under way. All passes under way have the same
+  // mode.
   Mode mode_ = Mode::kEvaluation;
   float loss_scale_ = 1;
-  std::vector<Batch> batches_;  // by batch of an evaluation, or by micro-batch of training
+  std::vector<Batch> batches_;  // by batch of an evaluation, or by training's micro-batch
   std::uint32_t batch_ = 0;
-  // The micro-batches whose final norm and whose logits' gradient are in the memory for them.
+  // The micro-batch whose final norm is in `arrays_`, and the micro-batch whose logits' gradient is
+  // in `arrays_`.
   std::optional<std::uint32_t> final_norm_of_;
   std::optional<std::uint32_t> logits_of_;
   const std::byte* input_ = nullptr;

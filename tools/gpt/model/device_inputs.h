@@ -1,6 +1,6 @@
-// The tokens and targets of a micro-batch on their way to the device, through page-locked memory.
-// For backward, the tokens come with the positions at which each token occurs, in the order of the
-// batch.
+// Copies the tokens and targets of a micro-batch to the device, through page-locked memory. For the
+// backward pass, the class also copies the positions at which each token occurs, in the order of
+// the batch.
 //
 // Thread rule: one thread at a time. Copies are enqueued on the caller's stream.
 #pragma once
@@ -19,28 +19,29 @@ namespace sluice::gpt {
 class DeviceInputs {
  public:
   // `device` must outlive the object.
-  // Fails with: kOutOfMemory.
+  // Fails with kOutOfMemory.
   DeviceInputs(const GptConfig& config, BatchShape shape, Device& device);
   DeviceInputs(const DeviceInputs&) = delete;
   DeviceInputs& operator=(const DeviceInputs&) = delete;
   ~DeviceInputs();
 
-  // How many numbers there are on the device for each micro-batch.
+  // Returns how many 32-bit numbers each micro-batch has on the device.
   static std::uint64_t count(const GptConfig& config, BatchShape shape) {
     return 3 * shape.rows() + config.vocabulary + 1;
   }
-  // Sets the place on the device for count() numbers of each micro-batch. Called once.
+  // `place` must be device memory with room for count() numbers of each micro-batch. Must be called
+  // once.
   void put_at(std::uint32_t* place) { place_ = place; }
 
-  // Brings the inputs of a training's micro-batch, with the positions of tokens. The caller may
-  // free the spans when the call has returned.
+  // Brings the inputs of one micro-batch of training to the device, with the positions of tokens.
+  // The caller may free the spans when the call has returned.
   void bring_for_training(std::uint32_t micro_batch, std::span<const std::uint32_t> tokens,
                           std::span<const std::uint32_t> targets, StreamId stream);
-  // Brings the inputs of batch `batch` of an evaluation, unless they are on the device already. An
-  // evaluation uses the place of micro-batch 0.
+  // Brings the inputs of batch `batch` of an evaluation to the device, unless these inputs are
+  // there already. An evaluation uses the place of micro-batch 0.
   void bring(std::uint32_t batch, std::span<const std::uint32_t> tokens,
              std::span<const std::uint32_t> targets, StreamId stream);
-  // From here on, `batch` stands for another batch.
+  // From this call on, the number `batch` stands for another batch, with other inputs.
   void renew(std::uint32_t batch);
 
   const std::uint32_t* tokens(std::uint32_t micro_batch) const { return place_of(micro_batch); }
@@ -48,7 +49,7 @@ class DeviceInputs {
     return place_of(micro_batch) + rows_;
   }
   // order() lists the positions of the batch, sorted by the token at each position. begin() says
-  // where in that list the positions of each token begin.
+  // where in order()'s list the positions of each token begin.
   const std::uint32_t* order(std::uint32_t micro_batch) const {
     return place_of(micro_batch) + 2 * rows_;
   }
@@ -69,8 +70,8 @@ class DeviceInputs {
   Device& device_;
   std::uint32_t* place_ = nullptr;
   AlignedBuffer host_;                  // page-locked
-  Event uploaded_;                      // the numbers on the host may be overwritten
-  std::optional<std::uint32_t> batch_;  // of an evaluation, whose inputs are on the device
+  Event uploaded_;                      // after this event, `host_` may be overwritten
+  std::optional<std::uint32_t> batch_;  // the evaluation batch with inputs on the device
 };
 
 }  // namespace sluice::gpt

@@ -1,5 +1,5 @@
-// The losses of micro-batches on their way from the device. Each loss has a place of its own in
-// page-locked memory, so that the stream that computes needs no host function behind the copy.
+// Copies the losses of micro-batches from the device. Each loss has a place of its own in
+// page-locked memory, so that the compute stream needs no host function after the copy.
 //
 // Thread rule: one thread at a time. Copies are enqueued on the caller's stream.
 #pragma once
@@ -14,24 +14,25 @@ namespace sluice::gpt {
 
 class DeviceLosses {
  public:
-  // The places for losses. When all of them are in use, keep() waits for the copies.
+  // The number of places for losses. When all places are in use, keep() waits for the copies.
   static constexpr std::uint32_t kPlaces = 512;
 
   // `device` must outlive the object.
-  // Fails with: kOutOfMemory.
+  // Fails with kOutOfMemory.
   explicit DeviceLosses(Device& device);
   DeviceLosses(const DeviceLosses&) = delete;
   DeviceLosses& operator=(const DeviceLosses&) = delete;
   ~DeviceLosses();
 
   // Enqueues a copy of `loss`, which lies on the device. Later work on `stream` may overwrite the
-  // loss. The places are reused: until take() or drop(), all calls have the same stream.
+  // loss. The places are reused, so all calls until the next take() or drop() must name the same
+  // stream.
   void keep(const double* loss, StreamId stream);
   // Waits for the work on `stream`. Returns the losses since the last take() or drop(), in the
   // order of the calls of keep().
   // Fails with the failure of earlier work on the device.
   std::vector<double> take(StreamId stream);
-  // Forgets the losses. The copies under way may still end.
+  // Forgets the losses. Copies that are under way continue.
   void drop();
 
  private:
@@ -39,7 +40,7 @@ class DeviceLosses {
 
   Device& device_;
   AlignedBuffer places_;  // page-locked
-  Event copied_;          // the copies so far
+  Event copied_;          // follows the copies so far
   std::uint32_t count_ = 0;
   std::vector<double> collected_;
 };

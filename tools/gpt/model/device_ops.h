@@ -1,8 +1,7 @@
-// The arithmetic of GPT-2 over device memory, as operations on a stream. DeviceGpt uses these
-// operations only. One implementation runs on a GPU (cuda_ops.h). Tests run the same bodies on the
-// host device. Matrices are row-major, one row per token. "T" is the type of parameters and
-// activations, and "G" is the type of gradients at rest. Both types are fixed when the operations
-// are made.
+// The arithmetic of GPT-2 over device memory, as operations on a stream. DeviceGpt uses only these
+// operations. One implementation runs on a GPU (cuda_ops.h). Tests run the same bodies on the host
+// device. Matrices are row-major, one row per token. "T" is the type of parameters and activations,
+// and "G" is the type of gradients at rest. Both types are fixed when the operations are made.
 //
 // Thread rule: one thread at a time. Every call enqueues its work and returns. Later work on the
 // same stream may reuse the memory that a call names.
@@ -21,11 +20,12 @@
 namespace sluice::gpt {
 
 // result = a * b in the sense of `form`, plus addend, plus bias. The product is computed `batch`
-// times, and each time the operands lie one batch stride further. Both a and b are T.
+// times. From one product to the next, each matrix lies one batch stride further. `a` and `b` have
+// the type T.
 struct Product {
   Form form = Form::kAB;
   std::uint64_t m = 0;  // rows of the result
-  std::uint64_t n = 0;  // its columns
+  std::uint64_t n = 0;  // columns of the result
   std::uint64_t k = 0;  // the extent that is summed over
   const void* a = nullptr;
   std::uint64_t a_stride = 0;  // elements from row to row
@@ -34,7 +34,7 @@ struct Product {
   void* result = nullptr;
   std::uint64_t result_stride = 0;
   DType result_type = DType::kFp32;  // T, or fp32
-  const void* bias = nullptr;        // T [n], when the result is T
+  const void* bias = nullptr;        // T [n]; only if the result is T
   const void* addend = nullptr;      // of the result's type; may be the result itself
   std::uint64_t batch = 1;
   std::uint64_t a_batch_stride = 0;
@@ -61,16 +61,16 @@ struct LayerNormBackwardArguments {
   Into into;              // of dx
   void* weight_gradient;  // G [width], overwritten, like bias_gradient
   void* bias_gradient;
-  float* partials;  // scratch: sum_partials(rows, width) twice
+  float* partials;  // scratch: 2 * sum_partials(rows, width) floats
   std::uint64_t rows;
   std::uint64_t width;
 };
 
-// The scores of `heads` heads of one sequence, fp32 [heads, sequence, sequence].
+// The scores of `heads` heads of one sequence. The scores are fp32 [heads, sequence, sequence].
 struct SoftmaxArguments {
   const float* scores;
-  void* probabilities;  // T, as scores; zero beyond the diagonal
-  float* log_sums;      // [heads, sequence]: written forward, read backward
+  void* probabilities;  // T, in the shape of `scores`; zero beyond the diagonal
+  float* log_sums;      // [heads, sequence]: the forward pass writes, the backward pass reads
   float scale;
   std::uint64_t heads;
   std::uint64_t sequence;
@@ -78,24 +78,24 @@ struct SoftmaxArguments {
 
 struct SoftmaxBackwardArguments {
   SoftmaxArguments forward;
-  const float* d_probabilities;  // as scores
-  void* d_scores;                // T, as scores; zero beyond the diagonal
-  const void* y;                 // T: the output of the heads, and its gradient
+  const float* d_probabilities;  // in the shape of `scores`
+  void* d_scores;                // T, in the shape of `scores`; zero beyond the diagonal
+  const void* y;                 // T: the output of the heads; dy is its gradient
   const void* dy;
   std::uint64_t y_stride;    // elements from row to row
   std::uint64_t head_width;  // elements from head to head
 };
 
 struct CrossEntropyArguments {
-  void* logits;  // T [rows, vocabulary]; `gradient` overwrites them with their gradient
+  void* logits;  // T [rows, vocabulary]; the gradient overwrites them if `gradient` is true
   const std::uint32_t* targets;
   float* row_losses;  // scratch
   double* loss;       // device memory: the mean over the rows
   bool gradient;
-  float gradient_scale;  // the gradient is scaled by this
+  float gradient_scale;  // a factor of the gradient
   std::uint64_t rows;
   std::uint64_t vocabulary;
-  std::uint64_t stride;  // elements from row to row; only the vocabulary's are touched
+  std::uint64_t stride;  // elements from row to row; only `vocabulary` of them are used
 };
 
 struct EmbeddingArguments {
@@ -123,15 +123,15 @@ struct EmbeddingBackwardArguments {
   std::uint64_t context;
 };
 
-// A sum over rows first sums pieces of this many rows, and then sums the pieces. Both sums are in
-// order.
+// A sum over rows first adds the rows of each piece, and then adds the pieces, both in order. A
+// piece has kPartialRows rows.
 inline constexpr std::uint64_t kPartialRows = 64;
 constexpr std::uint64_t sum_partials(std::uint64_t rows, std::uint64_t width) {
   return (rows + kPartialRows - 1) / kPartialRows * width;
 }
 
-// Fails with kUnsupported unless type and gradients are fp32 and fp32, bf16 and bf16, or bf16 and
-// fp32.
+// The supported pairs of type and gradient type are fp32 and fp32, bf16 and bf16, and bf16 and
+// fp32. Fails with kUnsupported for any other pair.
 void check_device_types(DType type, DType gradient_type);
 
 class DeviceOps {
@@ -143,11 +143,11 @@ class DeviceOps {
 
   virtual DType type() const = 0;           // T
   virtual DType gradient_type() const = 0;  // G
-  // The name of the library that multiplies, as text for people: "cuBLASLt 13.0" or "plain
-  // kernels".
+  // Returns the name of the library that computes products, such as "cuBLASLt 13.0" or "plain
+  // kernels". The text is for people.
   virtual std::string description() const = 0;
-  // Returns notes for the user about products that take far longer than expected. The notes are
-  // about products found since the last call.
+  // Returns notes for the user about products that take far longer than expected. The notes cover
+  // the products that were found since the last call.
   virtual std::vector<std::string> take_notes() { return {}; }
 
   virtual void multiply(const Product& product, StreamId stream) = 0;
@@ -162,8 +162,8 @@ class DeviceOps {
                              StreamId stream) = 0;
   virtual void softmax_forward(const SoftmaxArguments& arguments, StreamId stream) = 0;
   virtual void softmax_backward(const SoftmaxBackwardArguments& arguments, StreamId stream) = 0;
-  // sums[j] (G) = the sum of column j of dy (T [rows, width]), which is the gradient of a bias.
-  // `partials` is scratch memory for sum_partials(rows, width) floats.
+  // Computes the gradient of a bias: sums[j] is the sum of column j of dy. dy is T [rows, width],
+  // and `sums` is G [width]. `partials` is scratch memory for sum_partials(rows, width) floats.
   virtual void bias_backward(const void* dy, std::uint64_t rows, std::uint64_t width,
                              float* partials, void* sums, StreamId stream) = 0;
   virtual void cross_entropy(const CrossEntropyArguments& arguments, StreamId stream) = 0;

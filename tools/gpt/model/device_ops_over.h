@@ -1,6 +1,7 @@
-// DeviceOps from the kernel bodies of device_bodies.h. The launcher is CudaLauncher on a GPU and
-// HostLauncher in tests. Products use the plain body. An implementation with faster products
-// overrides multiply(). Thread rule: as DeviceOps.
+// Implements DeviceOps with the kernel bodies of device_bodies.h. The launcher is CudaLauncher on a
+// GPU and HostLauncher in tests. Products use the plain body. An implementation with faster
+// products overrides multiply().
+// Thread rule: as for DeviceOps.
 #pragma once
 
 #include <string>

@@ -1,23 +1,23 @@
 // This class computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings
-// the units. The order is use i of the forward order, and later use i of the backward order
-// (gpt_model_spec). The caller passes the addresses of the unit's tensors, which may differ at
-// every use. All arithmetic is fp32, except matrix products with bf16 factors. Such products round
-// activations and gradients to bf16. Such products take the parameters as they are, and sum in
-// fp32. Results do not depend on the number of threads. The results do not depend on the addresses
-// either, as long as tensors start at multiples of 256 bytes. Thread rule: one call at a time. Each
-// call returns when its work is done.
+// the units. forward() computes use i of the forward order, and backward() computes use i of the
+// backward order (gpt_model_spec). The caller passes the addresses of the unit's tensors, which may
+// differ from use to use. All arithmetic is fp32, except matrix products with bf16 factors.
+// Products with bf16 factors round activations and gradients to bf16, take the parameters
+// unchanged, and sum in fp32. Results do not depend on the number of threads. If tensors start at
+// multiples of 256 bytes, results do not depend on the addresses either.
+// Thread rule: one call at a time. Each call returns when its work is done.
 //
 //   compute.start_training(tokens, targets);
 //   for (use = 0; use < compute.use_count(); ++use) compute.forward(use, parameters);
 //   compute.loss();
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 //
-// With checkpoints at the units' boundaries, the caller brings the values that cross the boundaries
-// to every use, and backward() computes the rest of a unit's activations again. These are the same
-// operations on the same values, so they give the same bits. With checkpoints, several
-// micro-batches may be under way at the same time. Several batches of evaluations may always be
-// under way at the same time: the memory that training has for backward keeps their values between
-// the uses of units.
+// With checkpoints at the units' boundaries, the caller passes the values that cross the boundaries
+// to every use. backward() then computes the rest of a unit's activations again, with the same
+// operations on the same values, so checkpoints do not change the bits. With checkpoints, several
+// micro-batches may be under way at the same time. Several batches of an evaluation may always be
+// under way at the same time. Between the uses of units, the memory for training's backward pass
+// keeps the values of these batches.
 #pragma once
 
 #include <cstdint>
@@ -41,18 +41,20 @@ struct GptComputeOptions {
   MatmulChoice matmul = {};
 };
 
-// With checkpoints, a Boundaries has the values that a use takes and gives, [rows, width] floats
-// each, at multiples of 256 bytes. Without checkpoints, `micro_batch` must be 0, and the rest is
-// not used. In an evaluation, `micro_batch` is the number of the batch, and the rest is not used.
+// With checkpoints, a Boundaries points to the values that a use reads and writes. Each pointer is
+// to [rows, width] floats at a multiple of 256 bytes. Without checkpoints, `micro_batch` must be 0,
+// and the pointers are not used. In an evaluation, `micro_batch` is the number of the batch, and
+// the pointers are not used.
 struct Boundaries {
   std::uint32_t micro_batch = 0;
-  const float* input = nullptr;            // of every use but the first
-  float* output = nullptr;                 // of every forward use but the last
-  const float* output_gradient = nullptr;  // backward: of every use but the last's
-  float* input_gradient = nullptr;         // backward: of every use but the first's
+  const float* input = nullptr;            // for all uses but the first forward use
+  float* output = nullptr;                 // forward: for all uses but the last
+  const float* output_gradient = nullptr;  // backward: for all uses but the last forward use
+  float* input_gradient = nullptr;         // backward: for all uses but the first forward use
 };
 
-// The largest number of bytes of one value of `type` at each boundary, for batches of `shape`.
+// Returns, for each boundary, the largest size of the value that crosses the boundary, in bytes.
+// `shape` is the largest shape of a batch, and `type` is the type of the values' elements.
 std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape,
                                           DType type = DType::kFp32);
 
@@ -62,16 +64,18 @@ class GptCompute {
   // or kOutOfMemory.
   GptCompute(const GptConfig& config, BatchShape shape, GptComputeOptions options);
 
-  // The bytes of activations and scratch, all allocated at construction.
+  // The size of activations and scratch memory, in bytes. The constructor allocates all of this
+  // memory.
   std::uint64_t activation_bytes() const;
-  // Returns the activation_bytes() that a GptCompute would have. A GptCompute need not exist.
+  // Returns the activation_bytes() of a GptCompute with these arguments, without making a
+  // GptCompute.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
 
   // The work of all matrix products so far.
   MatrixWork matrix_work() const { return products_.work(); }
 
-  // The number of uses of units per pass. The number is the length of forward_order and of
+  // The number of uses of units per pass, which is the length of forward_order and of
   // backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
@@ -79,18 +83,20 @@ class GptCompute {
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
   // Begins a pass over one micro-batch. Copies batch * sequence tokens and as many targets,
-  // sequence by sequence; targets[t] is the token that follows tokens[t]. Keeps the values that
-  // backward() needs.
+  // sequence by sequence. targets[t] is the token that follows tokens[t]. The pass keeps the values
+  // that backward() needs.
   // Requires: the sizes match; `micro_batch` < GptComputeOptions::micro_batches.
   // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
                       std::uint32_t micro_batch = 0);
 
-  // Begins a pass that ends with loss(). Tokens and targets are as above, and stay in the caller's
-  // memory until the batch's last use. Several batches may be under way at the same time, in any
-  // order of their uses; other passes end them.
+  // Begins a pass that ends with loss(). Tokens and targets have the form that start_training()
+  // takes. The call does not copy tokens and targets, so the caller must keep both in memory until
+  // the batch's last use. Several batches may be under way at the same time, and the uses of
+  // different batches may come in any order. The start of a training or a generation ends these
+  // batches.
   // Requires: the sizes match; `batch` < evaluation_batches().
-  // Fails with kInput as start_training() does.
+  // Fails with kInput if a token is beyond the vocabulary.
   void start_evaluation(std::span<const std::uint32_t> tokens,
                         std::span<const std::uint32_t> targets, std::uint32_t batch = 0);
   // The number of batches that can be evaluated at the same time; at least two.
@@ -108,8 +114,8 @@ class GptCompute {
   void forward(std::uint32_t use, ParameterPointers parameters, const Boundaries& boundaries = {});
 
   // Computes use `use` of the backward order. The call overwrites every gradient of the unit with
-  // this use's part of the gradient of loss(). If a unit is used twice, the sum of its two parts is
-  // its gradient.
+  // this use's part of the gradient of loss(). If a unit is used twice, the gradient of the unit is
+  // the sum of the parts of both uses.
   // Requires: start_training() and the whole forward pass have run, and uses come in order.
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 const Boundaries& boundaries = {});
@@ -119,7 +125,7 @@ class GptCompute {
   double loss() const;
 
   // The [vocabulary] logits for the token after the prompt. Must be called after the last forward
-  // use of a generation. Valid until the next pass.
+  // use of a generation. The logits are valid until the next pass.
   std::span<const float> last_logits() const;
 
  private:
@@ -128,7 +134,7 @@ class GptCompute {
   struct Batch {
     std::span<const std::uint32_t> tokens;
     std::span<const std::uint32_t> targets;
-    std::vector<std::uint32_t> copied_tokens;  // of a training or a generation
+    std::vector<std::uint32_t> copied_tokens;  // only in training and generation
     std::vector<std::uint32_t> copied_targets;
     std::uint32_t forward_uses_done = 0;
     std::uint32_t backward_uses_done = 0;
@@ -158,16 +164,17 @@ class GptCompute {
   void mlp_backward(std::uint32_t layer);
   void attention_part_backward(std::uint32_t layer);
   void embedding_backward_use();
-  // Returns `values` [rows, columns] in the type that products take. The values are unchanged, or
-  // rounded into `rounded`.
+  // Returns `values` [rows, columns] in the type that products take. For bf16 factors, the result
+  // is a rounded copy in `rounded`. Otherwise, the result is `values` itself.
   ConstMatrix factor(const float* values, std::uint64_t rows, std::uint64_t columns,
                      std::uint16_t* rounded);
   ConstMatrix weight_factor(const void* weight, std::uint64_t rows, std::uint64_t columns) const;
   Matrix weight_gradient(std::uint32_t tensor, std::uint64_t rows, std::uint64_t columns);
-  // The gradient of the logits. The gradient is rounded in place.
+  // The gradient of the logits. cross_entropy() has rounded this gradient in place if products take
+  // bf16.
   ConstMatrix logits_gradient() const;
   DType factor_type() const;
-  // The call computes the gradients of weight, bias and x of y = x W + b.
+  // Computes the gradients of weight, bias and x, where y = x W + b.
   void linear_backward(const float* x, std::uint64_t x_width, const float* dy, std::uint32_t weight,
                        float* dx);
 
@@ -183,19 +190,20 @@ class GptCompute {
   const Checkpoints checkpoints_;
   const std::uint32_t micro_batches_;
 
-  // The passes that are under way, all of one mode.
+  // The passes that are under way. All of these passes have the same mode.
   Mode mode_ = Mode::kIdle;
   float loss_scale_ = 1;
   std::uint64_t sequence_ = 0;
   std::vector<Batch> batches_;  // by micro-batch, or by batch of an evaluation
   double loss_ = 0;
-  // The micro-batch whose final norm `activations_` holds now.
+  // The micro-batch whose final norm is in `activations_`, and the micro-batch whose logits are in
+  // `activations_`.
   std::uint32_t final_norm_of_ = 0;
   std::uint32_t logits_of_ = 0;
 
   // The addresses of the current use's activations, in `activations_` or in the caller's memory.
-  // The activations of the final norm are [R, W], too. The activations of the final norm are kept
-  // apart, unless they cross a boundary (with a tied head).
+  // With a tied head, the output of the final norm crosses a boundary. Without a tied head,
+  // `activations_` keeps the output of the final norm apart.
   Batch* batch_ = nullptr;
   std::uint32_t micro_batch_ = 0;
   const float* input_ = nullptr;

@@ -1,5 +1,5 @@
-// The shape of a GPT-2 model, as the section "model" of a config file gives it. Plain data; pure
-// functions, callable from any thread.
+// The shape of a GPT-2 model, which the section "model" of a config file gives. The struct is plain
+// data. The functions are pure, and any thread may call them.
 #pragma once
 
 #include <cstdint>

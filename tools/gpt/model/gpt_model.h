@@ -1,6 +1,7 @@
-// GPT-2 as the engine sees it. The model has the tensors of each unit, with the names and shapes of
-// the published checkpoints. The model also has the order in which computation acquires the units,
-// and the initial values. Pure functions, callable from any thread.
+// The description of GPT-2 for the engine. The description has the tensors of each unit, with the
+// names and shapes of the published checkpoints. The description also has the order in which
+// computation acquires the units, and the initial values. The functions are pure, and any thread
+// may call them.
 #pragma once
 
 #include <cstdint>
@@ -30,24 +31,24 @@ enum BlockTensor : std::uint32_t {
 };
 enum HeadTensor : std::uint32_t { kFinalNormWeight, kFinalNormBias, kLmHeadWeight };
 
-// The units are: 0 is "embedding" (wte, wpe), 1..layers are "h.0".., and layers + 1 is "head" (ln_f
-// and, if untied, lm_head). Matrices are stored as in GPT-2 (y = x W + b). Embeddings and lm_head
-// have one row per token. With a tied head, the forward order ends with a second use of the
-// embedding unit, for the logits. The backward order then begins with this unit. There is one lease
-// at a time.
+// Unit 0 is "embedding" (wte, wpe). Units 1 to layers are "h.0", "h.1" and so on. Unit layers + 1
+// is "head" (ln_f and, if untied, lm_head). Matrices are stored as in GPT-2 (y = x W + b).
+// Embeddings and lm_head have one row per token. With a tied head, the forward order ends with a
+// second use of the embedding unit, for the logits. The backward order then begins with the
+// embedding unit. Computation holds one lease at a time.
 // Requires: validate(config) has passed.
 ModelSpec gpt_model_spec(const GptConfig& config);
 
 // The floating-point operations of training, per token of a full context. Each multiply-add of the
 // matrix products counts as two operations. Every product counts three times: forward, backward for
-// the inputs, and backward for the weights. Recomputation does not count. For attention, only the
-// half of the scores that the mask leaves counts.
+// the inputs, and backward for the weights. Recomputation does not count. The mask of attention
+// leaves half of the scores, and only this half counts.
 double flops_per_token(const GptConfig& config);
 
 // Writes the initial values of elements [begin, begin + values.size()) of `tensor`. Weights are
-// N(0, 0.02). The two projections into the residual stream are scaled by 1 / sqrt(2 * layers)
-// (Radford et al. 2019). Biases are 0. Layer norms have weight 1 and bias 0. Any split of a tensor
-// into ranges gives the same values.
+// drawn from N(0, 0.02). The weights of the two projections into the residual stream are scaled by
+// 1 / sqrt(2 * layers) (Radford et al. 2019). Biases are 0. Layer norms have weight 1 and bias 0.
+// Any split of a tensor into ranges gives the same values.
 void fill_initial_values(const GptConfig& config, std::uint64_t seed, const TensorSpec& tensor,
                          std::uint64_t begin, std::span<float> values);
 

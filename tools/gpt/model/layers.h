@@ -1,7 +1,8 @@
 // The layers of GPT-2 besides attention and matrix products, forward and backward. The work is
-// spread over threads in fixed pieces. So the order of sums over tokens does not depend on the
-// number of threads. Matrices are row-major with one row per token. Results depend on the arguments
-// only. Callable from any thread on disjoint memory, with one call at a time per ComputeThreads.
+// spread over threads in fixed pieces. The order of sums over tokens therefore does not depend on
+// the number of threads. Matrices are row-major with one row per token. Results depend on the
+// arguments only. Any thread may call the functions on disjoint memory. Only one call at a time may
+// use a ComputeThreads.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,8 @@ void embedding_forward(ComputeThreads& threads, EmbeddingTables tables,
                        std::span<const std::uint32_t> tokens, std::uint64_t sequence,
                        std::uint64_t width, float* y);
 
-// The gradients of both tables. All rows are written. The gradients of repeated tokens add up in
-// the order of the batch.
+// The gradients of both tables. The function writes all rows of both gradients. The gradients of
+// repeated tokens add up in the order of the batch.
 struct EmbeddingGradients {
   float* token = nullptr;
   float* position = nullptr;
@@ -59,7 +60,7 @@ struct LayerNormSaved {
 };
 struct LayerNormGradients {
   float* x = nullptr;
-  Into into = Into::kOverwrite;  // for x only; the parameters' gradients are overwritten
+  Into into = Into::kOverwrite;  // only for x; the parameters' gradients are always overwritten
   float* weight = nullptr;
   float* bias = nullptr;
 };
@@ -76,9 +77,9 @@ void bias_backward(ComputeThreads& threads, Extent extent, const float* dy, floa
 
 enum class CrossEntropy : std::uint8_t { kLossOnly, kGradient };
 // Returns the mean cross entropy over the rows of `logits`. With kGradient, the call overwrites the
-// logits with the gradient of the mean times `gradient_scale`. The gradient is fp32, or it is
-// rounded to bf16 and packed at the beginning of each row. `row_losses` is scratch memory for one
-// number per row.
+// logits with the gradient of the mean times `gradient_scale`. If `gradient_type` is bf16, the
+// gradient is rounded to bf16 and packed at the beginning of each row. Otherwise, the gradient is
+// fp32. `row_losses` is scratch memory for one number per row.
 // Requires: every target is below extent.columns.
 double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,
                      std::span<const std::uint32_t> targets, float* row_losses, CrossEntropy kind,
@@ -86,7 +87,8 @@ double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,
 
 void fill_zero(ComputeThreads& threads, float* values, std::uint64_t count);
 
-// Conversions between a tensor at rest, in bf16 or fp16, and fp32.
+// widen() converts a tensor from `dtype` to fp32, and round_to() converts from fp32 to `dtype`.
+// `dtype` is bf16 or fp16.
 void widen(ComputeThreads& threads, DType dtype, const void* source, float* target,
            std::uint64_t count);
 void round_to(ComputeThreads& threads, DType dtype, const float* source, void* target,

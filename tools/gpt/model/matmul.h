@@ -1,8 +1,9 @@
 // Products of row-major matrices, by OpenBLAS or oneDNN (matmul_choice.h). Only matmul.cc includes
 // the headers of Eigen and BLAS. A product is cut into output tiles. The extents of the tiles
-// depend only on the shape of the result. Each tile is one task, and one single-threaded call of
-// the library over the whole inner extent. So the number of threads changes no bit. The bits do
-// depend on the library, and on the kernel that the library chooses for the processor.
+// depend only on the shape of the result. Each tile is one task. A task makes one single-threaded
+// call of the library, over the whole inner extent. The number of threads therefore changes no bit.
+// However, the bits depend on the library, and on the kernel that the library chooses for the
+// processor.
 // Thread rule: one call of multiply() at a time. Any thread may call multiply_serial(), on disjoint
 // results.
 #pragma once
@@ -24,7 +25,7 @@ struct ConstMatrix {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   std::uint64_t stride = 0;
-  DType dtype = DType::kFp32;  // or kBf16, the same for both factors
+  DType dtype = DType::kFp32;  // or kBf16; both factors have the same type
 };
 
 struct Matrix {
@@ -32,7 +33,7 @@ struct Matrix {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   std::uint64_t stride = 0;
-  DType dtype = DType::kFp32;  // or kBf16: the sums are fp32, and are rounded once
+  DType dtype = DType::kFp32;  // or kBf16: sums are fp32, and are rounded once
 };
 
 enum class Form : std::uint8_t {
@@ -41,7 +42,7 @@ enum class Form : std::uint8_t {
   kAtB,  // A [k, m] transposed * B [k, n]
 };
 
-// The values to which the product is added. Null means zero.
+// The values to which the product is added. A null pointer means zero.
 struct Addend {
   const float* bias = nullptr;    // [n], added to every row
   const float* matrix = nullptr;  // [m, n] with the stride of the result; may be the result itself
@@ -72,8 +73,8 @@ class MatrixProducts {
   // and results in bf16 need a choice with bf16 factors. A bf16 result has no addend.
   void multiply(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
-  // Does the work of multiply() as one task on the calling thread. The call is for use inside a
-  // task. The result is fp32.
+  // Does the work of multiply() on the calling thread alone. The call is for use inside a task. The
+  // result must be fp32.
   void multiply_serial(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
  private:

@@ -1,7 +1,7 @@
 // The functions choose the library and the kernels that compute a run's matrix products on the
 // host. The config's run.matmul says what the user wants. The choice follows from the config, the
 // processor and the installed libraries. The choice never follows from a measurement at run time.
-// The functions are pure, except that oneDNN is opened once (onednn.h).
+// The functions are pure, except that the first use of oneDNN opens its library (onednn.h).
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,10 @@ std::string_view name_of(MatrixLibrary library);
 // The setting run.matmul. Fields without a value mean "auto".
 struct MatmulWish {
   std::optional<MatrixLibrary> library = {};
-  std::optional<KernelFamily> family = {};  // of oneDNN: the strongest kernels allowed
+  std::optional<KernelFamily> family = {};  // the strongest kernels of oneDNN that are allowed
 };
-// A name is "auto", "openblas", "onednn", or "onednn-" and the name of a family.
+// The possible names are "auto", "openblas", "onednn", and "onednn-" followed by the name of a
+// family.
 MatmulWish matmul_wish_from(std::string_view name);
 
 // The library that multiplies. The default is always available.
@@ -48,14 +49,14 @@ MatrixKernels matrix_kernels(const MatmulChoice& choice);
 // "oneDNN 2.6.3, kernels amx, factors bf16"
 std::string describe(const MatrixKernels& kernels);
 
-// The row of the committed table that chose the library of fp32 products. The row is the family of
-// oneDNN's kernels, or "default for " and a family that has no row. The result is empty if the
-// table was not asked. The table is not asked if `wish` names a library, factors are bf16, or
-// oneDNN is missing.
+// Returns the name of the table row that chose the library of fp32 products. The table is part of
+// the source code. A row has the name of a family of oneDNN's kernels. For a family without a row,
+// the result is "default for " and the family's name. The result is empty if the table was not
+// used, because `wish` names a library, factors are bf16, or oneDNN is missing.
 std::string table_row(const MatmulWish& wish, const MatmulChoice& choice);
 
-// If oneDNN is missing, describes what a run with `choice` would gain from oneDNN. Otherwise the
-// result is empty.
+// If oneDNN is missing, the result says what a run with `choice` would gain from oneDNN. Otherwise
+// the result is empty.
 std::string missed_gain(const MatmulWish& wish, const MatmulChoice& choice, DType parameters);
 
 }  // namespace sluice::gpt

@@ -1,8 +1,8 @@
 // Matrix products by oneDNN. The library is opened at run time, so a program with this class starts
 // on machines without oneDNN. Only two functions of oneDNN are used for products: dnnl_sgemm and
-// dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both functions (no header of oneDNN
-// declares the second one). The functions keep no memory between two calls, because packed data is
-// freed.
+// dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both functions, but no header of oneDNN
+// declares dnnl_gemm_bf16bf16f32. The functions free their packed data, so they keep no memory
+// between two calls.
 //
 // Thread rule: any number of threads may call the functions at the same time. A call computes on
 // the calling thread.
@@ -15,29 +15,29 @@
 
 namespace sluice::gpt {
 
-// The kinds of instructions that matrix kernels are written for. The weakest kind is first.
+// The kinds of instructions for which matrix kernels are written. The weakest kind is first.
 enum class KernelFamily : std::uint8_t { kNone, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 std::string_view name_of(KernelFamily family);
-// The family with the name "avx2", "avx512", "avx512_bf16" or "amx".
+// Returns the family with the name "avx2", "avx512", "avx512_bf16" or "amx".
 KernelFamily kernel_family_from(std::string_view name);
-// The strongest family that this processor and the operating system's kernel support.
+// Returns the strongest family that this processor and the operating system's kernel support.
 KernelFamily processor_family();
 
 class OneDnn {
  public:
-  // The library of this process. The first call opens the file that SLUICE_ONEDNN names. Without
-  // that variable, the first call opens the system's libdnnl.so.3 or libdnnl.so.2. The library
-  // stays open.
+  // Returns the library of this process. The first call opens the file that the environment
+  // variable SLUICE_ONEDNN names. If the variable is not set, the first call opens the system's
+  // libdnnl.so.3 or libdnnl.so.2. The library stays open.
   static OneDnn& library();
 
-  // Says why oneDNN cannot be used. The text is empty if oneDNN can be used.
+  // Returns the reason why oneDNN cannot be used. The text is empty if oneDNN can be used.
   const std::string& why_not() const { return why_not_; }
   const std::string& version() const { return version_; }  // "2.6.3"
-  // The strongest family that the library has kernels for on this processor.
+  // Returns the strongest family for which the library has kernels on this processor.
   KernelFamily family() const;
-  // Allows kernels up to `family` from now on. Returns false if another family is fixed already. A
-  // call of family() or a product fixes the family, too.
+  // Allows kernels up to `family` from now on. Returns false if another family is fixed already.
+  // The first call of limit() or family(), or the first product, fixes the family.
   // Requires: why_not() is empty.
   bool limit(KernelFamily family);
 
@@ -55,7 +55,8 @@ class OneDnn {
     float* c = nullptr;
     std::int64_t c_stride = 0;
   };
-  // Both functions compute a product. The result is false if the library refuses the product.
+  // Both functions compute a product. Each function returns false if the library refuses the
+  // product.
   // Requires: why_not() is empty.
   bool multiply_fp32(const Call& call) const;
   bool multiply_bf16(const Call& call) const;  // bf16 factors, sums in fp32
@@ -79,7 +80,7 @@ class OneDnn {
   Bf16Gemm* bf16_gemm_ = nullptr;
   int (*effective_isa_)() = nullptr;
   int (*set_max_isa_)(int) = nullptr;
-  void (*set_threads_)(int) = nullptr;  // for the calling thread; only in a library with threads
+  void (*set_threads_)(int) = nullptr;  // null in a library without threads
 };
 
 }  // namespace sluice::gpt

@@ -1,13 +1,13 @@
-// The rate that the matrix products of this machine reach when nothing else runs. A step's rate is
-// compared with this rate.
+// The rate that the matrix products of this machine reach when nothing else runs. Reports compare a
+// step's rate with the peak rate.
 #pragma once
 
 #include "tools/gpt/model/matmul_choice.h"
 
 namespace sluice::gpt {
 
-// The function measures several products of square matrices, with the given threads and the library
-// and factors of `choice`. Returns the operations per second of the fastest product. A multiply-add
+// Measures several products of square matrices, on `threads` threads, with the library and the
+// factors of `choice`. Returns the operations per second of the fastest product. A multiply-add
 // counts as two operations. The measurement takes about half a second and 12 MiB.
 // Fails with kOutOfMemory if there is not enough memory.
 double measured_peak_flops(unsigned threads, const MatmulChoice& choice);

@@ -1,7 +1,8 @@
 // The element-wise arithmetic of the model on contiguous fp32 memory. Each function runs on one
-// thread. Sums run in 16 fixed lanes. The project never fuses a multiply with an add. So the
-// compiler's versions for all instruction sets give the same bits. Pure; callable from any thread
-// on disjoint memory. NaN and infinity pass through, because nothing is checked here.
+// thread. Sums run in 16 fixed lanes. The project never fuses a multiply with an add, so the
+// compiler's versions for all instruction sets give the same bits. The functions are pure, and any
+// thread may call them on disjoint memory. The functions do not check values, so NaN and infinity
+// pass through.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +28,17 @@ RowMoments layer_norm_row(const float* x, const float* weight, const float* bias
                           std::uint64_t count);
 
 enum class Into : std::uint8_t { kOverwrite, kAccumulate };
-// dx (+)= the gradient of layer_norm_row with respect to x, given dy. Ba, Kiros, Hinton (2016).
+// Computes the gradient of layer_norm_row with respect to x, from dy (Ba, Kiros, Hinton 2016).
+// Writes the gradient to dx, or adds it to dx, as `into` says.
 void layer_norm_backward_row(const float* x, RowMoments moments, const float* weight,
                              const float* dy, float* dx, std::uint64_t count, Into into);
 
-// The function overwrites the scores s of one attention row with softmax(scale * s). The function
-// returns log(sum(exp(scale * s))).
+// Overwrites the scores s of one attention row with softmax(scale * s).
+// Returns log(sum(exp(scale * s))).
 float softmax_row(float* scores, float scale, std::uint64_t count);
 
-// The function overwrites the scores with the probabilities p = exp(scale * s - log_sum).
-// `gradient` is given with respect to p. The function overwrites `gradient` with the gradient with
+// Overwrites the scores s with the probabilities p = exp(scale * s - log_sum). On entry, `gradient`
+// is the gradient with respect to p. The function overwrites `gradient` with the gradient with
 // respect to s, which is p * (gradient - delta) * scale.
 void softmax_backward_row(float* scores, float* gradient, float scale, float log_sum, float delta,
                           std::uint64_t count);
@@ -56,21 +58,22 @@ float dot_row(const float* a, const float* b, std::uint64_t count);
 void add_row(float* target, const float* source, std::uint64_t count);
 
 inline constexpr std::uint64_t kColumnSliceMax = 32;
-// The function sums `row_count` rows of a `stride`d matrix, for its first `column_count` columns.
-// First each block of 64 rows is summed. Then the blocks are summed. Both sums are in order.
+// Sums each of the first `column_count` columns over `row_count` rows. The rows are `stride`
+// elements apart. The function first sums each block of 64 rows, and then sums the blocks, both in
+// order.
 // Requires: column_count <= kColumnSliceMax.
 void column_sums(const float* rows, std::uint64_t row_count, std::uint64_t stride,
                  std::uint64_t column_count, float* sums);
 
-// The gradients of a layer norm's weight and bias for a slice of columns, with sums in the order of
-// column_sums(): weight[j] = sum(dy * (x - mean) * inverse_deviation), bias[j] = sum(dy). Both x
-// and dy share `stride`.
+// Computes the gradients of a layer norm's weight and bias for a slice of columns: weight[j] =
+// sum(dy * (x - mean) * inverse_deviation), bias[j] = sum(dy). The sums have the order of
+// column_sums(). `stride` is the stride of both x and dy.
 void layer_norm_parameter_sums(const float* x, const RowMoments* moments, const float* dy,
                                std::uint64_t row_count, std::uint64_t stride,
                                std::uint64_t column_count, float* weight, float* bias);
 
-// These functions convert bf16 and fp16 to fp32, which is exact. The functions also convert fp32 to
-// bf16 and fp16, with rounding to nearest even (sluice/dtype.h defines all four).
+// The widen functions convert bf16 and fp16 to fp32 exactly. The round functions convert fp32 to
+// bf16 and fp16, with rounding to nearest even. sluice/dtype.h defines all four conversions.
 void widen_bf16_row(const std::uint16_t* source, float* target, std::uint64_t count);
 void round_bf16_row(const float* source, std::uint16_t* target, std::uint64_t count);
 void widen_fp16_row(const std::uint16_t* source, float* target, std::uint64_t count);

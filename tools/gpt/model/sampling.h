@@ -1,4 +1,5 @@
-// Chooses the next token from the logits of a model. Pure, callable from any thread.
+// Chooses the next token from the logits of a model. The function is pure, and any thread may call
+// it.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,9 @@ struct SamplingOptions {
   std::uint64_t seed = 0;
 };
 
-// The token at `position` of a generation. The token is drawn from softmax(logits / temperature)
-// over the top_k largest logits. Ties go to the smaller token. The random number depends only on
-// (seed, position).
+// Returns the token at `position` of a generation. The token is drawn from softmax(logits /
+// temperature) over the top_k largest logits. Among equal logits, the smaller token comes first.
+// The random number depends only on (seed, position).
 // Requires: logits are not empty and have no NaN, and temperature >= 0.
 std::uint32_t sample_token(std::span<const float> logits, const SamplingOptions& options,
                            std::uint64_t position);

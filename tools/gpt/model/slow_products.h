@@ -1,6 +1,6 @@
 // Collects notes for the user. Each note names a shape of matrix products for which the fast
-// library has no algorithm, so that the plain kernel computes them. Thread rule: one thread at a
-// time.
+// library has no algorithm. The plain kernel computes products of this shape.
+// Thread rule: one thread at a time.
 #pragma once
 
 #include <set>
@@ -15,7 +15,7 @@ class SlowProducts {
  public:
   // `type` is the type of the factors.
   void note(const Product& product, DType type);
-  // The notes since the last call.
+  // Returns the notes since the last call.
   std::vector<std::string> take();
 
  private:

@@ -1,6 +1,6 @@
-// One unit's parameters and gradients as fp32, for every element type at rest. Tensors of bf16 and
-// fp16 pass through scratch memory, which is sized once for the largest unit. Tensors of fp32 are
-// used in place. If products take bf16, bf16 matrices are used in place, too.
+// Provides one unit's parameters and gradients as fp32, for every element type at rest. Tensors of
+// bf16 and fp16 pass through scratch memory, which is sized once for the largest unit. Tensors of
+// fp32 are used in place. If products take bf16, bf16 matrices are used in place, too.
 // Thread rule: the object is not thread-safe, and it holds one unit at a time.
 #pragma once
 
@@ -28,7 +28,7 @@ struct Precision {
   DType gradients = DType::kFp32;
 };
 
-// A gradient that a product writes.
+// The place to which a product writes a gradient.
 struct GradientTarget {
   void* data = nullptr;
   DType dtype = DType::kFp32;
@@ -55,12 +55,12 @@ class UnitTensors {
     return bf16_factors_ ? factors_[tensor] : parameters_[tensor];
   }
 
-  // Makes gradient(i) valid until store_gradients(). That call writes the gradients to `gradients`.
-  // Every element has to be written in between.
+  // Makes gradient(i) valid until store_gradients(). store_gradients() then writes the gradients to
+  // `gradients`. Between the two calls, the caller must write every element.
   void open_gradients(std::uint32_t unit, GradientPointers gradients);
   float* gradient(std::uint32_t tensor) const { return gradients_[tensor]; }
-  // Does the same for a gradient that is one product. The product is written to the gradient's
-  // final place directly.
+  // Returns the place for a gradient that is a single product. If possible, this place is the
+  // gradient's final place.
   GradientTarget product_gradient(std::uint32_t tensor);
   void store_gradients(GradientPointers gradients);
 

@@ -23,8 +23,9 @@ using TokenId = std::uint32_t;
 
 class ByteBpe {
  public:
-  // `vocabulary` maps the bytes of each token to the token's id. `merges` is the list of pairs of
-  // tokens, and names each token by its bytes. The rank of a pair is its place in the list.
+  // `vocabulary` maps the bytes of each token to the token's id. `merges` is a list of pairs of
+  // tokens. Each token in a pair is given by its bytes. The rank of a pair is its place in the
+  // list.
   // Fails with kInput if the vocabulary lacks a token that a merge needs or produces.
   ByteBpe(const std::unordered_map<std::string, TokenId>& vocabulary,
           std::span<const std::pair<std::string, std::string>> merges);

@@ -1,5 +1,5 @@
-// Turns a text into a file of tokens that training reads. The format is that of llm.c, with a
-// header and 16 bits per token. If the tokenizer has more than 65,536 tokens, a token has 32 bits.
+// Turns a text into a file of tokens that training reads. The format is that of llm.c: a header,
+// and then 16 bits per token. If the tokenizer has more than 65,536 tokens, a token has 32 bits.
 // Some words of the header are empty in the files that llm.c writes. Sluice uses these words to
 // identify the text and the tokenizer from which the file was made.
 //
@@ -33,16 +33,16 @@ constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
 // Fails with the errors of OutputFile, and with kInput in these cases:
 // - The text cannot be read, or is empty.
 // - The text has more tokens than a header can count (2^32 - 1).
-// - - The text contains a byte for which the tokenizer has no token.
-// - - The text contains more than 64 MiB without a space or line end.
+// - The text contains a byte for which the tokenizer has no token.
+// - The text contains more than 64 MiB without a space or line end.
 std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenizer,
                                OutputFile& output);
 
-// Returns the path of a token file beside `text_file`. If the same tokenizer has already made such
-// a file from the same bytes, that file is used. Otherwise, the function makes the file, and
-// replaces a file that was made from an older text. If several processes want the same file, they
-// run one after another.
-// Fails with the errors of write_token_file(). Fails with kInput if a file of this name exists that
+// Returns the path of a token file beside `text_file`. If there is such a file, and the same
+// tokenizer made it from the same bytes, the function uses this file. Otherwise, the function makes
+// the file, and replaces a file that was made from an older text. If several processes need the
+// same file, they run this function one after another.
+// Fails with the errors of write_token_file(). Fails with kInput if the path belongs to a file that
 // this function did not make.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);
 

@@ -1,8 +1,8 @@
-// A byte-level BPE tokenizer. For texts in UTF-8, it produces the same tokens as Hugging Face's
-// package `tokenizers`. Bytes that are not UTF-8 are kept, so decoding the tokens always gives the
-// same text.
+// A byte-level BPE tokenizer. For texts in UTF-8, the tokenizer produces the same tokens as Hugging
+// Face's package `tokenizers`. The tokenizer keeps bytes that are not UTF-8, so the decoded tokens
+// always give the same text.
 //
-// Thread rule: any thread. But only one thread at a time may call encode(), because encode()
+// Thread rule: any thread. However, only one thread at a time may call encode(), because encode()
 // remembers words.
 #pragma once
 
@@ -28,21 +28,22 @@ class Tokenizer {
   const Checksum128& checksum() const { return checksum_; }
   // The largest token id plus one. The config's model.vocabulary must be at least this number.
   TokenId token_count() const { return static_cast<TokenId>(bytes_.size()); }
-  // The length of the longest added token, which is 0 if there are no added tokens. Added tokens
-  // are found before the text is split into words.
+  // The length of the longest added token in bytes; 0 = no added tokens. The tokenizer finds added
+  // tokens before it splits the text into words.
   std::size_t added_bytes_max() const { return added_bytes_max_; }
 
   // Whether `text` can be cut at `cut_bytes` without changing its tokens. The result is false
-  // inside an added token. It is also false at the end of an added token if the tokenizer adds a
-  // space there. Requires: `text` contains the next added_bytes_max() bytes after the cut, or all
-  // bytes up to the end of the text.
+  // inside an added token. The result is also false at the end of an added token if the tokenizer
+  // adds a space after the token.
+  // Requires: after the cut, `text` contains the next added_bytes_max() bytes, or all bytes up to
+  // the end of the whole text.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
 
-  // Appends the tokens of `text` to `tokens`. `text` may be a part of a longer text, and
-  // `offset_bytes` is its place in the longer text. Error messages name this place. If the
-  // tokenizer has add_prefix_space, a space is added only at the start of the longer text. Special
-  // tokens in the text are found like other tokens. No special token is added at the start or at
-  // the end.
+  // Appends the tokens of `text` to `tokens`. `text` may be a part of a longer text. `offset_bytes`
+  // is then the place of the part in the longer text. Error messages name places in the longer
+  // text. If the tokenizer has add_prefix_space, a space is added only at the start of the longer
+  // text. A special token in the text is found like any other added token. The tokenizer adds no
+  // special token at the start or at the end.
   // Fails with kInput if a byte has no token.
   void encode(std::string_view text, std::vector<TokenId>& tokens, std::uint64_t offset_bytes = 0);
 
@@ -54,7 +55,7 @@ class Tokenizer {
   struct Part {
     std::string_view text;
     std::uint64_t offset_bytes = 0;
-    bool is_start = false;  // of a text, or behind an added token
+    bool is_start = false;  // a text starts here, or an added token is before
   };
 
   explicit Tokenizer(const TokenizerFile& file);
@@ -73,7 +74,7 @@ class Tokenizer {
   std::size_t added_bytes_max_ = 0;
   std::vector<std::string> bytes_;  // of each id
 
-  std::unordered_map<std::string, std::vector<TokenId>> words_;  // a part of the words seen so far
+  std::unordered_map<std::string, std::vector<TokenId>> words_;  // tokens of some words seen so far
 };
 
 }  // namespace sluice

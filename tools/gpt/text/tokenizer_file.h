@@ -1,6 +1,6 @@
-// The functions read the files of byte-level BPE tokenizers. A tokenizer is either one file, the
-// `tokenizer.json` of Hugging Face's package `tokenizers`, or GPT-2's two files vocab.json and
-// merges.txt.
+// The functions read the files of byte-level BPE tokenizers. A tokenizer is stored in one file or
+// in two files. The one file is the `tokenizer.json` of Hugging Face's package `tokenizers`. The
+// two files are vocab.json and merges.txt, as for GPT-2.
 //
 // Thread rule: any thread.
 #pragma once
@@ -19,16 +19,16 @@ namespace sluice {
 struct AddedToken {
   std::string bytes;
   TokenId id = 0;
-  bool is_normalized = false;  // looked for only where no other kind of added token is
+  bool is_normalized = false;  // if true, found only between the tokens that are not normalized
 };
 
 // The content of a tokenizer's files, as plain data.
 struct TokenizerFile {
-  std::string path;                                     // the file as named in messages
-  std::unordered_map<std::string, TokenId> vocabulary;  // by the bytes that a token stands for
+  std::string path;                                     // the file's name in messages
+  std::unordered_map<std::string, TokenId> vocabulary;  // the key is the token's bytes
   std::vector<std::pair<std::string, std::string>> merges;
   std::vector<AddedToken> added;
-  bool adds_space = false;  // before a text that does not begin with one (add_prefix_space)
+  bool adds_space = false;  // a space goes before a text that begins without one (add_prefix_space)
   Checksum128 checksum;     // of the files
 };
 
@@ -37,9 +37,10 @@ struct TokenizerFile {
 std::string tokenizer_in_folder(const std::string& folder);
 
 // `path` is a tokenizer.json, or a vocab.json with merges.txt in the same folder, or a folder that
-// contains one of these. Fails with kInput if the file cannot be read, is damaged, or describes
-// another kind of tokenizer. The message names the file and the part of the file, and also the
-// kind.
+// contains such files.
+// Fails with kInput if a file cannot be read, is damaged, or describes another kind of tokenizer.
+// The message names the file and the wrong part of the file. For another kind of tokenizer, the
+// message also names this kind.
 TokenizerFile read_tokenizer(const std::string& path);
 
 }  // namespace sluice

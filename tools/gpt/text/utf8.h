@@ -10,12 +10,12 @@
 namespace sluice {
 
 struct Utf8Character {
-  std::optional<char32_t> code;  // nothing: a byte outside of a well-formed sequence
+  std::optional<char32_t> code;  // empty: a byte outside of a well-formed sequence
   std::size_t size_bytes = 1;
 };
 
-// Returns the first character of `text`. It is a sequence that Unicode calls well-formed (table 3-7
-// of the standard), or a single byte.
+// Returns the first character of `text`. The character is a sequence that Unicode calls well-formed
+// (table 3-7 of the standard), or a single byte.
 // Requires: `text` is not empty.
 Utf8Character first_utf8(std::string_view text);
 

@@ -1,5 +1,5 @@
-// The leases that one use of a unit holds on the activations at its boundaries, for trainers whose
-// activations the engine keeps.
+// The leases that one use of a unit holds on the activations at the unit's boundaries. A trainer
+// needs these leases if the engine keeps the activations.
 // Thread rule: one thread at a time, the thread of the step.
 #pragma once
 
@@ -21,16 +21,16 @@ struct BoundaryLeases {
   std::byte* input_gradient = nullptr;
 };
 
-// A use of a unit, by its place in forward order, for one micro-batch.
+// One use of a unit by one micro-batch. `forward_use` is the use's place in forward order.
 struct BoundaryUse {
   std::uint32_t forward_use = 0;
-  std::uint32_t use_count = 0;  // of forward order
+  std::uint32_t use_count = 0;  // the number of uses in forward order
   std::uint32_t micro_batch = 0;
   Pass pass{};
 };
 
-// Takes the leases in the sequence of engine/plan/activation_plan.h. The work on `stream` may use
-// the memory until the leases end. `walk` is a Step or an Inference.
+// Takes the leases in the order that engine/plan/activation_plan.h plans. Until the leases end, the
+// work on `stream` may use the memory. `walk` is a Step or an Inference.
 template <class Walk>
 BoundaryLeases take_boundaries(Walk& walk, const BoundaryUse& use, const Stream& stream) {
   BoundaryLeases held;

@@ -1,9 +1,10 @@
-// The part of `sluice train` that outlives its process, in checkpoints and in a durable store. This
-// part decides where the run begins, and what is saved during the run. Each saved state also
-// records the number of steps so far. This number is also the position in the data and in the
-// schedule. The record includes the config and the text that made the state.
+// Saves and restores the state of `sluice train`, in checkpoints and in a durable store.
+// Checkpointing decides where the run begins, and what the run saves. Each saved state also records
+// the number of steps so far. The number of steps is also the run's position in the data and in the
+// schedule. Each saved state also records the settings, and the length and checksum of the training
+// text.
 //
-// Thread rule: one thread. With several ranks, all ranks take part.
+// Thread rule: one thread. If there are several ranks, all ranks must make the same calls.
 #pragma once
 
 #include <cstdint>
@@ -38,50 +39,52 @@ struct CheckpointOptions {
   std::string command;  // the command that resumes the run
 };
 
-// The same command with --resume, quoted for a shell.
+// Returns the command line `words`, quoted for a shell. If `words` lacks --resume, the result has
+// --resume at the end.
 std::string command_that_goes_on(std::span<char* const> words);
 
-// A text for a state that has no text, so that a run with `config` can continue from the state.
+// Returns an application text for a state that has no such text. With this text, a run with
+// `config` can continue from the state.
 // Fails with kInput if the config's data cannot be opened.
 std::string application_for(const TrainConfig& config, std::uint32_t ranks, std::uint64_t steps);
 
 class Checkpointing {
  public:
-  // Rank 0 locks the checkpoints' folder for this process.
-  // Fails with kInput if another process has locked the folder, or if options do not fit together.
+  // On rank 0, the constructor locks the folder of checkpoints for this process.
+  // Fails with kInput if another process has locked the folder, or if options contradict each
+  // other.
   Checkpointing(const CheckpointOptions& options, const TrainConfig& config, std::uint32_t rank,
                 std::uint32_t rank_count);
 
   bool is_on() const { return !options_.root.empty(); }
-  // Names the kernels that compute the matrix products from now on. The name is kept with the
-  // state, and a run that continues with other kernels reports the change. Must be called before
-  // resume().
+  // Names the kernels that compute the matrix products from now on. Saved states keep this name. A
+  // run that continues with other kernels reports the change. Must be called before resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
-  // Lines of text for the user. The lines say which checkpoints were skipped, and why.
+  // Lines of text for the user, for example about skipped checkpoints and the reasons.
   const std::vector<std::string>& notes() const { return notes_; }
 
-  // All changes of kernels since the run began. Must be called after resume().
+  // All changes of kernels since the run first began. Must be called after resume().
   const std::vector<SettingChange>& kernel_changes() const { return kernel_changes_; }
-  // All other accepted changes, of settings and of the text. Must be called after resume().
+  // All other accepted changes of settings and of the text. Must be called after resume().
   const std::vector<SettingChange>& setting_changes() const { return setting_changes_; }
 
   // Whether the run may continue from a saved state.
   bool is_used() const { return is_on() || has_store() || !options_.resume_from.empty(); }
   bool has_store() const { return !config_.engine.storage.state.name.empty(); }
 
-  // Gives the engine the state of the store's last commit or of the newest complete checkpoint. The
-  // state with more steps is taken. Returns the number of steps that the run has made. The result
-  // is empty if the run begins anew.
+  // Gives the engine the state of the store's last commit, or of the newest complete checkpoint if
+  // the checkpoint has more steps. Returns the number of steps that the run has made. The result is
+  // empty if the run begins anew.
   // Fails with kInput in these cases:
   // - A state exists, but no resume was asked for.
   // - The required state is missing or unreadable.
   // - The state is of another model, config or text.
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
-  // The options for step number `steps` of the run, counted from 1. With a store, the options have
-  // the text that the commit keeps.
+  // Returns the options for step number `steps` of the run, counted from 1. If there is a store,
+  // the options have the application text that the commit keeps.
   FinishOptions finish_options(std::uint64_t steps) const;
-  // The place where resume() has found the state. If resume() has found no state, the place where
-  // resume() has looked for it.
+  // Returns the place where resume() has found the state. If resume() has found no state, the
+  // result is the place where resume() has looked for a state.
   std::string origin() const;
   // Must be called when `steps` steps are done. Saves a checkpoint if one is due. If
   // memory.save_buffers is not 0, the save runs beside the next steps. A failed save is printed,
@@ -93,7 +96,7 @@ class Checkpointing {
   void run_ended(Engine& engine, std::uint64_t steps);
   // The checkpoints that this run has saved.
   const std::vector<SavedCheckpoint>& saved() const { return saved_; }
-  // The command with which a user resumes the run where this process ends.
+  // The command with which a user continues the run after this process has ended.
   const std::string& command() const { return options_.command; }
   // The folder of the newest checkpoint that this run has saved or has started from. The path is
   // empty if there is no such checkpoint.
@@ -114,7 +117,8 @@ class Checkpointing {
   std::optional<std::uint64_t> resume_store(Engine& engine, const InitialValues& values,
                                             const std::vector<Candidate>& found);
   enum class Kernels : std::uint8_t { kMayChange, kStay };
-  // Checks `application`, the text of a saved state. `where` names this state in messages.
+  // Checks `application`, the application text of a saved state. `where` names the state in
+  // messages.
   // A change of kernels is an error for a store, and a note for a checkpoint.
   std::uint64_t check_application(const std::string& where, const std::string& application,
                                   Kernels kernels);
@@ -122,7 +126,7 @@ class Checkpointing {
   SaveOptions save_options(std::uint64_t steps) const;
   void save(Engine& engine, std::uint64_t steps);
   void note(const std::optional<SavedCheckpoint>& saved, std::uint64_t steps);
-  // Runs `save`. A failure that training survives is only printed.
+  // Runs `save`. If training can go on after a failure, the failure is only printed.
   void try_to_save(Engine& engine, const std::function<void()>& save);
   void pass_over(const std::string& why);
 
@@ -130,15 +134,15 @@ class Checkpointing {
 
   const CheckpointOptions options_;
   const TrainConfig& config_;
-  const bool is_first_;                          // rank
+  const bool is_first_;                          // whether this is rank 0
   std::map<std::string, std::string> settings_;  // the settings that decide the run's numbers
   std::string text_;                             // the data's length and checksum
   std::optional<CheckpointLock> lock_;
   std::vector<std::string> notes_;
   std::vector<SettingChange> kernel_changes_;
-  std::vector<SettingChange> setting_changes_;  // all others that were accepted
+  std::vector<SettingChange> setting_changes_;  // all other accepted changes
   std::optional<std::uint64_t> saved_steps_;
-  std::uint64_t steps_under_way_ = 0;  // of the run when the save under way began
+  std::uint64_t steps_under_way_ = 0;  // the run's steps when the save under way began
   std::vector<SavedCheckpoint> saved_;
   bool is_from_store_ = false;
   std::string from_;  // the checkpoint of --resume-from that the run began with

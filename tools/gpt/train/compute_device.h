@@ -1,5 +1,6 @@
-// The device on which a training run computes, chosen by run.device. On a GPU, this object also has
-// the model's memory and kernels, which are made before the engine takes the rest of the memory.
+// The device on which a training run computes. The config's run.device chooses the device. On a
+// GPU, this object also has the model's memory and kernels. The memory and kernels are made before
+// the engine takes the rest of the GPU's memory.
 // Thread rule: one thread at a time.
 #pragma once
 
@@ -29,25 +30,25 @@ bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 
 class ComputeDevice {
  public:
-  // "auto" takes a GPU if the machine has one that can compute what `config` asks for. If there is
-  // no such GPU, "auto" takes the host.
+  // With run.device "auto", the object takes a GPU that can compute what `config` asks for. If the
+  // machine has no such GPU, the object takes the host.
   // Fails with:
   // - kUnsupported: run.device is "cuda", and no GPU can compute what `config` asks for.
   // - kUnsupported: the host lacks the library or kernels that run.matmul names.
-  // - kOutOfMemory: the device has no room.
+  // - kOutOfMemory: the device has too little memory.
   explicit ComputeDevice(const TrainConfig& config, const GpuChoice& gpu = {});
   ComputeDevice(const ComputeDevice&) = delete;
   ComputeDevice& operator=(const ComputeDevice&) = delete;
 
   Device& device() { return *device_; }
-  HostDevice* host() { return host_; }  // null where the device is no host device
+  HostDevice* host() { return host_; }  // null if the device is not the host
   bool is_host() const { return host_ != nullptr; }
-  CudaDevice* gpu() { return gpu_; }  // null where the device is no GPU
+  CudaDevice* gpu() { return gpu_; }  // null if the device is not a GPU
   // A text such as "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)" or "the host (no
   // usable GPU: ...)".
   const std::string& description() const { return description_; }
-  // If run.device "auto" computes on the host although a GPU can be used, the reason and the
-  // remedy. Otherwise the text is empty.
+  // A text with the reason and the remedy, if run.device "auto" computes on the host although a GPU
+  // can be used. Otherwise the text is empty.
   const std::string& unused_gpu() const { return unused_gpu_; }
 
   // The library and kernels of the matrix products. On a GPU, the GPU's name stands for the
@@ -59,8 +60,8 @@ class ComputeDevice {
   // if there is no such library.
   const std::string& missed_gain() const { return missed_gain_; }
 
-  // Measures how fast this device computes the matrix products of a run with `config` when it does
-  // nothing else, in operations per second. Takes about half a second.
+  // Measures the rate of the matrix products of a run with `config`, while the device does nothing
+  // else. The result is in operations per second. Takes about half a second.
   // Fails with kUnsupported on a GPU, and with kOutOfMemory.
   double measure_peak_flops(const TrainConfig& config, bool is_quiet) const;
 

@@ -1,8 +1,8 @@
 // A text or token file as training and validation data. The file is read piece by piece and not
-// mapped. A mapped file would count as the process's memory. If the file were truncated meanwhile,
+// mapped. A mapped file would count as the process's memory. If a mapped file were truncated,
 // SIGBUS would end the process. The last part of the file is for validation. The sequences of a
-// step depend only on (seed, step, micro-batch). Constant after construction; callable from any
-// thread.
+// step depend only on (seed, step, micro-batch). A Dataset is constant after construction, and any
+// thread may call it.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ class Dataset {
  public:
   // Fails with:
   // - kInput: the file is missing, unreadable or empty, or has tokens beyond the vocabulary.
-  // - kInput: a part of the file is too short for one sequence and its successor.
+  // - kInput: a part of the file is too short for one sequence and the token that follows the
+  //   sequence.
   // - kConfig: no file is given.
   explicit Dataset(const TrainConfig& config, std::uint32_t rank_count = 1);
 
@@ -41,8 +42,8 @@ class Dataset {
   // Fails with kInput if the file has become shorter since the constructor read it.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 
-  // `count` batches, spread evenly over the validation part. There are fewer batches if this part
-  // is too short for `count`.
+  // Returns `count` batches, spread evenly over the validation part. If the validation part is too
+  // short for `count` batches, the result has fewer batches.
   std::vector<TokenBatch> validation_batches(std::uint32_t count) const;
 
   // The mean cross-entropy of `batches`, in nats per token, under the bigram model of the training
@@ -52,8 +53,7 @@ class Dataset {
     return *bigram_cross_entropy_until([] { return false; }, batches);
   }
   // Returns the same as bigram_cross_entropy(), or nothing if `is_asked` has returned true. The
-  // call asks before each piece of 2^20 tokens, because the count goes through the whole training
-  // part.
+  // call asks before each piece of 2^20 tokens, because it reads the whole training part.
   std::optional<double> bigram_cross_entropy_until(const std::function<bool()>& is_asked,
                                                    std::span<const TokenBatch> batches) const;
 

@@ -1,4 +1,4 @@
-// The state of a GPT that begins to train, from a seed. Pure; any thread.
+// The initial state of a GPT, from a seed. The function is pure, and any thread may call it.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-// The function is for Engine::initialize() of an engine with the units of training_model(). The
-// result refers to no argument.
+// Returns the values for Engine::initialize(). The engine must have the units of training_model().
+// The result does not refer to the arguments.
 InitialValues fresh_values(const gpt::GptConfig& config, std::uint64_t seed);
 
 }  // namespace sluice

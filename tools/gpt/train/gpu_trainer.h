@@ -17,12 +17,12 @@
 
 namespace sluice {
 
-// How a DeviceGpt for a run with `config` is made.
+// Returns the options of a DeviceGpt for a run with `config`.
 gpt::DeviceGptOptions gpu_options(const TrainConfig& config);
 
 class GpuTrainer final : public Trainer {
  public:
-  // `gpt` lies on `device` and was made with the shape and the gpu_options() of `config`.
+  // `gpt` must lie on `device`, and must have the shape and the gpu_options() of `config`.
   GpuTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, Device& device,
              gpt::DeviceGpt& gpt);
 
@@ -34,7 +34,7 @@ class GpuTrainer final : public Trainer {
  private:
   // One use of a unit by one micro-batch.
   struct Use {
-    std::uint32_t index = 0;  // in the pass
+    std::uint32_t index = 0;  // the use's place in the pass
     std::uint32_t micro_batch = 0;
     std::uint64_t step = 0;
   };
@@ -54,7 +54,7 @@ class GpuTrainer final : public Trainer {
   Engine& engine_;
   Device& device_;
   gpt::DeviceGpt& gpt_;
-  const std::uint32_t at_once_;  // micro-batches at the same time
+  const std::uint32_t at_once_;  // micro-batches under way at the same time
   ModelSpec model_;
   Stream stream_;  // last, because its work uses all of the above
 };

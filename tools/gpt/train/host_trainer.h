@@ -1,7 +1,7 @@
 // This class trains the GPT on the host through the engine's public API, as any application would.
-// Each use of a unit has one lease, and its computation is submitted to a stream of the device. If
-// the engine keeps activations, a use also holds leases on the values that cross the unit's
-// boundaries.
+// Each use of a unit has one lease. The computation of a use is submitted to a stream of the
+// device. If the engine keeps activations, a use also holds leases on the values that cross the
+// unit's boundaries.
 //
 // Thread rule: one thread at a time. The engine, its device and the dataset must outlive the
 // trainer.
@@ -21,7 +21,8 @@
 namespace sluice {
 
 // The shape and the options of the computation on the host that `config` asks for.
-// Fails with kUnsupported for run.matmul, as choose_matmul() does.
+// compute_options() fails with kUnsupported if this machine lacks the library or kernels that
+// run.matmul names.
 gpt::BatchShape batch_shape(const TrainConfig& config);
 gpt::GptComputeOptions compute_options(const TrainConfig& config);
 
@@ -43,7 +44,7 @@ class HostTrainer final : public Trainer {
   using GradientList = std::vector<std::byte*>;
   // One use of a unit by one micro-batch.
   struct Use {
-    std::uint32_t index = 0;  // in the pass
+    std::uint32_t index = 0;  // the use's place in the pass
     std::uint32_t micro_batch = 0;
     std::uint64_t step = 0;
   };
@@ -71,7 +72,7 @@ class HostTrainer final : public Trainer {
   Engine& engine_;
   HostDevice& device_;
   ModelSpec model_;
-  const std::uint32_t at_once_;  // micro-batches at the same time
+  const std::uint32_t at_once_;  // micro-batches under way at the same time
   gpt::GptCompute compute_;
   Stream stream_;  // last, because its work uses all of the above
 };

@@ -7,9 +7,10 @@
 
 namespace sluice {
 
-// Every rank makes this call in the same place. The call does nothing for one rank, or on a GPU.
+// All ranks must make this call at the same point. The call does nothing on a GPU, or if there is
+// only one rank.
 // Fails with kRanks if the kernels of two ranks differ. The message names this rank's library and
-// kernels, and a rank whose kernels differ.
+// kernels, and a rank with other kernels.
 void require_same_kernels(Engine& engine, const ComputeDevice& device);
 
 }  // namespace sluice

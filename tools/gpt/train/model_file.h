@@ -1,9 +1,9 @@
 // A GPT saved as safetensors. The file has the fp32 master weights under GPT-2's names, and the
-// model's shape in the metadata. Published GPT-2 models lack this metadata. The shapes of their
-// tensors describe such models (64 elements per head). In a folder, the folder's config.json
-// describes them. Such a folder may have several files and an index, like the folders from Hugging
-// Face and from `sluice train --checkpoint`. Names may have a prefix, such as "transformer.", and
-// elements may be fp32, bf16 or fp16.
+// model's shape in the metadata. Published GPT-2 models lack this metadata. The shape of such a
+// model is read from the config.json in its folder, or from the shapes of the tensors (64 elements
+// per head). A folder may have several files and an index, like the folders from Hugging Face and
+// from `sluice train --checkpoint`. Names may have a prefix, such as "transformer.", and elements
+// may be fp32, bf16 or fp16.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,18 @@
 
 namespace sluice {
 
-// All ranks take part, and rank 0 writes.
+// All ranks must make this call. Rank 0 writes the file.
 // Fails with the errors of write_safetensors().
 // Requires: no step is active.
 void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine);
 
-// The text of config.json in a checkpoint's folder. With this file in the folder, the library
-// transformers can read the folder as it is.
+// Returns the text of the config.json in a checkpoint's folder. With this file, the Python library
+// `transformers` can read the folder.
 std::string gpt2_config_text(const gpt::GptConfig& model);
 
 class ModelFile {
  public:
-  // The file at `path` for a model of the shape `config`; null if `path` is empty.
+  // Opens the file at `path` for a model of the shape `config`. Returns null if `path` is empty.
   // Fails as the constructor and require_shape_of() do.
   static std::unique_ptr<ModelFile> open(const std::string& path, const gpt::GptConfig& config);
 
@@ -40,15 +40,16 @@ class ModelFile {
 
   const std::string& path() const { return file_.path(); }
   const gpt::GptConfig& config() const { return config_; }
-  // Does the work of SafetensorsReader::read(), but takes the names that this project gives to the
-  // tensors.
+  // Does the same as SafetensorsReader::read(), but `tensor` is the name that this project gives to
+  // the tensor.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
-  // Fails with kInput if the file differs from `config`. The message names the first key of section
-  // "model" that differs.
+  // Fails with kInput if the file's shape differs from `config`. The message names the first key of
+  // section "model" that differs.
   void require_shape_of(const gpt::GptConfig& config) const;
 
-  // The saved masters, bit for bit, for Engine::initialize(). This object must outlive the result.
+  // Returns the saved masters, bit for bit, for Engine::initialize(). This object must outlive the
+  // result.
   InitialValues initial_values() const;
 
  private:

@@ -1,4 +1,4 @@
-// Shows a `sluice train` in `sluice top` (<sluice/status_publisher.h>).
+// Shows a run of `sluice train` in `sluice top` (<sluice/status_publisher.h>).
 //
 // Thread rule: one thread.
 #pragma once
@@ -16,12 +16,12 @@ namespace sluice {
 
 class RunPublisher {
  public:
-  // Makes no page without run.status, or without a folder for the page. problem() says why a page
-  // could not be made.
+  // Makes a page if run.status is true and there is a folder for the page. problem() says why a
+  // page could not be made.
   RunPublisher(const TrainConfig& config, const Engine& engine);
 
   std::string problem() const { return publisher_ ? publisher_->problem() : ""; }
-  // Publishes that the run has ended `step` and is now in `phase`.
+  // Publishes that `step` steps of the run have ended, and that the run is now in `phase`.
   void enter(RunPhase phase, std::uint64_t step);
   void step_ended(const StepRecord& record, const StepReport& report);
 

@@ -1,7 +1,8 @@
-// The settings and the data that decide the numbers of a run. The settings are texts that every
-// saved state keeps. A run that continues from a saved state compares these texts with its own.
+// The settings and the data that decide the numbers of a run. Every saved state keeps the settings
+// as texts. A run that continues from a saved state compares the texts of the state with its own
+// texts.
 //
-// Thread rule: plain functions.
+// Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,12 @@
 
 namespace sluice {
 
-// The settings that are kept beside the state, with names as in the config file.
+// Returns the settings that a saved state keeps. The names are those of the config file.
 std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks);
-// The value of `key` for a checkpoint that is older than the key, and so does not name it.
+// Returns the value that `key` has in a checkpoint that is older than the key. An older checkpoint
+// does not contain the key.
 std::string value_before(const std::string& key);
-// The length and the checksum of a text.
+// Returns the length and the checksum of the text in `path`.
 // Fails with kInput if the file cannot be opened.
 std::string describe_text(const std::string& path);
 

@@ -1,5 +1,6 @@
-// The settings that differ from one life of a run to the next, as the text of a saved state keeps
-// them. Such changes were accepted by the user, or change no bit.
+// The changes of settings between the processes that continue one run. The application text of a
+// saved state keeps a list of these changes. A change in the list was accepted by the user, or does
+// not affect the bits of the result.
 //
 // Thread rule: pure.
 #pragma once
@@ -14,15 +15,16 @@ namespace sluice {
 
 // A point at which a run continued with another setting.
 struct SettingChange {
-  std::uint64_t steps = 0;  // of the run until then
-  std::string key = {};     // empty: the list says what has changed
+  std::uint64_t steps = 0;  // steps of the run before the change
+  std::string key = {};     // empty: the list's name says what has changed
   std::string before = {};
   std::string after = {};
 };
 
-// The changes in a list of the text. Entries that this program cannot have written are left out.
+// Returns the changes in the list `list` of the text `application`. Entries that this program
+// cannot have written are left out.
 std::vector<SettingChange> setting_changes_in(const nlohmann::json& application, const char* list);
-// Adds the list to the text, unless it is empty.
+// Adds `changes` to the list `list` of the text `application`. Does nothing if `changes` is empty.
 void add_changes(nlohmann::json& application, const char* list,
                  const std::vector<SettingChange>& changes);
 

@@ -1,5 +1,5 @@
-// The destructor waits for a stream, because enqueued work uses the local variables of a function.
-// The destructor also waits if an exception leaves that function. Device and stream must outlive
+// The destructor of a StreamGuard waits for a stream. Enqueued work may therefore use the local
+// variables of a function, even if an exception leaves the function. Device and stream must outlive
 // the guard.
 // Thread rule: one thread.
 #pragma once
@@ -17,8 +17,8 @@ class StreamGuard {
     try {
       device_.synchronize(stream_.id());
     } catch (...) {
-      // This failure is being thrown already, or is a consequence of the failure that is being
-      // thrown.
+      // synchronize() reports a failure that is already being thrown, or a consequence of that
+      // failure.
     }
   }
 

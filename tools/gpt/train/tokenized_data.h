@@ -1,4 +1,4 @@
-// The step from a text and a tokenizer to a file of tokens that training reads.
+// Makes the file of tokens that training reads, from a text and a tokenizer.
 //
 // Thread rule: one thread.
 #pragma once

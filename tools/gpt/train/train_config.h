@@ -1,5 +1,6 @@
 // The config of `sluice train`. The config has the engine's config, and the sections model, data,
-// batch, optimizer (the schedule of the learning rate) and run of a config file. Plain data.
+// batch, optimizer (the schedule of the learning rate) and run of a config file. The structs are
+// plain data.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,13 @@ struct TrainConfig : LearningRateOptions {
   Config engine;
   gpt::GptConfig model;
   std::string data_file;
-  std::string text_file;  // behind data_file, where a tokenizer made that; empty = data_file itself
-  std::string tokenizer;  // its file or folder; empty = one token per byte, or a token file
+  std::string text_file;  // the text from which data_file was made; empty = data_file
+  std::string tokenizer;  // a file or folder; empty = one token per byte, or a token file
   TokenFormat data_format = TokenFormat::kAuto;
   double validation_fraction = 0.05;
   std::uint32_t sequences = 8;  // in one micro-batch
   std::uint32_t micro_batches = 1;
-  // No value means "auto". The call resolve_order() replaces "auto" by an order
+  // If there is no value, the order is "auto". resolve_order() replaces "auto" by an order
   // (tools/gpt/train/order_choice.h).
   std::optional<MicroBatchOrder> order;
   DeviceChoice device = DeviceChoice::kAuto;
@@ -42,17 +43,18 @@ struct TrainConfig : LearningRateOptions {
   bool has_status = true;  // a page for `sluice top` (engine/run/status_page.h)
 };
 
-// Fails with kConfig if values do not fit together. The message has the place in the file.
+// Fails with kConfig if values contradict each other. The message names the place in the file.
 TrainConfig train_config(const ConfigDocument& document);
 
 // The number of micro-batches that are under way at the same time.
 std::uint32_t micro_batches_at_once(const TrainConfig& config);
-// Whether computation keeps everything between forward and backward, or the engine the values that
-// cross from unit to unit.
+// Returns kNone if computation keeps all values between forward and backward. Returns kUnits if the
+// engine keeps the values that cross from unit to unit.
 gpt::Checkpoints checkpoints_of(const TrainConfig& config);
 
-// The model as the engine sees it. If the engine keeps the values that cross from unit to unit, the
-// model describes them, too. The host computes them in fp32, a GPU in the type of the parameters.
+// Returns the description of the model for the engine. If the engine keeps the values that cross
+// from unit to unit, the model also describes these values. On the host, these values are fp32. On
+// a GPU, these values have the type of the parameters.
 ModelSpec training_model(const TrainConfig& config, bool is_on_host = true);
 
 }  // namespace sluice

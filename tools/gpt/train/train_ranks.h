@@ -1,5 +1,5 @@
-// The ranks of a `sluice train`. A TrainRanks has a RankWorld (sluice/rank_world.h) and this rank's
-// share of its host, and ends the process when a rank fails.
+// The ranks of a run of `sluice train`. A TrainRanks has a RankWorld (sluice/rank_world.h), and
+// gives this rank its share of the host. A TrainRanks ends the process when a rank fails.
 //
 // Thread rule: one thread.
 #pragma once
@@ -16,15 +16,15 @@
 
 namespace sluice {
 
-// A text such as " in groups of 4", which says how `ranks` ranks divide the state or their sums.
-// The text is empty for one level.
+// Returns a text such as " in groups of 4". The text names the groups in which `ranks` ranks divide
+// the state or the sums. The text is empty if there are no groups.
 std::string describe_levels(const Config::Sharding& sharding, std::uint32_t ranks);
 
 // Fails with kConfig if several ranks cannot have these settings.
 void check_ranks_config(const TrainConfig& config);
 
-// The function replaces "auto" for one of several ranks of a host. Such a rank gets a part of the
-// cores. Such a rank computes on the host.
+// Replaces "auto" in `config` for one of `ranks` ranks on a host. The rank then computes on the
+// host, and has its part of the host's cores.
 void share_host_among(std::uint32_t ranks, TrainConfig& config);
 
 class TrainRanks {
@@ -39,17 +39,17 @@ class TrainRanks {
   std::uint32_t host_ranks() const { return world_->host_ranks(); }
   std::uint32_t count() const { return world_->count(); }
 
-  // The call does the work of share_host_among() for the ranks of the host, and finds the number of
-  // ranks that "node" means.
+  // Calls share_host_among() for the ranks of this host. Also replaces "node" in `config` by the
+  // number of ranks on a node.
   // Fails with kConfig.
   void share_host(TrainConfig& config) const;
   GpuChoice gpu() const;
-  // The result is null for one rank. This object and `device` must outlive the result.
+  // Returns null if there is only one rank. This object and `device` must outlive the result.
   // Fails with kRanks or kUnsupported.
   std::unique_ptr<Collectives> join(ComputeDevice& device);
 
-  // Closes the connections between the ranks when all ranks have called leave(). This call is the
-  // last call of the object.
+  // Closes the connections between the ranks when all ranks have called leave(). No other call of
+  // this object may follow.
   // Fails with kRanks.
   void leave() { world_->leave(); }
 

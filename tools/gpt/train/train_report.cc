@@ -254,10 +254,12 @@ ProgressDisplay::ProgressDisplay(std::uint64_t steps, bool quiet)
 void ProgressDisplay::show(const StepRecord& record) {
   if (quiet_) return;
   if (is_terminal_) return show_bar(record);
-  say("step {:>5}/{}  loss {:.4f}  norm {:.3f}  {}  {:.3f} s  read {:>8}  written {:>8}  stall "
-      "{:.3f} s  hidden {:.0f} %{}\n",
+  say("step {:>5}/{}  loss {:.4f}  norm {:.3f}  {}  {:.3f} s  read {:>8}  written {:>8}  I/O wait "
+      "{:.3f} s  optimizer wait {:.3f} s  hidden {:.0f} %{}\n",
       record.step, steps_, record.loss, record.gradient_norm, speed_text(record, 7), record.time_s,
-      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
+      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes),
+      static_cast<double>(record.times.exposed_io_ns) * 1e-9,
+      static_cast<double>(record.times.exposed_optimizer_ns) * 1e-9,
       100 * record.times.hidden_share(),
       record.skipped ? fmt::format("  skipped at loss scale {}", record.loss_scale) : "");
   flush_said();
@@ -271,11 +273,11 @@ void ProgressDisplay::show_bar(const StepRecord& record) {
   const auto filled = static_cast<int>(done * kBarWidth);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
   std::string line = fmt::format(
-      "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {}  {:.3f} s/step  r {} w {}  stall {:.3f} s",
+      "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {}  {:.3f} s/step  r {} w {}  waits {:.3f} s",
       "", filled, "", kBarWidth - filled, record.step, steps_,
       duration_text(elapsed.count() * left / static_cast<double>(record.step - *first_)),
       record.loss, speed_text(record, 0), record.time_s, format_bytes(record.nvme_read_bytes),
-      format_bytes(record.nvme_write_bytes), record.stall_s);
+      format_bytes(record.nvme_write_bytes), static_cast<double>(record.times.exposed_ns()) * 1e-9);
   // A line that wraps could not be replaced by the next one. The important part stands first.
   const std::size_t columns = terminal_columns(STDOUT_FILENO) - 1;
   if (line.size() > columns) {

@@ -1,5 +1,5 @@
-// The output of a training run for the user and for scripts (docs/cli.md). The output has the table
-// of pools at the start, and the JSON file at the end. In between, the output has a line for each
+// The output of a training run for the user and for scripts (docs/cli.md). The output begins with
+// the table of pools, and ends with the JSON file. While steps run, the output has a line for each
 // step, or a progress bar on a terminal.
 #pragma once
 
@@ -28,14 +28,14 @@ struct RunRecord {
   std::uint64_t state_bytes = 0;
   OptimizerState optimizer_state = OptimizerState::kFp32;
   std::uint64_t seed = 0;
-  std::uint64_t resumed_steps = 0;  // steps made before this run, which began at a checkpoint
+  std::uint64_t resumed_steps = 0;  // steps that were made before this process resumed the run
   std::vector<StepRecord> steps;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   gpt::MatrixKernels matrix_kernels;
-  std::string table_row;                       // that chose their library; empty: none did
+  std::string table_row;                       // gpt::table_row(): the choice of the library
   gpt::MatrixWork matrix_work;                 // on the host, including the validation
   std::vector<SettingChange> kernel_changes;   // since the run began, over all resumes
-  std::vector<SettingChange> setting_changes;  // likewise, of all other settings
+  std::vector<SettingChange> setting_changes;  // since the run began, of all other settings
   unsigned threads = 0;                        // for computation on the host and for the optimizer
   Traffic predicted;
   std::uint64_t device_pool_bytes = 0;
@@ -49,43 +49,43 @@ struct RunRecord {
   bool interrupted = false;
   std::vector<SavedCheckpoint> checkpoints;
   std::optional<StepLimits> limits;
-  std::optional<MemoryComparison> in_memory;  // before the run
+  std::optional<MemoryComparison> in_memory;  // measured before the run
 };
 
-// The figures of step number `step`, counted from 0. `peak_flops` is one rank's peak rate; 0 =
-// unknown.
+// Returns the figures of step number `step`, counted from 0. `peak_flops` is one rank's peak rate;
+// 0 = unknown.
 StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std::uint64_t step,
                      double time_s, std::uint32_t ranks, double peak_flops);
 
-// A table of the pools of every tier with their reasons. The table compares each tier's sum with
-// its budget.
+// Returns a table of the pools on every tier. The table says what each pool is for, and compares
+// the sum of each tier with the tier's budget.
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
                        const HostMemory& memory);
 
-// The share of each library in the multiply-adds. The text is empty on a GPU.
+// Returns the share of each library in the multiply-adds. The text is empty on a GPU.
 std::string matrix_report(const RunRecord& run);
 
-// The bytes that a step copies in memory. The bytes are a mean without the first step.
+// Returns the number of bytes that a step copies in memory: the mean of all steps except the first.
 std::string copy_report(const RunRecord& run);
 
-// The run's speed as a share of the speed of the same training in memory, if that speed was
-// measured.
+// Returns the run's speed as a share of the speed of the same training in memory. The text is empty
+// if the training in memory was not measured.
 std::string memory_comparison_report(const RunRecord& run);
 
-// How the steps' time was spent, and how far the steps are from their limits. The first step is
-// left out.
+// Returns a text about the parts of the steps' time, and about the distance of the steps from their
+// limits. The first step is left out.
 std::string time_report(const RunRecord& run);
 
-// The validation loss beside that of a bigram model. The text is empty without a validation.
+// Returns the validation loss beside the loss of a bigram model. The text is empty if there was no
+// validation.
 std::string validation_report(const RunRecord& run);
 
-// While steps run, one line for each step is shown or, on a terminal, one bar that every step
-// redraws.
+// Shows one line for each step. On a terminal, shows a bar instead, which every step redraws.
 class ProgressDisplay {
  public:
   ProgressDisplay(std::uint64_t steps, bool quiet);
   void show(const StepRecord& record);
-  // The call ends the bar's line, so that further output starts on a new line.
+  // Ends the bar's line, so that further output starts on a new line.
   void finish();
 
  private:
@@ -94,7 +94,7 @@ class ProgressDisplay {
   std::uint64_t steps_;
   bool quiet_;
   bool is_terminal_;
-  std::optional<std::uint64_t> first_;  // the number of steps before the first one shown
+  std::optional<std::uint64_t> first_;  // the steps before the first shown step
   bool bar_is_open_ = false;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };

@@ -1,7 +1,6 @@
 // The interface that trains the GPT through the engine's public API. HostTrainer implements this
 // interface on the host (host_trainer.h), and GpuTrainer implements it on a GPU (gpu_trainer.h).
-// Thread rule:
-// one thread at a time.
+// Thread rule: one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +24,13 @@ struct TrainedStep {
   StepReport report;
 };
 
-// How an evaluation learns that its result is no longer wanted, such as after Ctrl-C.
+// These functions tell an evaluation that its result is no longer wanted, for example after Ctrl-C.
 struct StopRequest {
-  // Whether this rank has been asked to stop. Once true, the answer stays true. Called from any
-  // thread.
+  // Whether this rank has been asked to stop. Once the answer is true, it stays true. Any thread
+  // may call this function.
   std::function<bool()> is_asked = [] { return false; };
-  // Whether any rank has been asked. With several ranks, all ranks call this function at the same
-  // points, on the trainer's thread, and get the same answer.
+  // Whether any rank has been asked to stop. If there are several ranks, all ranks call this
+  // function at the same points, on the trainer's thread. All ranks then get the same answer.
   std::function<bool()> is_agreed = [] { return false; };
 };
 
@@ -43,52 +42,53 @@ class Trainer {
   virtual ~Trainer() = default;
 
   // Trains step number `step`, counted from 0. The step goes forward and backward over its
-  // micro-batches, and then updates.
+  // micro-batches, and then updates the parameters.
   virtual TrainedStep train_step(std::uint64_t step) = 0;
 
   // Sets the options for finish() of the next steps, such as the text that a durable store keeps
   // for the run.
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
-  // The mean cross-entropy of `batches` in nats per token. The batches go through the model in
-  // groups. A group has as many batches as fit the memory of the activations, and each unit is used
-  // once for the whole group. The result does not depend on the size of the groups.
+  // Returns the mean cross-entropy of `batches` in nats per token. The batches go through the model
+  // in groups. A group has as many batches as fit the memory of the activations. Each use of a unit
+  // serves the whole group. The result does not depend on the size of the groups.
   double evaluate(std::span<const TokenBatch> batches) { return *evaluate_until({}, batches); }
-  // Does the same as evaluate(), but returns nothing if `stop` ends the evaluation. The evaluation
-  // then ends within about the time of one unit's use.
+  // Does the same as evaluate(), but returns nothing if `stop` ends the evaluation. After a request
+  // to stop, the evaluation ends within about the time of one unit's use.
   virtual std::optional<double> evaluate_until(const StopRequest& stop,
                                                std::span<const TokenBatch> batches) = 0;
 
   // Whether next_logits() works.
   virtual bool can_sample() const { return false; }
   // The logits of the token that follows `tokens`. The logits are valid until the next call of any
-  // function. Requires: can_sample(), between 1 and model.context tokens, and no active step.
+  // function.
+  // Requires: can_sample(), between 1 and model.context tokens, and no active step.
   virtual std::span<const float> next_logits(std::span<const std::uint32_t> /*tokens*/) {
     throw Error(ErrorCode::kUnsupported, "this trainer draws no samples");
   }
 
   virtual std::uint64_t activation_bytes() const = 0;
 
-  // The multiply-adds of the matrix products so far, by library. The numbers are zero on a GPU.
+  // The multiply-adds of the matrix products so far, by library. On a GPU, all numbers are 0.
   virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:
-  // An evaluation: one inference of `engine` on `stream` of `device`, which uses the units in this
-  // order for at most `batches_at_once` batches together.
+  // An evaluation is one inference of `engine` on `stream` of `device`. The inference uses the
+  // units in `forward_order`. Each use is for at most `batches_at_once` batches together.
   struct Evaluation {
     Engine& engine;
     Device& device;
     const Stream& stream;
     const std::vector<UnitId>& forward_order;
     std::uint32_t batches_at_once;
-    // Adds the losses that ForwardGroup has not added, once all work on `stream` has been enqueued.
-    // May be empty.
+    // Adds the losses that ForwardGroup has not added to `loss`. The function is called once all
+    // work on `stream` has ended. The function may be empty.
     std::function<void(double& loss)> settle = {};
   };
-  // The function enqueues use `use` of the forward order for every batch of `group`. Behind the
-  // last use, the function enqueues the addition of each batch's loss to `loss`, in the order of
-  // the batches. The addition may be left to Evaluation::settle. The function may leave the rest
-  // out once StopRequest::is_asked() is true.
+  // A function that enqueues use `use` of the forward order for every batch of `group`. After the
+  // last use, the function also enqueues the addition of each batch's loss to `loss`, in the order
+  // of the batches. The function may leave this addition to Evaluation::settle. Once
+  // StopRequest::is_asked() is true, the function may skip work.
   using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
                                           std::span<const TokenBatch> group, double& loss)>;
   static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,
