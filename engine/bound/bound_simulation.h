@@ -29,8 +29,8 @@
 // the norm is known. Under `eager`, the device updates a unit as soon as the unit's gradient is
 // there.
 // Under optimizer.update_on "device", a block that is ready for its update takes a place on the
-// device. The block is copied up, updated by the device, and copied down, and then leaves the place.
-// Parameter fetches use the copies to the device first, and gradients use the copies to the host
+// device. The block is copied up, updated by the device, and copied down. Then the place is free
+// again. Copies to the device serve parameter fetches first. Copies to the host serve gradients
 // first.
 // Leases end in the order of the uses. So while a use waits for the update of a unit that is leased
 // at its home, no fetch overwrites the window place of a later use.

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -132,8 +133,15 @@ std::string entry(const std::string& head, const std::string& meaning) {
 std::string HelpFormat::make_option(const CLI::Option* option, bool is_positional) const {
   std::string names = make_option_name(option, is_positional);
   names = names.substr(0, names.find('{'));  // a flag's value where none is written
-  const std::string value = is_positional ? "" : value_word(*option);
+  const std::string value = value_word(*option);
+  if (is_positional && value.starts_with(names))
+    return entry("  " + value, full_description(*option));
   return entry("  " + names + (value.empty() ? "" : " " + value), full_description(*option));
+}
+
+std::string HelpFormat::make_description(const CLI::App* app) const {
+  const std::size_t columns = std::min(terminal_columns(STDOUT_FILENO), kColumnsMax);
+  return fitted(app->get_description(), columns) + "\n";
 }
 
 std::string HelpFormat::make_subcommand(const CLI::App* command) const {

@@ -21,6 +21,7 @@ std::string full_description(const CLI::Option& option);
 class HelpFormat final : public CLI::Formatter {
  public:
   std::string make_option(const CLI::Option* option, bool is_positional) const override;
+  std::string make_description(const CLI::App* app) const override;
   std::string make_subcommand(const CLI::App* command) const override;
 };
 

@@ -44,10 +44,12 @@ struct Place {
   std::string_view name;
   TierChoice parameters;
   TierChoice optimizer;
+  UpdateProcessor update_on = UpdateProcessor::kCpu;
 };
 constexpr Place kPlaces[] = {
     {"no offload", TierChoice::kDevice, TierChoice::kDevice},
     {"parameters on the device", TierChoice::kDevice, TierChoice::kHost},
+    {"... updated on the device", TierChoice::kDevice, TierChoice::kHost, UpdateProcessor::kDevice},
     {"host offload", TierChoice::kHost, TierChoice::kHost},
     {"NVMe offload", TierChoice::kNvme, TierChoice::kNvme},
 };
@@ -122,6 +124,7 @@ TrainConfig config_of(const Shape& shape, const Place& place, const BenchGpuOpti
   config.data_file = token_file;
   config.data_format = TokenFormat::kUint16;
   config.engine.placement = {.parameters = place.parameters, .optimizer = place.optimizer};
+  config.engine.optimizer.update_on = place.update_on;
   config.engine.memory.host_bytes = topology().memory_bytes / 10 * 9;
   config.engine.storage.paths = {options.path};
   return config;
@@ -155,8 +158,7 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
         "engine: forward {}, backward {}, optimizer {}; activations {}\n",
         shape.name, place.name, step.tokens_per_s, step.step_s.median, step.step_s.least,
         step.step_s.most, step.percent_of_compute, step.percent_of_t_bound, step.percent_of_t_min,
-        step.stall_s, "",
-        format_bytes(device_most(StepPhase::kForward)),
+        step.stall_s, "", format_bytes(device_most(StepPhase::kForward)),
         format_bytes(device_most(StepPhase::kBackward)),
         format_bytes(device_most(StepPhase::kOptimizer)), format_bytes(step.activation_bytes));
     entry.update({{"tokens_per_s", step.tokens_per_s},

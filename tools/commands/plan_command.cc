@@ -225,7 +225,7 @@ void check_effects(const PlanOptions& options, const Config& engine) {
 // The config of this plan, with the budgets that the plan has come to.
 std::string planned_config(const ConfigDocument& document, const Config& engine) {
   const auto bytes = [](const std::optional<std::uint64_t>& size_bytes) {
-    return size_bytes ? std::to_string(*size_bytes) : "null";
+    return size_bytes ? fmt::format("\"{}\"", *size_bytes) : "null";
   };
   return changed_config_text(config_text_of(document),
                              {{"memory.device", bytes(engine.memory.device_bytes)},

@@ -182,8 +182,10 @@ run_first() {
   train "20 steps" 60 placement.optimizer=device placement.parameters=device
   train "cpu update" 60 placement.optimizer=host placement.parameters=device
   train "nvme" 60 placement.optimizer=nvme placement.parameters=nvme
+  train "streamed" 60 placement.optimizer=nvme placement.parameters=device optimizer.update_on=device
   same "update: GPU's bits are the CPU's" "${hash_20_steps:-}" "${hash_cpu_update:-}"
   same "bits with the state on NVMe" "${hash_20_steps:-}" "${hash_nvme:-}"
+  same "bits with updates on the GPU of state on NVMe" "${hash_20_steps:-}" "${hash_streamed:-}"
   gtest optimizer_math_cuda_test 60
 }
 

@@ -121,7 +121,7 @@ TEST(ConfigDocument, AllUnknownKeysAreNamedAtOnce) {
                       "  \"optimizer\": {\"groups\": [{\"tensors\": [\"a\"], \"dekay\": 1}]}}"),
             "run.json:1:22: unknown key \"run.stepz\"; did you mean \"run.steps\"?\n"
             "run.json:2:3: unknown key \"memroy\"; did you mean \"memory\"?\n"
-            "run.json:3:45: unknown key \"optimizer.groups.0.dekay\"");
+            "run.json:3:47: unknown key \"optimizer.groups.0.dekay\"; did you mean \"data\"?");
 }
 
 TEST(ConfigDocument, WrongTypeRangeAndChoice) {

@@ -119,7 +119,7 @@ TEST_F(DurableDevice, CommitsGoOnWhereUpdatesOnTheDeviceAreAhead) {
     with.optimizer.overlap = OverlapPolicy::kEager;
     const ModelSpec model = toy_model();
     const auto device = make_host_device(
-        {.memory_bytes = with.memory.device_bytes.value(), .has_own_memory = true});
+        {.memory_bytes = with.memory.device_bytes.value_or(64_MiB), .has_own_memory = true});
     Engine engine(with, model, *device);
     const ToyResult result = run_toy(engine, model, *device, with, {.steps = 12});
     engine.close();
@@ -130,16 +130,16 @@ TEST_F(DurableDevice, CommitsGoOnWhereUpdatesOnTheDeviceAreAhead) {
   }
 }
 
-// The only copies of a commit are those of close().
+// The only copies of a commit are those of close(). Without state on the device there are none.
 TEST_F(DurableDevice, ACopyThatFailsIsNoCommit) {
   for (const Case& placement : kCases) {
-    if (!placement.is_gpu) continue;
+    if (!placement.is_gpu || placement.name.ends_with("_streamed")) continue;
     SCOPED_TRACE(placement.name);
     Config with = config(placement);
     with.storage.state.commit_every = 100;
     const auto make_device = [&] {
       return make_host_device(
-          {.memory_bytes = with.memory.device_bytes.value(), .has_own_memory = true});
+          {.memory_bytes = with.memory.device_bytes.value_or(64_MiB), .has_own_memory = true});
     };
     const std::string words =
         train(with, std::make_unique<FailingCopies>(make_device(), "commit", 1));
@@ -158,7 +158,9 @@ TEST_F(DurableDevice, ACopyThatFailsIsNoCommit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(At, FailingDevice, testing::Values("commit", "optimizer on the device"));
+INSTANTIATE_TEST_SUITE_P(At, FailingDevice,
+                         testing::Values("commit", "optimizer on the device", "updates up",
+                                         "updates down"));
 
 }  // namespace
 }  // namespace sluice::test

@@ -71,7 +71,7 @@ class HostileInputs(CliCase):
             shown = self.run_sluice(*words, "--help").stdout
             command = " ".join(words)
             positionals = shown.partition("Positionals:")[2].partition("\n\n")[0]
-            found |= {(command, name) for name in re.findall(r"^  ([A-Z]+) FILE\b", positionals, re.MULTILINE)}
+            found |= {(command, name) for name in re.findall(r"^  (FILE\b|[A-Z]+(?= FILE\b))", positionals, re.MULTILINE)}
             found |= {(command, name) for name in re.findall(r"^  (DIR)\b", positionals, re.MULTILINE)}
             found |= {(command, option) for option in re.findall(r"(--[a-z-]+) (?:FILE|DIR|PATH)\b", shown)}
         self.assertEqual(found, set(READS) | WRITTEN)

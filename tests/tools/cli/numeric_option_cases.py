@@ -27,8 +27,8 @@ COMMANDS = {
 }
 TOO_LARGE = "99999999999999999999999"
 BAD = {
-    "UINT": ("-1", "-4", "+1", "1.5", "nan", "0x10", "010", "many", "", TOO_LARGE),
-    "FLOAT": ("-1", "nan", "inf", "-inf", "1e999", "many", "", "1,5"),
+    "N": ("-1", "-4", "+1", "1.5", "nan", "0x10", "010", "many", "", TOO_LARGE),
+    "NUMBER": ("-1", "nan", "inf", "-inf", "1e999", "many", "", "1,5"),
     "SIZE": ("0", "0MiB", "-1MiB", "nan", "1QiB", "many", TOO_LARGE + "TiB"),
 }
 
@@ -43,7 +43,7 @@ class NumericOptions(CliCase):
         self.write_config()
         rows = 0
         for command in self.commands_below():
-            options = re.findall(r"^  (?:-\w,)?(--[a-z-]+) (UINT|INT|FLOAT|SIZE)\b", self.help_of(*command), re.MULTILINE)
+            options = re.findall(r"^  (?:-\w,)?(--[a-z-]+) (NUMBER|N|SIZE)\b", self.help_of(*command), re.MULTILINE)
             if options:
                 self.assertIn(command, COMMANDS, "a command with a number needs a row in COMMANDS")
             for option, kind in options:

@@ -37,7 +37,7 @@ COMMANDS = {
 # Each output: (command, option). `grows`: it has its own name while the command runs.
 GROWS = {("train", "--trace"), ("train", "--csv"), ("train", "--json-lines")}
 OUTPUTS = GROWS | {
-    ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("plan", "--tensors"), ("plan", "--plot"), ("bench io", "--json"), ("bench io", "--plot"), ("bench adam", "--json"),
+    ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("plan", "--output"), ("plan", "--tensors"), ("plan", "--plot"), ("bench io", "--json"), ("bench io", "--plot"), ("bench adam", "--json"),
     ("bench adam", "--plot"), ("bench step", "--plot"), ("trace diff", "--html"),
     ("bench matrix", "--json"), ("bench step", "--json"), ("bench step", "--trace"), ("doctor", "--json"),
     ("trace summary", "--json"), ("trace diff", "--json"), ("tokenize", "--output"), ("trace html", "--output"), ("trace export", "--chrome"),

@@ -118,7 +118,7 @@ class Machine(CliCase):
         own = self.own(*wanted, "--output", "saved.json")
         self.assertIn("saved.json is written", self.done.stdout)
         saved = self.read_json("saved.json")
-        self.assertEqual((saved["activations"], saved["optimizer"]["clip_norm"], saved["memory"]["host"]), ("recompute", 0.5, 8 << 30))
+        self.assertEqual((saved["activations"], saved["optimizer"]["clip_norm"], saved["memory"]["host"]), ("recompute", 0.5, str(8 << 30)))
         self.run_sluice("config", "check", "saved.json")
         # The budgets of another machine are in the file, which needs neither option.
         again = self.own("saved.json", "--parameters", "1e9", "--layers", 24, "--tokens", 4096, "--gpu", "4090")
@@ -130,7 +130,7 @@ class Machine(CliCase):
 
     def test_updates_on_the_gpu_cost_its_link(self):
         sizes = ("--parameters", "1e9", "--layers", 24, "--tokens", 4096, "--gpu", "4090", "--host-memory", "64G", "--copy-rate", "20GB",
-                 "--flops", "1e15", "--set", "activations=recompute", "--set", "placement.parameters=device", "--set", "placement.optimizer=host")
+                 "--flops", "1e15", "--set", "memory.device=4GiB", "--set", "activations=recompute", "--set", "placement.parameters=device", "--set", "placement.optimizer=host")
         # A slow processor: 1e9 parameters take 5 s there, and 12e9 bytes of record and gradient 0.6 s on the link.
         on_cpu = self.own(*sizes, "--adam-rate", 2e8)
         self.assertLess(on_cpu["on_other_processor"]["step_s"], on_cpu["step"]["step_s"] / 3)
