@@ -2,8 +2,8 @@
 // constructor touches all of it. The memory has 2 MiB pages where the kernel grants such pages.
 // Physically contiguous memory can double the rate at which a drive transfers. The first touch of
 // memory is 10 to 50 times slower than any later touch, so arenas are made once and divided into
-// slots. On a machine with several NUMA nodes, the huge pages of one buffer are distributed over
-// the nodes in turn. A buffer has one owner, can be moved, and is not thread-safe.
+// slots. On a machine with several NUMA nodes, the huge pages of one buffer are spread evenly over
+// the nodes. A buffer has one owner, can be moved, and is not thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -16,19 +16,19 @@ namespace sluice {
 int flush_file(int descriptor);
 
 // Closes a duplicate of `descriptor`, and returns the errno of that close, or 0. Network file
-// systems (NFS, FUSE) write at every close. If they could not store the bytes, the close reports an
-// error. `descriptor` stays open, and keeps its locks. If the process may open no more files, no
-// duplicate can be made. In that case, the result is 0, because flush_file() has already flushed
-// the bytes.
+// systems (NFS, FUSE) write at every close. If such a file system could not store the bytes, the
+// close reports an error. `descriptor` stays open, and keeps its locks. No duplicate can be made if
+// the process has reached its limit of open files. In that case, the result is 0, because
+// flush_file() has already flushed the bytes.
 int closing_error(int descriptor);
 
-// Makes the names in `folder` durable. The result is the same as for flush_file(). The result is
+// Makes the names in `folder` durable. Returns 0 or an errno, as flush_file() does. The result is
 // also 0 for a folder that may be written but not read (a drop box), because the kernel cannot sync
 // such a folder.
 int flush_folder(const std::string& folder);
 
-// Returns the error code for `error`, the errno of a file operation: kNoSpace, kUnsupported or kIo.
-// For any other errno, the result is `otherwise`.
+// Returns the error code for `error`, which is the errno of a file operation. The error code is
+// kNoSpace, kUnsupported or kIo. For an errno without such a code, the result is `otherwise`.
 ErrorCode file_error_code(int error, ErrorCode otherwise);
 
 // Returns the remedy that ends an error message, such as "free space there, or name a file on

@@ -3,9 +3,9 @@
 // often change the environment without notice. For example, loading a shared object linked with
 // -ffast-math sets flush-to-zero in the loading thread, and threads started later inherit this
 // setting. With such a setting, a result would depend on the thread that computes the result. An
-// object of this class sets the environment of the current thread. The destructor restores the
-// former environment. So every call leaves the application's own setting as it was, even if a
-// callback of the application changed the setting during the call.
+// object of this class sets this environment for the current thread. The destructor restores the
+// former environment. So every call of Sluice leaves the application's own setting unchanged. This
+// also holds if a callback of the application changes the setting during the call.
 //
 // Sluice sets the environment wherever a thread begins to work for Sluice: in every thread that
 // Sluice starts, in every public call that computes, and in every task that a calling thread runs

@@ -1,7 +1,7 @@
 // A view of memory at a second address. The owner of the memory keeps using the first address. The
 // pages of the view are accessible only between open() and close(). Any other access through the
 // view ends the process with SIGSEGV, in the instruction that made the access. So if code uses
-// memory that it has already given back, the process ends at that use. The kernel protects whole
+// memory after the memory was given back, the process ends at that use. The kernel protects whole
 // pages of 4 KiB, so other data on an open page is accessible, too. In /proc/PID/maps, the memory
 // is called "sluice leases".
 //
@@ -20,11 +20,11 @@ class GuardedView {
  public:
   enum class Access : std::uint8_t { kRead, kWrite };
 
-  // Replaces the pages of `memory` by zero-filled pages that have a second address. The caller
-  // still owns `memory`, which must begin at a page and outlive the view. `purpose` names the
-  // memory in the error message. If `memory` is empty, the view is empty.
-  // Fails with kOutOfMemory if the kernel refuses a file in memory or a mapping. Some pages of
-  // `memory` may then be inaccessible.
+  // Replaces the pages of `memory` with zero-filled pages. The new pages also have a second
+  // address. The caller still owns `memory`, which must begin at a page and outlive the view.
+  // `purpose` names the memory in the error message. If `memory` is empty, the view is empty.
+  // Fails with kOutOfMemory if the kernel refuses to make a file in memory or a mapping. Some pages
+  // of `memory` may then be inaccessible.
   GuardedView(std::span<std::byte> memory, const char* purpose);
   ~GuardedView();
   GuardedView(const GuardedView&) = delete;
@@ -37,7 +37,7 @@ class GuardedView {
   // same bytes may be opened several times. Each call of open() needs its own call of close().
   // Fails with kOutOfMemory if the kernel refuses to divide the mapping further.
   std::byte* open(const std::byte* begin, std::uint64_t size_bytes, Access access);
-  // Undoes one call of open() with these arguments.
+  // Undoes one earlier call of open() that had the same arguments.
   void close(const std::byte* begin, std::uint64_t size_bytes, Access access) noexcept;
 
  private:

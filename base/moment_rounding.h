@@ -14,10 +14,10 @@
 
 namespace sluice {
 
-// The source of random bits for a run of elements in one tensor and one step.
+// The source of random bits for consecutive elements of one tensor in one step.
 struct MomentRounding {
   std::uint64_t key = 0;            // of the tensor in this step
-  std::uint64_t first_element = 0;  // the run's first element in the whole tensor
+  std::uint64_t first_element = 0;  // the first element's index in the whole tensor
 
   SLUICE_HOST_DEVICE constexpr MomentRounding from(std::uint64_t begin) const {
     return {.key = key, .first_element = first_element + begin};
@@ -39,8 +39,8 @@ constexpr std::uint64_t rounding_key_of_tensor(std::uint64_t key_of_step, std::u
   return mix_bits(key_of_step + (tensor + 1) * 0x9e3779b97f4a7c15u);
 }
 
-// The two words from which random bits are made. Elements whose indices differ only in the low 32
-// bits share these words.
+// Random bits are made from these two words. Elements whose indices differ only in the low 32 bits
+// share these words.
 struct RoundingWords {
   std::uint32_t first = 0;
   std::uint32_t second = 0;
@@ -62,9 +62,10 @@ SLUICE_HOST_DEVICE constexpr std::uint32_t random_bits(RoundingWords words, std:
 
 inline constexpr std::uint32_t kLargestBf16 = 0x7f7f;
 
-// Rounds `value` away from zero if the sum of `random` (16 bits) and the 16 lost bits of `value`
-// carries. A value that bf16 can represent does not change. A finite value stays finite. Infinity
-// and NaN do not change.
+// `random` has 16 bits. The function adds `random` to the 16 low bits of `value`, which bf16 cannot
+// hold. If the sum overflows 16 bits, `value` is rounded away from zero. Otherwise, `value` is
+// rounded toward zero. A value that bf16 can represent does not change. A finite value stays
+// finite. Infinity and NaN do not change.
 SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t random) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;

@@ -1,4 +1,4 @@
-// Starts threads whose names debuggers and `top` show. Thread rule: any thread.
+// Starts threads with names, which debuggers and `top` show. Thread rule: any thread.
 #pragma once
 
 #include <functional>
@@ -7,11 +7,10 @@
 
 namespace sluice {
 
-// Debuggers show only the first 15 characters of `name`. `body` runs on the new thread. The
-// floating-point environment of this thread is that of base/float_environment.h, and not the
-// caller's environment. The thread runs on the processors that NumaNodes::stay_near() selected.
-// Fails with kUnsupported if the machine cannot start a thread; the message names the thread and
-// the limits to raise.
+// Debuggers show only the first 15 characters of `name`. `body` runs on the new thread. The thread
+// has the floating-point environment of base/float_environment.h, not the caller's environment. The
+// thread runs on the processors that NumaNodes::stay_near() selected. Fails with kUnsupported if
+// the machine cannot start a thread; the message names the thread and the limits to raise.
 std::thread start_thread(const std::string& name, std::function<void()> body);
 
 }  // namespace sluice

@@ -3,8 +3,8 @@
 // (cpu_optim/gradient_ops.h). NormAccumulator adds each leaf to a fixed-point integer that is wide
 // enough for every possible leaf (Kulisch 1981). So leaves may arrive in any order from blocks,
 // threads and ranks, and the total always has the same bits. Accumulators can also be added as
-// integers, word by word, as an integer all-reduce does. An accumulator is not thread-safe. Use one
-// accumulator per thread, and merge the accumulators at the end.
+// integers, word by word. An integer all-reduce does this. An accumulator is not thread-safe. Use
+// one accumulator per thread, and merge the accumulators at the end.
 #pragma once
 
 #include <array>
@@ -27,8 +27,8 @@ class NormAccumulator {
   // Adds all leaves of `other`.
   void merge(const NormAccumulator& other);
 
-  // The results of words() for up to 2^32 accumulators can be added. The sum of these results
-  // equals words() of an accumulator into which all these accumulators were merged.
+  // The results of words() for up to 2^32 accumulators can be added. A merge of all these
+  // accumulators would give the same words.
   Words words() const;
   static NormAccumulator of_words(const Words& words);
 
@@ -41,8 +41,8 @@ class NormAccumulator {
  private:
   void carry();
 
-  // Limb i holds 32 bits of weight 2^(32 i - 320). The upper 32 bits of each limb are spare and
-  // collect carries until later.
+  // Limb i holds 32 bits of weight 2^(32 i - 320). The upper 32 bits of each limb collect the
+  // carries until carry() runs.
   static constexpr int kLowestExponent = -320;
   std::array<std::uint64_t, kLimbs> limbs_{};
   std::uint32_t pending_ = 0;  // additions since the last carry; each adds less than 2^32 to a limb

@@ -1,10 +1,9 @@
 // The NUMA nodes that this process may compute on, and the binding of threads to nodes. A page of
 // memory belongs to the node whose thread touched it first. A drive is slow when its data crosses
-// another node's memory controller. So threads of all nodes take turns in touching large buffers,
-// and the threads of an arena are spread over the nodes. With only one node, memory and threads are
-// not spread. A process that shares its machine with others may restrict itself to the nodes near
-// its GPU. Thread rule: an object is constant after construction; binding affects only the calling
-// thread.
+// another node's memory controller. So the pages of large buffers and the threads of an arena are
+// spread over all nodes. With only one node, memory and threads are not spread. A process that
+// shares its machine with others may restrict itself to the nodes near its GPU. Thread rule: an
+// object is constant after construction; binding affects only the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +41,9 @@ class NumaNodes {
 
   // The number of nodes that have processors for this process; at least 1.
   unsigned count() const;
-  // Returns the node that does share number `index` of the work, which is divided into `total`
-  // equal shares. Each node gets consecutive shares, in proportion to the number of its processors.
-  // Requires: index < total.
+  // The work is divided into `total` equal shares. Returns the node that computes the share with
+  // number `index`. Each node gets consecutive shares, in proportion to the number of its
+  // processors. Requires: index < total.
   unsigned node_of(std::uint64_t index, std::uint64_t total) const;
 
   // Binding is best effort. If the kernel refuses, the thread stays unbound, which affects only

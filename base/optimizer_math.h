@@ -85,7 +85,7 @@ SLUICE_HOST_DEVICE inline AdamElement adam_element(const AdamCoefficients& c, Ad
   return adam_with_scaled_gradient(c, state, gradient * c.gradient_scale);
 }
 
-// Adam with L2 regularisation is AdamW without decay, but with this gradient:
+// Adam with L2 regularization is the same as AdamW without decay, but uses this gradient:
 //   g = gradient * gradient_scale + l2 * p
 struct AdamL2Coefficients {
   AdamCoefficients adam;  // with a decay_factor of exactly 1
@@ -212,7 +212,7 @@ inline AdamL2Coefficients adam_l2_coefficients(const AdamOptions& options, doubl
           .l2 = static_cast<float>(options.weight_decay)};
 }
 
-// Lion, Adagrad and SGD correct no bias, so their coefficients do not depend on the step.
+// Lion, Adagrad and SGD have no bias correction, so their coefficients do not depend on the step.
 inline LionCoefficients lion_coefficients(const LionOptions& options, double learning_rate,
                                           float gradient_scale) {
   return {.gradient_scale = gradient_scale,

@@ -1,6 +1,6 @@
 // Reads stored elements as fp32 values, and writes fp32 values as stored elements, on the host and
-// on the device. The conversions are those of sluice/dtype.h. A C++ type selects the conversion,
-// instead of a DType value. The functions are pure.
+// on the device. The conversions are those of sluice/dtype.h. The C++ type of an element selects
+// the conversion. No DType value is needed. The functions are pure.
 #pragma once
 
 #include <sluice/device_function.h>

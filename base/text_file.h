@@ -17,8 +17,8 @@ namespace sluice {
 std::optional<std::string> read_text_file(const std::string& path, std::uint64_t bytes_max,
                                           std::string& why, int* error = nullptr);
 
-// Returns the first line of a file, such as a kernel file in /proc or /sys, without the line's end.
-// The result is empty if the file does not exist.
+// Returns the first line of a file without the end-of-line character. The function is meant for
+// kernel files in /proc and /sys. The result is empty if the file does not exist.
 std::string first_line(const std::string& path);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // Code that runs around every call of the C interface. The code turns exceptions into a status and
-// a message. The code also ensures that only one thread at a time uses a handle, and only in the
-// process that made the handle.
+// a message. The code also ensures that only one thread at a time uses a handle. Only the process
+// that made the handle may use it.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// The part that the handles of engines and optimizers have in common.
+// The members that the handles of engines, optimizers and ranks have in common.
 struct Handle {
   const pid_t owner = getpid();
   std::atomic<bool> is_in_a_call = false;
@@ -36,8 +36,7 @@ void require(const void* pointer, const char* call, const char* name);
 struct CallbackFailed {};
 
 // Runs `call` and turns an exception from `call` into a status. `call` runs in the floating-point
-// environment of base/float_environment.h. The caller's environment is the same afterwards as
-// before.
+// environment of base/float_environment.h. The caller's own environment does not change.
 template <typename Call>
 sluice_status guarded(const Call& call) noexcept {
   const FloatEnvironment environment;

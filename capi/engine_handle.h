@@ -30,8 +30,8 @@ struct sluice_engine : sluice::Handle {
     inference.reset();
   }
 
-  // Wraps a C callback in the type of function that the engine needs. The handle, `values` and
-  // `context` must outlive the result.
+  // Wraps the C callback `values` in a function of the type that the engine needs. The handle,
+  // `values` and `context` must outlive the result.
   sluice::InitialValues initial_values(sluice_values values, void* context) const;
   // Adds lines for sluice_next_note(). Only the newest hundred lines are kept.
   void add_notes(std::span<const std::string> added);
@@ -47,7 +47,7 @@ struct sluice_engine : sluice::Handle {
     show_phase(phase);
     return Shown{*this};
   }
-  // Returns the number of a tensor's elements. If the tensor is opaque, returns the number of its
+  // Returns the number of elements of `tensor`. For an opaque tensor, the result is the number of
   // bytes.
   std::uint64_t count_of(const sluice::TensorPlace& tensor) const {
     return tensor.is_opaque ? opaque_bytes[sluice::index_of(tensor.id)] : tensor.element_count;
@@ -55,19 +55,19 @@ struct sluice_engine : sluice::Handle {
 
   sluice::ModelSpec model;
   sluice::Config::Precision precision;
-  std::vector<std::uint64_t> opaque_bytes;  // by tensor; 0 if it is not opaque
+  std::vector<std::uint64_t> opaque_bytes;  // by tensor; 0 for a tensor that is not opaque
   std::unique_ptr<sluice::Device> device;
   sluice::CudaDevice* gpu = nullptr;                 // `device`, if it is a GPU
   std::unique_ptr<sluice::Collectives> collectives;  // null for one rank
   std::unique_ptr<sluice::Engine> engine;
   sluice::Stream stream;                    // for leases that the caller waits for
-  std::map<void*, sluice::Stream> streams;  // the application's streams on the GPU, adopted
+  std::map<void*, sluice::Stream> streams;  // the application's streams on the GPU, by handle
   std::optional<sluice::Event> handover;    // between two of these streams; made when needed
   std::optional<sluice::Step> step;
   std::optional<sluice::Inference> inference;
   std::map<std::uint64_t, HeldLease> leases;
   std::uint64_t next_lease_id = 1;
-  std::optional<sluice::StatusPublisher> status;  // if the engine is shown
+  std::optional<sluice::StatusPublisher> status;  // set if `sluice top` shows the engine
   sluice::StepFigures figures;                    // of the next step, for `status`
   std::deque<std::string> notes;
   std::string note;                             // the last note returned
@@ -78,7 +78,8 @@ struct sluice_engine : sluice::Handle {
 
 namespace sluice {
 
-// The device of a new engine, and the collectives of its rank, which are null for one rank.
+// The device of a new engine, and the collectives of the engine's rank. With only one rank, the
+// collectives are null.
 struct EngineDevice {
   std::unique_ptr<Device> device;
   CudaDevice* gpu = nullptr;  // `device`, if it is a GPU

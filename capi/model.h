@@ -1,4 +1,5 @@
-// Converts the C interface's description of a model to the engine's description, and back. Pure.
+// Converts the C interface's description of a model to the engine's description, and back. The
+// functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,10 @@ namespace sluice {
 
 // Fails with kInvalidArgument if a pointer is null although values are needed. The message says
 // which pointer. The engine makes all other checks of the model. `parameters` is the dtype of the
-// parameters. The elements of opaque tensors are words of the size of this dtype.
+// parameters. In an opaque tensor, an element is a word that has the size of this dtype.
 ModelSpec model_from_c(const sluice_model& model, DType parameters);
-// The result has one entry per tensor. The entry of an opaque tensor is its number of bytes, and
-// the entry of any other tensor is 0.
+// The result has one entry per tensor. For an opaque tensor, the entry is the number of bytes. For
+// any other tensor, the entry is 0.
 std::vector<std::uint64_t> opaque_bytes_of(const sluice_model& model);
 
 // Fails with kInvalidArgument if the unit does not exist.

@@ -34,7 +34,7 @@ extern "C" {
 typedef enum sluice_status {
   SLUICE_OK = 0,
   SLUICE_INTERNAL = 1,          // a broken invariant inside Sluice: please report this defect
-  SLUICE_INVALID_ARGUMENT = 2,  // a call that its contract forbids
+  SLUICE_INVALID_ARGUMENT = 2,  // a call that breaks the function's contract
   SLUICE_CONFIG = 3,            // a key or value of the config
   SLUICE_INPUT = 4,             // a file or value of the wrong kind
   SLUICE_IO = 5,                // a transfer failed
@@ -45,17 +45,17 @@ typedef enum sluice_status {
   SLUICE_UNSUPPORTED = 10,      // this machine or build lacks the requested feature
   SLUICE_NON_FINITE = 11,       // a gradient or value that is NaN or infinite
   SLUICE_RANKS = 12,            // another rank has failed or disagrees
-  SLUICE_POISONED = 13,         // an earlier failure left the engine between two steps
+  SLUICE_POISONED = 13,         // an earlier failure left the state inconsistent
   SLUICE_FORKED = 14,           // the engine belongs to another process
   SLUICE_CALLBACK = 15,         // a function of the application did not return 0
-  SLUICE_PENDING = 16           // no failure: the unit of sluice_acquire_within() is not there yet
+  SLUICE_PENDING = 16           // no failure: sluice_acquire_within() needs more time
 } sluice_status;
 
 typedef struct sluice_engine sluice_engine;
 
 typedef struct sluice_tensor {
   const char* name;       // unique in the model
-  const uint64_t* shape;  // row-major; 0: the tensor is empty; counts bytes in an opaque unit
+  const uint64_t* shape;  // row-major; sizes may be 0; sizes of opaque units are in bytes
   uint32_t dimensions;    // 0: one element
   int32_t has_decay;      // 0: no weight decay
 } sluice_tensor;
@@ -63,15 +63,15 @@ typedef struct sluice_tensor {
 typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
-  // The unit is frozen, and its tensors are bytes of any meaning, such as quantized weights. The
+  // The unit is frozen, and its tensors hold bytes of any kind, such as quantized weights. The
   // engine keeps these bytes in their order, and never computes with them. Checkpoints and durable
-  // stores know only the number of words of an opaque tensor, and compare this number with the
-  // model. A word is as large as a parameter. The bytes of an opaque tensor are rounded up to whole
-  // words. Only the caller can compare types and shapes.
+  // stores know only an opaque tensor's number of words, and compare this number with the model. A
+  // word is as large as a parameter. The number of bytes is rounded up to whole words. Only the
+  // caller can compare types and shapes.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
 // This flag can be added to a sluice_frozen. The unit is then neither in forward_order nor in
-// backward_order. A step announces with sluice_announce() that it will use the unit. The experts of
+// backward_order. The program announces each use of the unit with sluice_announce(). The experts of
 // a mixture-of-experts model are such units.
 #define SLUICE_ANNOUNCED 4
 // This flag can be added to a sluice_frozen without SLUICE_ANNOUNCED. The unit's parameters then
@@ -93,10 +93,10 @@ typedef struct sluice_model {
   uint32_t unit_count;
   // The largest number of units that computation holds at the same time; at least 1.
   uint32_t concurrent_leases;
-  // The orders in which one micro-batch uses the units. Announced units are left out. A null
-  // forward_order stands for 0, 1, ..., and a null backward_order for the reverse of forward_order.
-  // A step that uses another order waits for transfers. The next step is then expected to use the
-  // new order.
+  // The orders in which one micro-batch uses the units. Announced units are left out. If
+  // forward_order is null, the order is 0, 1, 2 and so on. If backward_order is null, the order is
+  // the reverse of forward_order. A step that uses another order waits for transfers. The engine
+  // expects the new order in the next step.
   const uint32_t* forward_order;
   const uint32_t* backward_order;
   uint32_t forward_count;
@@ -138,7 +138,7 @@ typedef struct sluice_finish_options {
 } sluice_finish_options;
 
 typedef struct sluice_step_report {
-  uint64_t step;              // updates that the state has seen after this step
+  uint64_t step;              // the number of updates of the state after this step
   double gradient_norm;       // before clipping; NaN in a skipped step
   double clip_factor;         // the factor that multiplied the gradient
   double loss_scale;          // the gradients' scale
@@ -146,7 +146,7 @@ typedef struct sluice_step_report {
   uint64_t nvme_write_bytes;  // since the previous report
   int64_t stall_ns;           // the time that computation waited for units and gradient slots
   int64_t optimizer_ns;       // the time that the call waited after the norm was known
-  uint32_t schedule_changes;  // how often units were not used as expected
+  uint32_t schedule_changes;  // how often computation left the expected order of units
   int32_t is_skipped;         // not 0: a gradient was not finite, so nothing was updated
 } sluice_step_report;
 
@@ -164,7 +164,7 @@ typedef struct sluice_unit_info {
 } sluice_unit_info;
 
 typedef struct sluice_tensor_info {
-  uint64_t offset_elements;  // in its unit's parameters and gradients, of the parameters' type
+  uint64_t offset_elements;  // from the start of the unit, in the parameters' type
   uint64_t element_count;    // bytes if the unit is opaque
   uint32_t unit;
   uint32_t reserved;
@@ -178,7 +178,7 @@ typedef struct sluice_traffic {
 // The function runs on the calling thread. It fills `values` with the fp32 values of elements
 // [first, first + count) of a tensor. The function returns 0 to continue, or any other number to
 // stop. The function must not call the same engine. For a tensor of an opaque unit, `first` and
-// `count` count bytes, and `values` points to bytes.
+// `count` are in bytes, and `values` points to bytes.
 typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, float* values,
                              uint64_t count);
 
@@ -188,8 +188,8 @@ const char* sluice_version(void);
 // first failure, and is valid until the thread's next failed call.
 const char* sluice_last_error(void);
 
-// `config_json` is the text of a config file (docs/configuration.md). The call reads only the
-// engine's part. The device is host memory of the size that memory.device gives.
+// `config_json` is the text of a config file (docs/configuration.md). The call reads only the keys
+// for the engine. The device is host memory of the size that memory.device gives.
 sluice_status sluice_engine_create(const char* config_json, const sluice_model* model,
                                    sluice_engine** engine);
 // Ends an active step without an update. If sluice_close() was not called, the update of the last
@@ -197,8 +197,8 @@ sluice_status sluice_engine_create(const char* config_json, const sluice_model* 
 // With a null `engine`, the call does nothing.
 void sluice_engine_destroy(sluice_engine* engine);
 
-// Sets the fp32 master weights, and sets the moments to zero. Called once, before the first step.
-// After a successful call, another call is refused.
+// Sets the fp32 master weights, and sets the moments to zero. The program calls this function once,
+// before the first step. After a successful call, another call is refused.
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
 // Waits for every update, and reports the failure of an update. After this call, only
 // sluice_engine_destroy() may be called.
@@ -218,10 +218,10 @@ sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
 sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
-// Blocks until `unit` can be used. `pass` is a sluice_pass. In a step, `pass` is SLUICE_FORWARD or
-// SLUICE_BACKWARD, and in an inference, `pass` is SLUICE_INFERENCE. Before use i of a step, the
-// lease of use i - concurrent_leases has to have been released, unless that lease is on a pinned
-// unit and not for SLUICE_BACKWARD.
+// The call blocks until `unit` can be used. `pass` is SLUICE_FORWARD or SLUICE_BACKWARD in a step,
+// and SLUICE_INFERENCE in an inference. Before use i of a step, the lease of use i -
+// concurrent_leases has to have been released, unless that lease is on a pinned unit and not for
+// SLUICE_BACKWARD.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // After this call, the lease's memory belongs to the engine again.
@@ -229,18 +229,18 @@ sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id);
 
 // Copies `element_count` elements of a tensor's state to `target`. `kind` is a sluice_state. Must
 // not be called while a step is active. A tensor of an opaque unit has only SLUICE_PARAMETER, and
-// `first` and `element_count` then count bytes.
+// `first` and `element_count` are then in bytes.
 sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t kind,
                                 uint64_t first, uint64_t element_count, void* target);
 sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);
 sluice_status sluice_unit_describe(sluice_engine* engine, uint32_t unit, sluice_unit_info* info);
 sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
                                      sluice_tensor_info* info);
-// Gives the bytes that one step of `micro_batches` micro-batches moves to and from storage. Under
-// optimizer.overlap "serial", the result is exact. Otherwise the result is a prediction.
+// Gives the storage traffic of a step with `micro_batches` micro-batches. Under optimizer.overlap
+// "serial", the result is exact. Otherwise the result is a prediction.
 sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_batches,
                                        sluice_traffic* traffic);
-// Returns one line for the user, about a choice that the machine forced or about the last step.
+// Returns one line for the user about the last step, or about a choice that the machine forced.
 // Each line is returned only once. The result is null when no lines are left. The line is valid
 // until the next call of this function for the same engine.
 sluice_status sluice_next_note(sluice_engine* engine, const char** note);
@@ -251,14 +251,15 @@ sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 // while a step is active.
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
                           const char* application);
-// Begins to write the same checkpoint as sluice_save(), while training goes on. The checkpoint
-// holds the state after the last step. The config has to contain "memory": {"save_buffers": N}. If
-// another save is under way, the call first waits until that save has finished.
+// Begins to write a checkpoint, like sluice_save(), but training can continue during the write. The
+// checkpoint holds the state after the last step. The config has to contain "memory":
+// {"save_buffers": N}. If another save is running, the call first waits until that save has
+// finished.
 sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
                                 const char* application);
 // `*has_one` says whether a checkpoint of sluice_begin_save() has appeared. Each checkpoint is
 // reported only once, by sluice_poll_save() or sluice_finish_save(). For a reported checkpoint,
-// sluice_saved_path() gives the path. sluice_finish_save() first waits until the save under way has
+// sluice_saved_path() gives the path. sluice_finish_save() first waits until a running save has
 // ended. During sluice_finish_save(), no step may be active. sluice_poll_save() does not finish a
 // checkpoint. The checkpoint appears during a later call of sluice_begin_step(),
 // sluice_finish_save(), sluice_begin_save(), sluice_save(), sluice_replace_values() or
@@ -281,17 +282,17 @@ sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values,
 // Sets a text that is saved with the commit of each step that finishes after this call. The text
 // has at most 1 MiB, and is empty at first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
-// Commits the last step now, even if no commit is due. Must not be called while a step is active.
+// Makes a commit of the last step, even if none is due. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
 // Gives the last step whose commit is durable. After sluice_engine_create(), this is the step from
 // which sluice_open_or_create() will continue. `*has_one` is 0 if no step is committed, or if there
 // is no durable store.
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
-// sluice_application_text() returns the text saved with the checkpoint of sluice_restore() or the
-// commit of sluice_open_or_create(). sluice_saved_path() returns the path of the last checkpoint
-// that sluice_save(), sluice_poll_save() or sluice_finish_save() reported. Before the first of
-// these calls, both texts are empty. A text is valid until the next of these calls for the same
-// engine.
+// sluice_application_text() returns the text that was saved with the opened checkpoint or commit.
+// sluice_restore() opens a checkpoint, and sluice_open_or_create() opens a commit.
+// sluice_saved_path() returns the path of the last checkpoint that sluice_save(),
+// sluice_poll_save() or sluice_finish_save() reported. Before the first call of these five
+// functions, both texts are empty. The next call of one of them invalidates the texts.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
@@ -313,8 +314,8 @@ typedef struct sluice_optimizer_tensor {
   uint32_t is_on_gpu;      // not 0: only with sluice_optimizer_create_on_gpu()
 } sluice_optimizer_tensor;
 
-// One step for one tensor. The parameter and the gradient are contiguous. Both belong to the
-// optimizer until sluice_optimizer_wait() for the tensor has returned. The optimizer ignores
+// One step for one tensor. The parameter and the gradient are contiguous. The optimizer owns both
+// of them until sluice_optimizer_wait() for the tensor has returned. The optimizer ignores
 // hyperparameters that its type does not use.
 typedef struct sluice_update {
   void* parameter;
@@ -341,7 +342,7 @@ typedef struct sluice_optimizer_report {
   // Planned sizes.
   uint64_t host_bytes;
   uint64_t nvme_bytes;
-  uint64_t pass_bytes;       // storage bytes read, and written, by an update of every tensor
+  uint64_t pass_bytes;       // an update of all tensors reads, and also writes, these bytes
   uint32_t pending_tensors;  // tensors with an update under way
   uint32_t reserved;
 } sluice_optimizer_report;
@@ -383,15 +384,15 @@ sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** no
 // has keys of DeepSpeed, and no key that belongs only to Sluice.
 sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
 // Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config for training on the host.
-// Messages call the DeepSpeed config `file_name`. `values_json` gives the values of keys that are
-// "auto", under the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}.
-// Null means no values. {"ranks": 2} gives the number of processes, which is 1 by default.
-// {"hidden_size": 768} gives the model's hidden size. If DeepSpeed's persistence threshold is
-// "auto", the threshold becomes ten times the hidden size. {"names": {"lr": "args.learning_rate"}}
-// gives names for values that do not come from the command line. Messages use these names. `report`
-// is the JSON that `sluice config import --json` prints, and contains the config. The text is valid
-// until the thread's next call of this function. Fails with SLUICE_CONFIG; the message names
-// everything that is refused.
+// `file_name` names the DeepSpeed config in messages. `values_json` gives values for keys that are
+// "auto", such as {"batch": 4, "micro_batches": 2, "lr": 1e-4}. The names are those of the options
+// of `sluice config import`. Null means no values. {"ranks": 2} gives the number of processes,
+// which is 1 by default. {"hidden_size": 768} gives the model's hidden size. If the persistence
+// threshold is "auto", the threshold becomes ten times the hidden size. For values that do not come
+// from the command line, {"names": {"lr": "args.learning_rate"}} gives names, which messages use.
+// `report` is the JSON that `sluice config import --json` prints. The JSON contains the config. The
+// text is valid until the thread's next call of this function. Fails with SLUICE_CONFIG; the
+// message names everything that is refused.
 sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
                                       const char* values_json, const char** report);
 // Gives the learning rates of updates [first, first + count) under the config's optimizer.schedule.
@@ -432,15 +433,15 @@ sluice_status sluice_ranks_endpoint(sluice_ranks* ranks, const char** endpoint);
 // The call reads only sharding.timeout of the config.
 sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
                                    const char* const* endpoints);
-// Does the same as sluice_engine_create(), for the engine of this rank. The call also fails with
-// SLUICE_RANKS if the ranks differ in config or model. Only one engine can be made from `ranks`,
-// and `ranks` must outlive this engine.
+// Creates the engine of this rank, in the same way as sluice_engine_create(). The call also fails
+// with SLUICE_RANKS if the ranks differ in config or model. Only one engine can be made from
+// `ranks`, and `ranks` must outlive this engine.
 sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_model* model,
                                           sluice_ranks* ranks, sluice_engine** engine);
 
 // Reads the text of a config file in the same way as `sluice train`. The text may have comments.
 // `config_json` is the config as JSON. The text is valid until the thread's next call of this
-// function. Messages call the config `file_name`. Fails with SLUICE_CONFIG if the text does not
+// function. `file_name` names the config in messages. Fails with SLUICE_CONFIG if the text does not
 // parse, a key is unknown, or a value has the wrong type or is out of range.
 sluice_status sluice_read_config(const char* text, const char* file_name, const char** config_json);
 
@@ -451,52 +452,51 @@ sluice_status sluice_read_config(const char* text, const char* file_name, const 
 sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
                                     uint32_t tensor_count, sluice_values values, void* context);
 
-// The function replaces each of `count` sums by its sum over the group, modulo 2^64. An example is
-// an in-place MPI_Allreduce() with MPI_UINT64_T and MPI_SUM. The function returns 0 for success.
-// Any other number is a failure, which stops the engine with SLUICE_RANKS. The function must not
-// call the same engine.
+// The function replaces each of the `count` numbers with its total over the group, modulo 2^64. An
+// example is an in-place MPI_Allreduce() with MPI_UINT64_T and MPI_SUM. The function returns 0 for
+// success. Any other number is a failure, which stops the engine with SLUICE_RANKS. The function
+// must not call the same engine.
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // The norm group is for an application that splits its model itself, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
 // All members clip by the group's norm, skip the same steps and keep the same loss scale. During
 // sluice_finish_step() and sluice_gradient_norm(), the engine calls `add` once, on the calling
-// thread. All members of the group have to make these calls equally often. `elsewhere` lists
-// tensors that are counted by another member, which has an equal copy. If `add` is null, the engine
+// thread. All members of the group have to make these calls equally often. Another member has equal
+// copies of the tensors in `elsewhere`, and counts these copies. If `add` is null, the engine
 // leaves the group. Must not be called while a step is active. `context` must stay valid until the
 // group ends or the engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
 // Announces that the step or inference will use each of `units` once in `pass`, in the given order.
-// These uses follow all uses that were announced before. The engine begins to fetch these units at
-// once. Before sluice_finish_step(), the program acquires these units in this order, at any place
-// between the other units. With several ranks, all ranks announce at the same point, and each rank
-// acquires the units that any rank has announced. The call writes the units to acquire to `uses`,
-// in the order of acquisition, and writes their number to `use_count`. `uses` needs room for every
-// announced unit of the model.
+// These uses follow all uses that were announced before. The engine begins to fetch these units
+// immediately. The program has to acquire these units in this order before sluice_finish_step().
+// Other units may be acquired in between. With several ranks, all ranks announce at the same point,
+// and each rank acquires the units that any rank has announced. `uses` receives the units in the
+// order in which the program has to acquire them, and `use_count` receives their number. `uses`
+// needs room for every announced unit of the model.
 sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
                               int32_t pass, uint32_t* uses, uint32_t* use_count);
 
 // The report of sluice_trace_stop() about the trace.
 typedef struct sluice_trace_result {
   uint64_t records;     // in the file
-  uint64_t lost;        // records that came too fast for the file
+  uint64_t lost;        // records that were lost because the file was too slow
   uint64_t file_bytes;  // of the file
 } sluice_trace_result;
 
 // From this call to sluice_trace_stop(), all engines and optimizers of this process write a trace
-// to the file `path`. The trace has every transfer, update, computation and wait. `sluice trace`
-// reads the file (docs/tracing.md). The file replaces an older file. When an engine is created, the
-// engine writes its description to the file. A program should therefore create engines after this
-// call. Each of the `rank_count` processes writes its own file. `rank` is the number of this
-// process. Fails with SLUICE_INPUT if the file cannot be created, and with SLUICE_INVALID_ARGUMENT
-// if a trace is running. In a forked child, this call and sluice_trace_stop() fail with
-// SLUICE_FORKED.
+// to the file `path`. The trace contains every transfer, update, computation and wait. `sluice
+// trace` reads the file (docs/tracing.md). The call replaces an existing file. When an engine is
+// created, the engine writes its description to the file. A program should therefore create engines
+// after this call. Each of the `rank_count` processes writes its own file. `rank` is the number of
+// this process. Fails with SLUICE_INPUT if the file cannot be created, and with
+// SLUICE_INVALID_ARGUMENT if a trace is running. In a forked child, this call and
+// sluice_trace_stop() fail with SLUICE_FORKED.
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
 // The call writes the remaining records and closes the file. `result` may be null. If no trace is
 // running, the call does nothing.
-// Fails with SLUICE_IO if the file could not be written whole. The file can then be read up to its
-// end.
+// Fails with SLUICE_IO if the file could not be written whole. The written part can be read.
 sluice_status sluice_trace_stop(sluice_trace_result* result);
 
 // Does the same as sluice_acquire(), but waits for at most about `milliseconds`. If the unit is not
@@ -506,13 +506,13 @@ sluice_status sluice_trace_stop(sluice_trace_result* result);
 sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, sluice_lease* lease);
 
-// Figures of a training that only the application knows. `sluice top` shows these figures. An
+// Figures of a training run that only the application knows. `sluice top` shows these figures. An
 // unknown number is 0, and an unknown loss is NaN.
 typedef struct sluice_figures {
   double loss;             // of the next step that finishes
   uint64_t tokens;         // of each step, over all ranks
   uint64_t steps;          // at the end of the training
-  double flops_per_token;  // of the model's products
+  double flops_per_token;  // of the model's matrix products, in training
   double peak_flops;       // per second, of all ranks together
 } sluice_figures;
 
@@ -523,10 +523,10 @@ typedef struct sluice_figures {
 // that was shown first. If an engine has no page, a note says why (sluice_next_note).
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
 
-// Waits for the gradients that have come so far in this step. `*norm` is the norm that
-// sluice_finish_step() would report now with this divisor, or NaN if a gradient is not finite. If
-// the divisor is 0, the divisor of sluice_begin_step() is used. The step continues after this call,
-// even if the call fails. All ranks make this call.
+// Waits for the gradients of this step's backward uses so far. `*norm` is the norm that
+// sluice_finish_step() would report now with this divisor. `*norm` is NaN if a gradient is not
+// finite. If the divisor is 0, the divisor of sluice_begin_step() is used. The step continues after
+// this call, even if the call fails. All ranks make this call.
 sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
 // This flag can be added to a sluice_frozen with SLUICE_ANNOUNCED. With several ranks, only this

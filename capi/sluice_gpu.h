@@ -1,12 +1,11 @@
 // The calls of Sluice's C interface for programs that compute on an NVIDIA GPU. With these calls,
-// the parameters and gradients of the units in use are in the GPU's memory. They take at most
-// memory.device of the config. All other calls are in sluice.h. The rules of sluice.h for threads,
-// processes and errors also hold here.
+// the parameters and gradients of the units in use are in the GPU's memory. The parameters and
+// gradients take at most memory.device of the config. All other calls are in sluice.h. The rules of
+// sluice.h for threads, processes and errors also hold here.
 //
-// The program computes on CUDA streams of its own. The copies of the engine and the optimizer run
-// in the right order with the work on these streams, so the calling thread does not wait for the
-// GPU. A stream that the program passes to a call has to stay valid until the engine or the
-// optimizer is destroyed.
+// The program computes on CUDA streams of its own. The engine and the optimizer order their copies
+// with the work on these streams. So the calling thread does not wait for the GPU. A stream that
+// the program passes to a call has to stay valid until the engine or the optimizer is destroyed.
 #pragma once
 
 #include "sluice.h"
@@ -27,15 +26,15 @@ typedef struct sluice_gpu_ranks {
   uint32_t rank_count;  // at least 2
 } sluice_gpu_ranks;
 
-// Makes the text by which the ranks find each other. One rank calls this function, and the program
-// sends the text to all ranks. The text is valid until the thread's next call of this function. The
-// call opens the library of NCCL (libnccl.so.2).
+// Makes a text that the ranks need to connect to each other. One rank calls this function, and the
+// program sends the text to all ranks. The text is valid until the thread's next call of this
+// function. The call opens the library of NCCL (libnccl.so.2).
 sluice_status sluice_gpu_ranks_id(const char** id);
 
-// Does the same as sluice_engine_create(), for computation on the GPU number `gpu`. The config has
-// to contain memory.device, because the program also needs memory of the GPU for itself. With one
-// GPU, `ranks` is null. With several GPUs, the call waits for the other ranks, and compares the
-// configs and models of all ranks.
+// Creates an engine for computation on the GPU number `gpu`, in the same way as
+// sluice_engine_create(). The config has to contain memory.device, because the program also needs
+// memory of the GPU for itself. With one GPU, `ranks` is null. With several GPUs, the call waits
+// for the other ranks, and compares the configs and models of all ranks.
 // Fails with:
 // - SLUICE_CONFIG: the config has no memory.device.
 // - SLUICE_UNSUPPORTED: the GPU cannot be used.
@@ -45,22 +44,22 @@ sluice_status sluice_engine_create_on_gpu(const char* config_json, const sluice_
                                           int32_t gpu, const sluice_gpu_ranks* ranks,
                                           sluice_engine** engine);
 
-// Does the same as sluice_acquire_within(), for work that the program enqueues on `gpu_stream`.
-// `gpu_stream` is a cudaStream_t, and null is the default stream. The call returns when the unit's
-// transfers are on their way, and later work on `gpu_stream` waits for their end. The addresses of
-// the lease are in the GPU's memory.
-// When sluice_acquire() or sluice_acquire_within() returns a lease of such an engine, the transfers
-// have ended, so work on any stream may use the lease. All work that uses the lease has to end
-// before sluice_release().
+// Acquires a unit for work that the program enqueues on `gpu_stream`, in the same way as
+// sluice_acquire_within(). `gpu_stream` is a cudaStream_t, and null is the default stream. The call
+// returns when the unit's transfers are under way. Later work on `gpu_stream` waits until the
+// transfers have ended. The addresses of the lease are in the GPU's memory.
+// On a GPU, sluice_acquire() and sluice_acquire_within() return only after the transfers have
+// ended. Work on any stream may use the leases of these two calls. All work that uses the lease has
+// to end before sluice_release().
 sluice_status sluice_acquire_on_gpu(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, void* gpu_stream, sluice_lease* lease);
-// Does the same as sluice_release(). The lease ends when the work that is now on `gpu_stream`, and
-// on the stream of sluice_acquire_on_gpu(), has ended. The calling thread does not wait for this
-// work.
+// Does the same as sluice_release(). The lease ends when the work that is now on two streams has
+// ended. These streams are `gpu_stream` and the stream of sluice_acquire_on_gpu(). The calling
+// thread does not wait for this work.
 sluice_status sluice_release_on_gpu(sluice_engine* engine, uint64_t lease_id, void* gpu_stream);
 
-// Does the same as sluice_plan(), for an engine on a GPU. No GPU is needed. If the config has no
-// memory.device, the plan assumes a GPU with as much memory as the plan can use.
+// Plans an engine on a GPU, in the same way as sluice_plan(). No GPU is needed. If the config has
+// no memory.device, the plan assumes a GPU with as much memory as the plan can use.
 sluice_status sluice_plan_on_gpu(const char* config_json, const sluice_model* model,
                                  const char** plan_json);
 

@@ -1,10 +1,10 @@
 // These functions do the CPU's work on gradients before the optimizer runs: they accumulate
 // gradients over micro-batches, and compute the squared norm. Results depend only on the arguments.
 // Any thread may call the functions on disjoint memory. The *_reference functions are the scalar
-// definitions. The other functions give the same bits faster (simd_target_name() names their
-// instruction set). Each array is aligned at least for its element type. The caller's
-// floating-point environment has no effect on any result and stays unchanged, as in update.h. The
-// sign and the payload of a NaN result may differ from those of the definition.
+// definitions. The other functions are faster and give the same bits. simd_target_name() returns
+// the name of their instruction set. Each array is aligned at least for its element type. The
+// caller's floating-point environment has no effect on any result and stays unchanged, as in
+// update.h. The sign and the payload of a NaN result may differ from those of the definition.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +27,10 @@ void accumulate_gradient_reference(DType dtype, void* target, const void* source
 void accumulate_gradient(DType dtype, void* target, const void* source,
                          std::uint64_t element_count);
 
-// Adds the squared norm of `gradient` to `total`, leaf by leaf. Inside a leaf, lane j of 8 adds the
-// squares of elements j, j+8, j+16, ... in order, in fp64. Each square is exact in fp64. The lanes
-// are then added as ((0+4)+(2+6))+((1+5)+(3+7)). A last leaf with fewer than 256 elements is summed
-// as if it were padded with zeros. `gradient` starts at a leaf boundary.
+// Adds the squared norm of `gradient` to `total`, leaf by leaf. A leaf is summed in 8 lanes. Lane j
+// adds the squares of elements j, j+8, j+16, ... in this order, in fp64. Each square is exact in
+// fp64. The lanes are then added as ((0+4)+(2+6))+((1+5)+(3+7)). A last leaf with fewer than 256
+// elements is summed as if it were padded with zeros. `gradient` starts at a leaf boundary.
 void add_squared_norm_reference(DType dtype, const void* gradient, std::uint64_t element_count,
                                 NormAccumulator& total);
 void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,

@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// A moment's codes, one per element, and its scales, one per group. The pointers are null if a
-// moment is not encoded.
+// The codes and the scales of one moment. There is one code per element, and one scale per group.
+// The pointers are null if the moment is not encoded.
 struct MomentCodes {
   std::uint8_t* codes = nullptr;
   float* scales = nullptr;
@@ -33,7 +33,7 @@ struct CodeLines {
   float slopes[kCount];
   float offsets[kCount];
 };
-// The numbers of a code book, as the vector kernels need them.
+// The numbers of a code book, in the form that the vector kernels need.
 struct CodeKernelTable {
   alignas(64) float values[256];
   alignas(64) float limits[256];  // the largest value that rounds to each code
@@ -44,10 +44,10 @@ const CodeKernelTable& code_kernel_table(CodeBook book);
 // Makes the codes and the scales of `values`, which begin at the start of a group.
 void encode_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
 // Does the same as encode_moments(), but follows the definition literally. This version is slow.
-// Tests compare encode_moments() with it.
+// Tests compare encode_moments() with this version.
 void encode_moments_reference(CodeBook book, std::span<const float> values,
                               const MomentCodes& moment);
-// Encodes like encode_moments(), but also keeps decoded values exact: if the values of a group come
+// Encodes like encode_moments(), but does not change decoded values. If the values of a group come
 // from decode_moments(), the new codes stand for exactly these values. The largest magnitude alone
 // does not give the scale of such a group, because the lowest signed code stands for -0.993.
 void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);

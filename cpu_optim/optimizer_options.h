@@ -1,5 +1,5 @@
 // Names of the optimizers, and checks of their hyperparameters. The checks are here, because the
-// loops of the updates check nothing. The functions are pure, and any thread may call them.
+// update functions check nothing. The functions are pure, and any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace sluice {
 
-// These functions return whether `kind` keeps exp_avg and whether `kind` keeps exp_avg_sq. Every
-// optimizer keeps at least one of the two moments.
+// The first function returns whether `kind` keeps exp_avg. The second function returns whether
+// `kind` keeps exp_avg_sq. Every optimizer keeps at least one of the two moments.
 bool keeps_exp_avg(OptimizerKind kind);
 bool keeps_exp_avg_sq(OptimizerKind kind);
 

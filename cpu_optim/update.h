@@ -1,9 +1,10 @@
 // Makes one optimizer step over arrays in host memory, in one fused pass. The pass reads the
 // gradient, updates the moments and the master, writes the compute parameter, and detects values
 // that are not finite. The call update_reference() applies the scalar definition
-// (base/optimizer_math.h) in a loop, and is the oracle in tests. The call update_simd() gives the
-// same bits on every instruction set (Highway, chosen at run time). The results of both functions
-// depend only on the arguments. Any thread may call the functions on disjoint memory.
+// (base/optimizer_math.h) in a loop, and tests compare other results with its results. The call
+// update_simd() gives the same bits on every instruction set (Highway, chosen at run time). The
+// results of both functions depend only on the arguments. Any thread may call the functions on
+// disjoint memory.
 #pragma once
 
 #include <cstddef>
@@ -33,9 +34,9 @@ enum class MasterLayout : std::uint8_t {
 using UpdateCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                         AdagradCoefficients, SgdCoefficients>;
 
-// These functions return whether the optimizer keeps exp_avg, and whether the optimizer keeps
-// exp_avg_sq. The momentum of Lion and SGD is stored as exp_avg. The sum of Adagrad is stored as
-// exp_avg_sq.
+// The first function returns whether the optimizer keeps exp_avg. The second function returns
+// whether the optimizer keeps exp_avg_sq. The momentum of Lion and SGD is stored as exp_avg. The
+// sum of Adagrad is stored as exp_avg_sq.
 bool keeps_exp_avg(const UpdateCoefficients& coefficients);
 bool keeps_exp_avg_sq(const UpdateCoefficients& coefficients);
 
@@ -77,15 +78,16 @@ struct UpdateArrays {
 UpdateArrays slice(const UpdateArrays& arrays, std::uint64_t begin, std::uint64_t count);
 
 // The bytes that one update reads and writes per element. A byte that is both read and written
-// counts in both numbers. The scales of codes are left out. They take 4 bytes per 256 elements.
+// counts in both numbers. The scales of codes are not counted. These scales take 4 bytes per 256
+// elements.
 struct UpdateBytes {
   std::uint64_t read = 0;
   std::uint64_t write = 0;
 };
 UpdateBytes bytes_per_element(const UpdateArrays& arrays);
 
-// Returns the bits of the smallest magnitude of a master that counts as not finite. From this
-// magnitude on, the master itself or the parameter rounded from the master is not finite.
+// Returns the bits of the smallest magnitude at which a master counts as not finite. At this
+// magnitude, either the master or the parameter that is rounded from the master is infinite.
 constexpr std::uint32_t non_finite_magnitude(MasterLayout layout) {
   switch (layout) {
     case MasterLayout::kFp32: return 0x7f800000;
@@ -116,9 +118,9 @@ struct NonFiniteState {
   std::uint64_t element = 0;
   std::string_view part;
 };
-// Finds the first element with a value that is not finite, and the name of that value. The name is
-// "weight" (the master, or its rounded parameter), "exp_avg" or "exp_avg_sq". If all values are
-// finite, the result has the element number `element_count`. Only the message about
+// Finds the first element with a value that is not finite. The result also names this value. The
+// name is "weight" (the master, or its rounded parameter), "exp_avg" or "exp_avg_sq". If all values
+// are finite, the result has the element number `element_count`. Only the message about
 // NewState::kNonFinite needs this function, so its speed does not matter.
 NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
@@ -130,10 +132,11 @@ void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 
 // Returns the name of the instruction set that update_simd() and gradient_ops.h use on this
 // processor. On x86, the name is AVX3 (AVX-512), AVX2, SSE4, SSSE3 or SCALAR. The environment
-// variable SLUICE_SIMD=name, in upper or lower case, forces an instruction set. The variable is
-// read once. Fails with kConfig if SLUICE_SIMD names an instruction set that this build or this
-// processor lacks. With such a name, update_simd() and the functions of gradient_ops.h fail, too.
-// So a program should call simd_target_name() when it starts.
+// variable SLUICE_SIMD can force one of these instruction sets. The variable's value is the name in
+// upper or lower case. The variable is read once. Fails with kConfig if SLUICE_SIMD names an
+// instruction set that this build or this processor lacks. With such a name, update_simd() and the
+// functions of gradient_ops.h fail, too. So a program should call simd_target_name() when it
+// starts.
 std::string_view simd_target_name();
 
 }  // namespace sluice

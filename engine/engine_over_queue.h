@@ -1,5 +1,5 @@
-// An engine whose storage queue is wrapped, so that tests and benchmarks can slow the drive down or
-// make requests fail. Applications do not use this header.
+// Makes an engine with a wrapped storage queue. With the wrapper, tests and benchmarks can slow the
+// drive down, or can make requests fail. Applications do not use this header.
 //
 // Thread rule: the same as for Engine.
 #pragma once

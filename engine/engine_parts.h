@@ -1,5 +1,5 @@
-// The components of an engine, and the code that several of its calls share. Only engine.cc,
-// engine_parts.cc and engine_save.cc include this header.
+// This header has the components of an engine, and the code that several functions of Engine share.
+// Only engine.cc, engine_parts.cc and engine_save.cc include this header.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -27,8 +27,8 @@
 
 namespace sluice {
 
-// The ranks' collectives outlive the engine, so references to the engine have to be removed from
-// the collectives.
+// The ranks' collectives outlive the engine. So the destructor removes all references to the engine
+// from the collectives.
 struct RanksHold {
   explicit RanksHold(Ranks& held) : ranks(held) {}
   RanksHold(const RanksHold&) = delete;
@@ -56,8 +56,9 @@ struct Engine::Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // Fills `target` with elements of a tensor, from element `first_element` on. Ranks that share the
-  // state make this call together. If one rank cannot read its part, the call fails on all ranks.
+  // Fills `target` with elements of a tensor, beginning with element `first_element`. Ranks that
+  // share the state make this call together. If one rank cannot read its part, the call fails on
+  // all ranks.
   void read(TensorId id, StateKind kind, std::uint64_t first_element, std::span<std::byte> target);
   void require_idle(const char* call);
   void require_no_state(const char* call) const;
@@ -83,7 +84,7 @@ struct Engine::Parts {
   Ranks ranks;
   Layout layout;
   Placement placement;
-  std::optional<DurableStore> durable;  // none: the state is scratch
+  std::optional<DurableStore> durable;  // empty if the state is scratch
   Tiers tiers;
   std::unique_ptr<LeaseGuard> guard;  // null without memory.guard
   Scheduler scheduler;
@@ -104,8 +105,8 @@ struct Engine::Parts {
     std::uint64_t begin_ns = 0;
     std::int64_t blocked_ns = 0;
   };
-  // Gives the checkpoint its name, if all ranks have written their parts. With SaveWait::kYes, the
-  // call first waits until all ranks have written their parts.
+  // If all ranks have written their parts, the call gives the checkpoint its final name. With
+  // SaveWait::kYes, the call first waits until all ranks have written their parts.
   void advance_save(SaveWait wait);
   // Throws the failure of the last checkpoint, unless a call has thrown this failure already.
   void throw_save_failure();
@@ -117,7 +118,7 @@ struct Engine::Parts {
   bool is_initialized = false;
   bool is_closed = false;
   std::function<void(const std::string&)> last_words;
-  RanksHold ranks_hold{ranks};  // last: released first, even if the constructor throws
+  RanksHold ranks_hold{ranks};  // last member: released first, even if the constructor throws
 };
 
 }  // namespace sluice

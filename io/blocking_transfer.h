@@ -1,6 +1,6 @@
-// These functions run a whole transfer with pread or pwrite, or a flush with fdatasync, on the
-// calling thread. The functions follow the rules of transfer_progress.h. Both sync_queue and
-// thread_queue use these functions.
+// These functions run a whole transfer or flush on the calling thread. A transfer uses pread or
+// pwrite, and a flush uses fdatasync. The functions follow the rules of transfer_progress.h. Both
+// sync_queue and thread_queue use these functions.
 // Thread rule: any thread. The request belongs to the caller.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace sluice {
 std::int64_t attempt_blocking(const IoRequest& request);
 
 // Repeats attempts until the request has ended, and counts each attempt in `ledger`.
-// Requires: begin_transfer(request).
+// Requires: begin_transfer(request) has been called.
 void transfer_blocking(IoRequest& request, RequestLedger& ledger);
 
 }  // namespace sluice

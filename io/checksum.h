@@ -1,6 +1,6 @@
-// The checksum of a block's bytes. The checksum is XXH3 with 64 bits. One core computes the
-// checksum of about 12 GB per second. The checksum finds accidental damage, but does not protect
-// against deliberate forgery. Pure; any thread.
+// The checksum of a block's bytes, which is XXH3 with 64 bits. One core computes the checksum of
+// about 12 GB per second. The checksum finds accidental damage, but does not protect against
+// deliberate forgery. The functions are pure, and any thread may call them.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace sluice {
 
 std::uint64_t checksum(std::span<const std::byte> data);
 
-// The checksum for durable data is XXH3 with 128 bits. As text, the checksum is written with 32
+// The checksum for durable data is XXH3 with 128 bits. hex_of() writes the checksum as 32
 // hexadecimal digits.
 struct Checksum128 {
   std::uint64_t high = 0;

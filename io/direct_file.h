@@ -37,8 +37,8 @@ class DirectFile {
   // Fails with kInput if the name is taken, and with kIo if the file system reports an error.
   void link_as(const std::string& path);
   // Opens an existing file.
-  // Fails with kInput if the file is missing, is not a regular file, or is not writable, with
-  // kUnsupported if no descriptor is left, and with kIo.
+  // Fails with kInput if the file is missing, is not a regular file, or is not writable. Also fails
+  // with kUnsupported if no descriptor is left, and with kIo.
   static DirectFile open_existing(const std::string& path);
   // Gives the file at least `size_bytes`, rounded up to whole pages. The call allocates the space
   // as create_scratch() does, and keeps the file's contents. Requires: the file has whole pages.
@@ -47,8 +47,8 @@ class DirectFile {
   // Undoes extend(): shortens the file to `size_bytes`.
   void cut(std::uint64_t size_bytes) noexcept;
 
-  // Returns a second owner of the same open file. In messages, the second owner is called `name`.
-  // Fails with kUnsupported if no descriptor is left, and with kIo.
+  // Returns a second owner of the same open file. `name` is the name of the second owner in
+  // messages. Fails with kUnsupported if no descriptor is left, and with kIo.
   DirectFile shared_as(const std::string& name) const;
 
   int descriptor() const { return descriptor_.get(); }
@@ -57,8 +57,8 @@ class DirectFile {
   // The result comes from statx(STATX_DIOALIGN). If the kernel reports no number, the result is
   // 4096. The result is at least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
-  // False if the file system refused O_DIRECT. In that case all reads and writes go through the
-  // page cache.
+  // Returns false if the file system refused O_DIRECT. In that case, all reads and writes go
+  // through the page cache.
   bool is_direct() const { return is_direct_; }
   // The name of the file in messages: the file's path, or "DIRECTORY/(scratch)".
   const std::string& name() const { return name_; }

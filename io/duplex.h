@@ -1,4 +1,4 @@
-// Whether a drive can read and write at the same time. Pure data.
+// Says whether a drive can read and write at the same time.
 #pragma once
 
 #include <cstdint>

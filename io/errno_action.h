@@ -1,6 +1,7 @@
-// A table that says what Sluice does when a transfer fails with an errno. With this table, the
-// queues decide whether to repeat a transfer, and the engine decides whether to read a block again.
-// Error messages end with the advice from this table. Pure; any thread.
+// A table that says what Sluice does when a transfer fails with an errno. The queues use the table
+// to decide whether to repeat a transfer. The engine uses the table to decide whether to read a
+// block again. Error messages end with the advice from this table. The function is pure, and any
+// thread may call it.
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,8 @@ class Handover {
   explicit Handover(std::size_t capacity);
 
   // Adds the requests in order. The first request gets `first_ticket`, and each further request
-  // gets the next number. Blocks until there is room. Requires: stop() has not been called.
+  // gets the next number. The call blocks until there is room. Requires: stop() has not been
+  // called.
   void put(std::span<IoRequest* const> requests, std::uint64_t first_ticket);
 
   // Moves at most `count_max` requests from the queue to the end of `target`. Does not block.
@@ -35,9 +36,9 @@ class Handover {
   // From this call on, take() returns true and wake_descriptor() is readable.
   void stop();
 
-  // Returns a blocking eventfd on which the owner sleeps. A read of 8 bytes returns as soon as
-  // there is a request for take(), or stop() has been called. The descriptor is valid while this
-  // object lives.
+  // Returns a blocking eventfd. The owner sleeps while it reads this eventfd. A read of 8 bytes
+  // blocks until there is a request for take(). A call of stop() also ends the read. The descriptor
+  // is valid while this object lives.
   int wake_descriptor() const { return wake_.get(); }
 
  private:

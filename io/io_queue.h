@@ -1,5 +1,5 @@
 // The interface to the kernel's storage I/O.
-// The caller submits requests, and completions come back on a thread that the queue chooses.
+// The caller submits requests. The queue reports completions on a thread that the queue chooses.
 // - sync_queue is the reference, with plain pread and pwrite.
 // - thread_queue makes the same calls on threads, for machines that do not allow io_uring.
 // - uring_queue uses io_uring.
@@ -26,7 +26,7 @@
 
 namespace sluice {
 
-// kFlush makes the data written to the file durable (fdatasync).
+// kFlush makes earlier writes to the file durable (fdatasync).
 enum class IoKind : std::uint8_t { kRead, kWrite, kFlush };
 
 // The order in which a queue starts requests when it cannot start all of them at once. Once a
@@ -43,7 +43,7 @@ inline constexpr std::size_t kIoPriorities = 3;
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   IoPriority priority = IoPriority::kNormal;
-  std::uint32_t drive = 0;  // the queue's number in drive_queues; other queues ignore it
+  std::uint32_t drive = 0;  // the queue's number in drive_queues; ignored by other queues
   int descriptor = -1;
   std::uint64_t offset_bytes = 0;
   std::byte* data = nullptr;
@@ -71,7 +71,7 @@ struct IoCounters {
   std::uint64_t write_requests = 0;
   std::uint64_t write_bytes = 0;
   std::uint64_t flush_requests = 0;
-  std::uint64_t resumed = 0;  // continued transfers: short ones and those beyond 1 GiB
+  std::uint64_t resumed = 0;  // transfers that continued after a short attempt or after 1 GiB
   std::uint64_t retried = 0;  // EINTR, EAGAIN
   std::uint64_t failed = 0;
 
@@ -95,7 +95,7 @@ class IoQueue {
   // returned.
   virtual void wait_idle() = 0;
 
-  // Returns the counts so far. A successful transfer counts with the number of bytes that the
+  // Returns the counts so far. For a successful transfer, the counted bytes are those that the
   // caller asked for.
   virtual IoCounters counters() const = 0;
   // Returns the counts of the requests whose IoRequest::drive is `drive`. A queue that does not
@@ -121,7 +121,7 @@ struct IoQueueOptions {
   // again for every request. If the kernel refuses, note() tells the reason, and nothing else
   // changes. The memory must outlive the queue.
   std::span<std::byte> memory = {};
-  // Descriptors of the files that most requests name. uring_queue registers these descriptors with
+  // Descriptors of the files that most requests use. uring_queue registers these descriptors with
   // the kernel. The descriptors must stay open while the queue lives.
   std::span<const int> files = {};
 };

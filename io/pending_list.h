@@ -3,10 +3,10 @@
 // requests themselves. So the list needs no memory of its own, and has no limit.
 //
 // Thread rule: a list is not thread-safe, and each queue guards its own list.
-// Invariant: no request starves. When requests of a priority have been passed over kPassedOverMax
-// times in a row, one of them goes next.
-//   Example: with a depth of 1, there is one low request, and high requests come without end. Then
-//   16 high requests go first, and the low one follows.
+// Invariant: no request starves. If kPassedOverMax requests in a row have gone ahead of the
+// requests of a priority, a request of this priority goes next.
+//   Example: the depth is 1. There is one low request, and high requests come without end. Then 16
+//   high requests go first, and the low request goes next.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// With a larger number, urgent requests wait for less time. But a write-back then waits longer
-// while there are many reads.
+// With a larger number, urgent requests wait for less time, but a write-back waits longer while
+// there are many reads.
 inline constexpr std::uint32_t kPassedOverMax = 16;
 
 // A request and its ticket in the queue's ledger. The request belongs to the caller and must stay

@@ -23,8 +23,8 @@ class RequestLedger {
   // other requests follow in order.
   std::uint64_t open(std::uint64_t request_count);
 
-  // Counts one attempt at `request`. Must be called before on_complete. Then a thread that
-  // on_complete wakes finds the request in the counts.
+  // Counts one attempt at `request`. Must be called before on_complete, because on_complete may
+  // wake a thread that reads the counts.
   void count(const IoRequest& request, TransferStep step);
 
   // Called when the request with `ticket` has ended and its callback has returned.

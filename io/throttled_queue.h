@@ -10,8 +10,9 @@
 // times of arrival, not from the times at which threads wake up. So delays do not add up. Waiting
 // uses no processor time.
 //
-// Thread rule: as IoQueue. Callbacks run on a thread of this queue, in order of completion.
-// Invariants: as IoQueue. The owner of a request sees the real queue's result (bytes, errno).
+// Thread rule: the same as for IoQueue. Callbacks run on a thread of this queue, in order of
+// completion. Invariants: the same as for IoQueue. The owner of a request sees the real queue's
+// result (bytes, errno).
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ struct ThrottleOptions {
   std::uint64_t write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
   std::uint64_t latency_ns = 0;  // per request, after its transfer; overlaps with other requests
-  // The time for which a flush occupies the drive. A flush takes its turn among the writes. With
-  // half duplex, a flush takes its turn among all requests.
+  // The time for which a flush occupies the drive. A flush waits in the queue of the writes. With
+  // half duplex, a flush waits in the queue of all requests.
   std::uint64_t flush_ns = 0;
   // The size of the drive's write cache (io/write_cache_model.h); 0 = none. A flush first writes
   // the contents of this cache.
@@ -38,9 +39,9 @@ struct ThrottleOptions {
 
 class ThrottledQueue : public IoQueue {
  public:
-  // The total delay by the real drive. The delay of a request is the time by which the real drive
-  // completed the request later than the emulated drive. The result is the sum over all requests. A
-  // result above 0 shows that the real drive was sometimes slower than the given limits.
+  // Returns the sum of the delays of all requests. A request is delayed if the real drive completes
+  // the request later than the emulated drive. The delay is the difference between these two times.
+  // A result above 0 shows that the real drive was sometimes slower than the given limits.
   virtual std::uint64_t late_ns() const = 0;
 };
 

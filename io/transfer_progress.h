@@ -37,8 +37,8 @@ struct TransferAttempt {
   std::uint64_t length_bytes = 0;
 };
 
-// Records that the request goes to the kernel at `now_ns`. Only the first call for a request has an
-// effect. Any thread may call has_started(), not only the queue's thread.
+// The function records that the request goes to the kernel at `now_ns`. Only the first call for a
+// request has an effect. Any thread may call has_started(), not only the queue's thread.
 void note_start(IoRequest& request, std::uint64_t now_ns);
 bool has_started(const IoRequest& request);
 

@@ -43,9 +43,9 @@ class UringRing {
 
   // Adds an entry for submit_and_wait(). Requires: there is room for the entry.
   void prepare(IoKind kind, int descriptor, const TransferAttempt& attempt, std::uint64_t tag);
-  // Submits the prepared entries and sleeps until there is a completion. May also return without a
-  // completion. Returns 0, or the errno of the kernel's refusal. After a refusal, the ring is
-  // unusable.
+  // Submits the prepared entries and sleeps until there is a completion. The call may also return
+  // without a completion. Returns 0, or the errno of the kernel's refusal. After a refusal, the
+  // ring is unusable.
   int submit_and_wait();
   // Appends the available completions to `target`.
   void reap(std::vector<Completion>& target);

@@ -1,12 +1,12 @@
 // A model of the volatile write cache of an emulated drive. The model knows only the number of
 // bytes in the cache. A write goes into the cache while the cache has room. The drive writes the
 // contents of the cache to the medium while the drive has nothing else to do, and also during a
-// flush. If the cache is full, a write waits for its turn among the drive's other requests. The
+// flush. If the cache is full, a write waits in the queue with the drive's other requests. The
 // drive then moves enough of the cache's contents to the medium to make room for the write.
 //
-// Example: a drive has a cache of 256 MB and writes 1 GB/s. The drive gets 300 MB at once, in
-// requests of 4 MB. The first 256 MB take no time, and the other 44 MB take 44 ms. A flush after
-// these requests takes 256 ms.
+// Example: a drive has a cache of 256 MB and writes 1 GB/s. The drive gets requests for 300 MB at
+// the same time. Each request has 4 MB. The first 256 MB take no time, and the other 44 MB take 44
+// ms. A flush after these requests takes 256 ms.
 //
 // Thread rule: the model is not thread-safe, and one object owns it.
 #pragma once
@@ -32,7 +32,7 @@ class WriteCacheModel {
     held_bytes_ -= write_bytes_per_second_ == 0 ? held_bytes_ : std::min(held_bytes_, written);
     return busy_ns;
   }
-  // Accepts a write at once if there is room and no earlier write is waiting for room. A write that
+  // Accepts a write immediately if there is room and no earlier write waits for room. A write that
   // is not accepted waits for make_room().
   bool take(std::uint64_t size_bytes) {
     if (waiting_ != 0 || held_bytes_ + size_bytes > capacity_bytes_) {

@@ -1,16 +1,17 @@
-// The recorder for traces of a run. A record says what was moved, computed or awaited, when, and
-// for which unit and block. Counters for each kind of record are always on and take bounded memory.
-// Records are kept only while a trace runs. Each thread writes its records into its own ring. If
-// the trace goes to a file, a thread called the drainer empties the rings into that file
-// (trace_start() of sluice/trace.h). Tests and benchmarks take the records from the rings instead
-// (trace_enable, trace_take).
+// The recorder for traces of a run. A record says what was moved, computed or awaited. The record
+// also names the time, the unit and the block. Counters for each kind of record are always on and
+// take bounded memory. Records are kept only while a trace runs. Each thread writes its records
+// into its own ring. If the trace goes to a file, a thread called the drainer empties the rings
+// into that file (trace_start() of sluice/trace.h). Tests and benchmarks take the records from the
+// rings instead (trace_enable, trace_take).
 //
 // Thread rule: any thread may call trace_span(), trace_record(), trace_section() and
 // trace_counts(). Only one thread at a time may call the other functions. The function trace_take()
 // may be called only while nothing is recorded. Invariants: recording never blocks or throws, and
 // allocates memory only for the first record of a thread. If a ring is full, the record is dropped
 // and counted as lost. If the process is killed, the file has every span that ended at least 100 ms
-// earlier. The file also has every step and wait that began at least 100 ms earlier.
+// before the kill. The file also has every step and wait that began at least 100 ms before the
+// kill.
 #pragma once
 
 #include <array>
@@ -31,7 +32,7 @@ namespace sluice {
 enum class TraceKind : std::uint8_t {
   kRead = 0,          // storage to host
   kWrite = 1,         // host to storage
-  kCopyToDevice = 2,  // enqueue to completion
+  kCopyToDevice = 2,  // from enqueue to completion
   kCopyToHost = 3,
   kAdam = 4,
   kAccumulate = 5,
@@ -39,12 +40,12 @@ enum class TraceKind : std::uint8_t {
   kAcquire = 7,      // the calling thread inside acquire()
   kFinish = 8,       // the calling thread inside finish()
   kStep = 9,         // begin_step() to the end of finish(); size_bytes holds WorkTimes::any_ns
-  kCompute = 10,     // computation under a lease, on its stream
-  kWait = 11,        // computation or the end of the step waited; `reason` says why
+  kCompute = 10,     // computation under a lease, on the lease's stream
+  kWait = 11,        // the computation or the step's end waited; `reason` says why
   kLane = 12,        // a block in a lane of the optimizer pass
   kResident = 13,    // a unit in the device window, from its last copy to its eviction
   kCollective = 14,  // an operation among ranks
-  kOnDevice = 15,    // the device moved waiting gradients or updated a unit
+  kOnDevice = 15,    // the device moved gradients that wait, or updated a unit
   kFlush = 16,       // storage makes earlier writes durable
 };
 inline constexpr std::size_t kTraceKinds = 17;
@@ -105,8 +106,8 @@ TraceCounts trace_counts();
 
 // --- Records, while a trace runs.
 
-// Adds a text, such as the config, to the file under a name. Does nothing if the trace has no file.
-// A name has at most 16 bytes. A text of more than 256 MiB is left out.
+// Adds `text` to the file under the name `name`. One such text is the config. Does nothing if the
+// trace has no file. A name has at most 16 bytes. A text of more than 256 MiB is left out.
 void trace_section(std::string_view name, std::string_view text);
 // Begins to record into rings of `ring_records` records each, without a drainer. If `ring_records`
 // is 0, recording ends. Earlier records are dropped.
@@ -126,7 +127,7 @@ inline bool trace_enabled() {
 // Appends the record to the running trace. The counters do not change.
 void trace_append(const TraceRecord& record);
 
-// Records the span if a trace is running. The counters do not change.
+// The function records the span if a trace is running. The counters do not change.
 inline void trace_record(const TraceRecord& record) {
   if (trace_enabled()) trace_append(record);
 }
@@ -143,10 +144,10 @@ inline void trace_begin(TraceRecord record) {
 }
 
 // While this object lives and a trace goes to a file, the drainer's thread calls `poll` about every
-// 25 ms. After these calls, the drainer writes the new records immediately. A TracePoll records
-// spans whose end no other thread would notice. Once the destructor has returned, `poll` is not
-// running and is never called again. `poll` must not make or destroy a TracePoll, and must not
-// start or stop a trace.
+// 25 ms. After these calls, the drainer writes the new records immediately. `poll` records the
+// spans whose end no other thread observes. Once the destructor has returned, `poll` is not running
+// and is never called again. `poll` must not make or destroy a TracePoll, and must not start or
+// stop a trace.
 class TracePoll {
  public:
   explicit TracePoll(std::function<void()> poll);

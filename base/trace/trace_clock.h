@@ -1,7 +1,7 @@
-// The clock of trace records. The clock gives nanoseconds of the steady clock, computed from the
-// processor's time stamp counter. Reading the counter takes a few nanoseconds; clock_gettime takes
-// tens of nanoseconds. clock_gettime is used instead if the processor does not promise a constant
-// counter rate, or if the counter drifts.
+// The clock of trace records. The clock gives the time of the steady clock in nanoseconds. This
+// time is computed from the processor's time stamp counter. Reading the counter takes a few
+// nanoseconds; clock_gettime takes tens of nanoseconds. clock_gettime is used instead if the
+// processor does not promise a constant counter rate, or if the counter drifts.
 //
 // Thread rule: any thread may call every function.
 // Invariant: the time stays within some microseconds of steady_now_ns() if calibrate_trace_clock()
@@ -27,7 +27,7 @@ void calibrate_trace_clock();
 // invariant counter.
 void force_steady_trace_clock(bool forced);
 
-// Names the current source of trace_now_ns(): "tsc" or "clock_gettime".
+// Returns the name of the current source of trace_now_ns(): "tsc" or "clock_gettime".
 std::string_view trace_clock_name();
 
 }  // namespace sluice

@@ -2,8 +2,8 @@
 // beside the GPU's work. The ranges have the same names as the spans in a trace. Ranges are off by
 // default, and NVTX is not loaded while ranges are off. While ranges are on, their cost depends on
 // the tool that listens. Steps, acquire(), finish(), transfers, copies, updates, norms and
-// collectives have ranges. The computation under a lease has a range, too. This range lasts as long
-// as the application enqueues the computation.
+// collectives have ranges. The computation under a lease has a range, too. This range lasts while
+// the application enqueues the computation.
 //
 // Thread rule: any thread; a range may begin on one thread and end on another.
 #pragma once
@@ -34,8 +34,8 @@ inline std::atomic<bool> trace_ranges_are_on{false};
 TraceRangeId start_nvtx_range(const TraceRecord& record);
 void end_nvtx_range(TraceRangeId range);
 
-// Begins a range for `record`. The range has the record's kind, and the record's step, unit and
-// detail if that kind uses them.
+// Begins a range for `record`. The range shows the record's kind. The range also shows the record's
+// step, unit and detail if that kind uses these fields.
 inline TraceRangeId begin_trace_range(const TraceRecord& record) {
   // A relaxed load is enough, because no data depends on the flag.
   return trace_ranges_are_on.load(std::memory_order_relaxed) ? start_nvtx_range(record)
@@ -59,8 +59,8 @@ class TraceRange {
   TraceRangeId id_;
 };
 
-// A span that begins and ends with a C++ scope. The object makes a record and a range. Both last
-// from construction to destruction.
+// A span that begins and ends with a C++ scope. The object makes a record and a range. The record
+// and the range last from construction to destruction.
 class TraceScope {
  public:
   explicit TraceScope(const TraceRecord& record) : record_(record), range_(record) {

@@ -46,14 +46,15 @@ class TraceRing {
     head_.store(head + 1, std::memory_order_release);  // publishes the record
   }
 
-  // Moves the oldest records to `target`, at most target.size() of them, and frees their places.
+  // Moves up to target.size() of the oldest records to `target`, and frees the places of these
+  // records.
   std::size_t drain(std::span<TraceRecord> target) {
     const std::uint64_t tail = tail_.load(std::memory_order_relaxed);  // written by the reader
     const std::uint64_t waiting = head_.load(std::memory_order_acquire) - tail;
     const std::size_t taken = std::min<std::uint64_t>(waiting, target.size());
     if (taken == 0) return 0;  // the writer may be moving the base
-    // The records from the tail on were written with this base. The base cannot change while
-    // records are waiting.
+    // All waiting records were written with this base. The base cannot change while records are
+    // waiting.
     const std::uint64_t first = tail - base_;
     for (std::size_t i = 0; i < taken; ++i)
       target[i] = records_[(first + i) & (capacity_ - 1)].record;

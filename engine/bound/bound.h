@@ -12,16 +12,17 @@
 namespace sluice {
 
 // The transfers of boundary activations count as busy time of storage and copies. A late unit is
-// read and written once more, and these bytes count in the same way. The arithmetic of all the
-// updates that a late unit has missed counts as busy time, too. No step ends before these transfers
-// and this arithmetic have ended. The rest of the schedule is ideal.
+// read and written once more, and these bytes count in the same way. The arithmetic of a late
+// unit's missed updates also counts as busy time. No step ends before these transfers and this
+// arithmetic have ended. The rest of the schedule is ideal.
 
-// Returns T_bound of `policy`, which is not kAuto, with the lanes of the placement.
-// Under kSpeculative, the schedule redoes no step. Requires: rates.units has an entry per unit.
+// Returns T_bound of `policy` with the lanes of the placement. `policy` is not kAuto.
+// Under kSpeculative, the schedule never repeats a step. Requires: rates.units has an entry per
+// unit.
 StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
 
-// Returns T_min, the busy time of the scarcest resource. The step moves the fewest bytes that any
-// policy moves.
+// Returns T_min, the busy time of the scarcest resource. The step moves as few bytes as under the
+// policy with the least traffic.
 StepCost minimum_step(const StepShape& shape);
 // Returns T_min, computed from the T_bounds of all policies that have a T_bound.
 StepCost minimum_of(std::span<const StepCost> bounds);

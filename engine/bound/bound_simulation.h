@@ -15,36 +15,37 @@
 // Under optimizer.untouched "skip", units without a use in backward have no update.
 // A use of a unit waits until all blocks of the unit have been updated. Parameter fetches and lanes
 // share the parameter slots. If a fetch is reading a block or has the block in host memory, a lane
-// does not read the block again. The same holds for a fetch if a lane has the block.
+// does not read the block again. A fetch does not read a block that a lane is reading or has in
+// host memory.
 // Some slots keep their blocks after use. The placement limits the number of these slots. Under
 // `eager` and `speculative`, blocks of the step's last fetch stay in their slots until the update.
 // If a block is updated after the change from backward to forward, the block stays in its slot
 // until the next forward.
 // A lane holds a block from the start of the block's reads to the end of the block's writes. A
 // block whose parameters and record are at home in host memory needs no lane.
-// In the simulation, the device's work on gradients that wait on the device takes no time. This
-// work reads each byte once, at the rate of the device's memory, and runs beside computation that
-// is limited by arithmetic. The device's updates read and write about ten times as many bytes, so
-// they have a separate resource beside computation. The device updates block by block as soon as
-// the norm is known. Under `eager`, the device updates a unit as soon as the unit's gradient is
-// there.
+// Some gradients wait on the device. In the simulation, the device's work on these gradients takes
+// no time. This work reads each byte once, at the rate of the device's memory. Computation can run
+// at the same time, because arithmetic limits computation. The device's updates read and write
+// about ten times as many bytes. So these updates have a separate resource beside computation. The
+// device updates block by block as soon as the norm is known. Under `eager`, the device updates a
+// unit as soon as the unit's gradient is there.
 // Under optimizer.update_on "device", a block that is ready for its update takes a place on the
-// device. The block is copied up, updated by the device, and copied down. Then the place is free
-// again. Copies to the device serve parameter fetches first. Copies to the host serve gradients
-// first.
-// Leases end in the order of the uses. So while a use waits for the update of a unit that is leased
-// at its home, no fetch overwrites the window place of a later use.
-// A use of parameters at home on the device needs no copy. The parameters are already in place, or
-// are gathered in place.
-// With memory.unified, units in host memory need no copy either, and updates use parameters on the
-// device without copies. The first gradient of a unit in a step is then computed directly in the
-// place where the gradient waits. This gradient needs no slot.
+// device. The block is copied up, updated by the device, and copied down, and then leaves the
+// place. Parameter fetches have priority for copies to the device. Gradients have priority for
+// copies to the host.
+// Leases end in the order of the uses. A use may wait for the update of a unit that is leased at
+// its home. During this wait, no fetch overwrites the window place of a later use.
+// A use of parameters whose home is the device needs no copy. The parameters are already in place,
+// or are gathered in place.
+// With memory.unified, units in host memory also need no copy. Updates use parameters on the device
+// without copies. The first gradient of a unit in a step is then computed directly in the place
+// where the gradient waits. This gradient needs no slot.
 // `serial`: lanes are granted in unit order when the norm is known.
 // `deferred`: lanes are granted in unit order as soon as lanes are free, and Adam waits for the
 // norm.
 // `eager`: while gradients arrive, lanes are granted in order of arrival, from the last unit to the
-// first. Afterwards, lanes are granted in unit order. Adam follows the same orders, and waits for
-// the unit's gradient.
+// first. Afterwards, lanes are granted in unit order. Adam updates the blocks in the same order as
+// the lanes, and waits for the unit's gradient.
 // `speculative`: the rules of `eager` hold for blocks whose home is storage. All other blocks wait
 // for the norm. No step is redone.
 // With a durable store, a commit is due after every commit_every updates. After such an update,
@@ -52,10 +53,11 @@
 // writes. The next update of a block waits for the block's write. The commit begins when every
 // block is on storage. If flushes are short, the commit also waits until the next step has fetched
 // its units (engine/plan/commit_turn.h). Under `serial` and with several ranks, the commit does not
-// wait for these fetches. A commit flushes three times, one flush after the other. Writes of a
-// block's next version wait until the commit has begun. If storage has two copies of each block,
-// these writes wait until the commit has ended. If more than 4 updates lie between two commits, the
-// simulation makes a commit after 4 updates. The cost of a commit counts once for each real commit.
+// wait for these fetches. A commit makes three flushes, one after the other. Writes of a block's
+// next version wait until the commit has begun. If storage has two copies of each block, these
+// writes wait until the commit has ended. If more than 4 updates lie between two commits, the
+// simulation makes a commit after 4 updates. The cost of commits is counted only as often as
+// commits really occur.
 #pragma once
 
 #include "engine/bound/step_cost.h"

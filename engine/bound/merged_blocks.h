@@ -1,9 +1,9 @@
-// The cost of a planned step that has very many blocks. Neighbouring blocks of a unit have the same
-// size and the same homes. So the simulation merges `factor` neighbouring blocks into one block of
-// `factor` times the size. The sizes of the buffers in bytes stay the same. A storage request of a
-// merged block has `factor` times the latency. So the merged step is a coarser version of the true
-// step. In tests, the time of the merged step is within 1 % of the true time. Pure; callable from
-// any thread.
+// The cost of a planned step that has very many blocks. Neighboring blocks of a unit have the same
+// size and the same homes. So the simulation merges `factor` neighboring blocks into one block that
+// is `factor` times as large. The sizes of the buffers in bytes stay the same. A storage request of
+// a merged block has `factor` times the latency. So the merged step is a coarser version of the
+// true step. In tests, the time of the merged step is within 1 % of the true time. Pure; callable
+// from any thread.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct BlockSteps {
 };
 
 // Returns T_bound of `policy`, which is not kAuto. The simulation has at most `blocks_max` blocks.
-// If there are more units than that, the simulation has one block per unit.
+// If there are more than `blocks_max` units, the simulation has one block per unit.
 StepCost bound_of_blocks(const BlockSteps& steps, const Rates& rates, OverlapPolicy policy,
                          std::uint64_t blocks_max = kBlocksSimulatedMax);
 

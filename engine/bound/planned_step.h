@@ -1,6 +1,7 @@
-// A training step under a placement, in the form that engine/bound/bound.h takes: the schedule, the
-// window and the activations of the step. The object also has an example of the uses that the step
-// announces. The object is constant after construction. Any thread may call its functions.
+// Describes a training step under a placement, in the form that engine/bound/bound.h takes. The
+// object has the schedule, the window and the activations of the step. It also has an example of
+// the uses that the step announces. The object is constant after construction. Any thread may call
+// its functions.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,9 @@
 
 namespace sluice {
 
-// Uses that the step announces. They come before use number `before_use` of the step's schedule.
-// The step announces these uses before use number `announced_before`, which is the same use or an
-// earlier use.
+// Uses that the step announces. Computation makes these uses before use number `before_use` of the
+// step's schedule. The step announces these uses before use number `announced_before`, which is the
+// same use or an earlier use.
 struct PlannedAnnouncement {
   std::uint32_t before_use = 0;
   std::uint32_t announced_before = before_use;
@@ -47,7 +48,7 @@ class PlannedStep {
   WindowPlan window_;
   std::vector<std::uint32_t> announced_after_;  // as in StepShape
   std::vector<LateUnit> late_units_;            // as in StepShape
-  const ActivationPlan activations_;            // empty where the application keeps them
+  const ActivationPlan activations_;            // empty if the application keeps them
   const std::uint32_t commit_every_;
 };
 

@@ -1,6 +1,6 @@
 // A queue whose items leave in the order of their ranks, lowest rank first. Most items of one
-// urgency also come in the order of their ranks. These items form one line for each urgency, and
-// only the other items are sorted.
+// urgency also arrive in the order of their ranks. These items form one line per urgency. Only the
+// other items are sorted.
 //
 // Thread rule: one thread.
 // Invariant: the items of each line are in the order of their ranks.
@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// `Item` has its unique rank in `job.rank`, with the urgency in the upper 8 bits.
+// The unique rank of an item is `job.rank`. The upper 8 bits of the rank are the urgency.
 template <typename Item>
 class RankedQueue {
  public:

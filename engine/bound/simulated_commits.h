@@ -27,14 +27,15 @@ class SimulatedCommits {
   // Returns whether `version` of a block may be written to storage. The earlier commits must have
   // their tables, and a copy of the block must be free.
   bool may_store(std::uint64_t version) const;
-  // Takes note that version `version` of the block is at home.
+  // The call records that version `version` of the block is at home.
   void updated(std::uint32_t block, std::uint64_t version);
   bool is_saving(std::uint32_t block) const { return is_saving_[block]; }
 
   void step_began();
-  // Whether the commit may wait for the fetches of the step (engine/plan/commit_turn.h).
+  // Returns whether the commit may wait for the fetches of the step (engine/plan/commit_turn.h).
   bool may_wait() const;
-  // Starts one save or one commit, if one may start. The commit of `held_version` is not started.
+  // Starts one save or one commit, if any may start now. The commit of `held_version` is not
+  // started.
   bool pump(std::uint64_t held_version);
   // Handles the end of a job that belongs to a save or a flush.
   void end(const SimulatedJob& job);

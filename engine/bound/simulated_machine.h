@@ -1,8 +1,8 @@
 // The machine on which the bound's simulation runs. The machine has resources, and computes from
 // rates how long a job takes. It keeps a calendar of the ends of jobs, and an account of time and
 // bytes. Each resource serves one job at a time and never interrupts a job. The waiting job with
-// the lowest rank is served first. Only the ranks decide the order of jobs, so equal times give
-// equal schedules.
+// the lowest rank is served first. Only the ranks decide the order of jobs. So equal times always
+// give equal schedules.
 //
 // Times are whole numbers of ticks, so that sums of times have no rounding errors. A tick is a
 // nanosecond, except for steps that take years.
@@ -27,7 +27,7 @@ namespace sluice {
 // subject.
 enum class SimulatedTask : std::uint8_t {
   kFetch,       // a block's parameters are in its slot
-  kCopyUp,      // the fetch that came first is on the device
+  kCopyUp,      // a block of a fetch has been copied to the device
   kCompute,     // a use is computed
   kDrain,       // a use's gradient has left the device
   kAccumulate,  // a use's gradient is added to the earlier ones
@@ -35,12 +35,12 @@ enum class SimulatedTask : std::uint8_t {
   kLoad,        // one part of a block's state is in the lane
   kAdam,        // a block is updated
   kDeviceAdam,  // a block whose state is at home on the device is updated
-  kStreamUp,    // a block to be updated on the device is there
+  kStreamUp,    // a block that the device will update is on the device
   kStreamAdam,  // such a block is updated
-  kStreamDown,  // such a block is back
+  kStreamDown,  // such a block is back in host memory
   kPublish,     // a block's new parameters are on the device
   kWriteBack,   // one part of a block is at home
-  kSpillCopy,   // a block of a gradient that waits elsewhere has left the device
+  kSpillCopy,   // a block of a gradient that waits on storage has left the device
   kSpillSum,    // the sum so far is in host memory
   kSpillAdd,    // the gradient is added to the sum, and to the norm
   kSpillStore,  // a block of the gradient is at its waiting place
@@ -88,8 +88,7 @@ class SimulatedMachine {
   // Requires: a job is under way.
   void advance();
 
-  // Adds the jobs that are under way and the jobs that wait to `state`. Requires: there is no write
-  // cache.
+  // Adds all running and all waiting jobs to `state`. Requires: there is no write cache.
   void add_to(SimulatedState& state) const;
   // Returns the cost since the start. The member step_s of the result is the present time.
   StepCost account() const;
@@ -106,9 +105,9 @@ class SimulatedMachine {
   struct Line {
     RankedQueue<Timed> waiting;
     bool is_busy = false;
-    bool ends_job = false;        // when the line is free; otherwise the latency follows
+    bool ends_job = false;        // true if the job ends when the line is free
     std::int64_t free_ticks = 0;  // of a busy line
-    std::uint64_t number = 0;     // of the end, among those of one instant
+    std::uint64_t number = 0;     // orders the ends of one instant
     SimulatedJob job;
     std::int64_t busy_ticks = 0;
     std::int64_t idle_since_ticks = 0;
@@ -137,7 +136,7 @@ class SimulatedMachine {
   std::function<void(const SimulatedJob&)> on_end_;
   WriteCacheModel cache_;
   std::array<Line, kResourceCount> lines_;
-  std::vector<Entry> calendar_;  // a heap, the first to end on top
+  std::vector<Entry> calendar_;  // a heap; the next end is on top
   std::vector<Entry> ended_;
   std::int64_t now_ticks_ = 0;
   std::uint64_t entered_ = 0;

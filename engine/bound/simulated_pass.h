@@ -1,5 +1,5 @@
-// Simulates the optimizer pass for the bound: the times at which each block has its turn, its lane,
-// its reads, its Adam and its writes. The rules are in engine/bound/bound_simulation.h.
+// Simulates the optimizer pass for the bound. The simulation gives the times of each block's turn,
+// lane, reads, Adam and writes. The rules are in engine/bound/bound_simulation.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Progress: a block in the pass waits for its own jobs, for the arrival of its parameters in its
@@ -31,23 +31,23 @@ class SimulatedPass {
   bool settle();
   // Gives one block its turn, if a block may have its turn now.
   bool pump();
-  // If a block has waited for a commit and its writes may start now, the call starts them.
+  // Starts the writes of a block that has waited for a commit, if these writes may start now.
   bool pump_writes();
-  // Takes note that a commit has saved the block. The block may then be updated again.
+  // The call records that a commit has saved the block. The block may then be updated again.
   void saved(std::uint32_t block);
   // Starts the next update of a block in a lane, if possible. Called only when no other job can
   // start.
   bool pump_adam();
 
-  // Takes note that the block's parameters have arrived in its slot.
+  // The call records that the block's parameters have arrived in its slot.
   void slot_filled(std::uint32_t block);
   void gradient_final(UnitId unit, std::uint64_t step);
   void norm_known(std::uint64_t step);
   // Ends a job whose subject is a block.
   void end(const SimulatedJob& job);
 
-  // Returns the number of updates of the block that fetches, and computation on the device, can
-  // see.
+  // Returns the number of the block's updates that are visible to fetches and to computation on the
+  // device.
   std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
   bool has_updated(UnitId unit, std::uint64_t steps) const;
   // Returns whether `steps` updates of every block are at home.
@@ -55,22 +55,22 @@ class SimulatedPass {
     return home_ == steps * trained_blocks_ && updated_on_device_ == steps * device_blocks_;
   }
 
-  // Adds the state of the pass at the begin of step `step` to `state`. Requires: no lane's block
+  // Adds the pass's state at the beginning of step `step` to `state`. Requires: no lane's block
   // came home at this instant, and no store waits for a commit.
   void add_to(SimulatedState& state, std::uint64_t step) const;
 
  private:
   struct Block {
-    std::uint64_t updates = 0;  // a block without updates has as many as any caller asks for
+    std::uint64_t updates = 0;  // the maximum for a block that is never updated
     std::uint64_t grants = 0;   // passes in which the block has had its turn
-    std::uint64_t place = 0;    // of the present pass in the order of all passes
-    std::uint32_t pending = 0;  // parts before Adam, or after it
+    std::uint64_t place = 0;    // the place of the block in the order of all passes
+    std::uint32_t pending = 0;  // parts to read before Adam, or to write after Adam
     bool in_pass = false;
     bool awaits_slot = false;
     bool awaits_gradients = false;  // gradients do not wait in host memory, and may still change
     bool is_loaded = false;
     bool is_ready = false;     // waits only for the CPU
-    bool awaits_save = false;  // the device updates it once the commit has it
+    bool awaits_save = false;  // the device updates the block after the commit's save
   };
   struct Unit {
     std::uint64_t drained_steps = 0;  // steps whose gradient is final
@@ -124,13 +124,13 @@ class SimulatedPass {
   std::vector<Unit> units_;
   std::vector<UnitId> arrival_order_;
   const std::vector<bool> is_updated_;  // by unit: in each step
-  std::uint64_t trained_blocks_ = 0;  // updated by each pass: without those that the device updates
+  std::uint64_t trained_blocks_ = 0;    // blocks that each pass updates, without device_blocks_
   std::uint64_t device_blocks_ = 0;
 
   std::uint64_t pass_ = 0;  // the step whose blocks have their turn
   std::uint64_t granted_ = 0;
   std::uint32_t lanes_free_;
-  std::uint32_t staging_free_;       // places on the device for blocks that it updates
+  std::uint32_t staging_free_;       // places for blocks that the device updates
   std::uint32_t next_block_ = 0;     // by unit
   std::uint32_t next_arrival_ = 0;   // by arrival: unit
   std::uint32_t arrival_block_ = 0;  // and its block
@@ -138,7 +138,7 @@ class SimulatedPass {
 
   // Two queues of the blocks that wait only for the CPU: one in the order of places in the pass,
   // and one in the order of units. A block leaves through one of the queues. The block's entry in
-  // the other queue is dropped when the entry comes first.
+  // the other queue is dropped when the entry reaches the front.
   using Queue = std::priority_queue<std::uint64_t, std::vector<std::uint64_t>, std::greater<>>;
   Queue ready_places_;
   Queue ready_blocks_;

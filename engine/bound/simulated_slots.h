@@ -31,7 +31,7 @@ class SimulatedSlots {
   // block. Returns false if no slot is available now.
   bool take(std::uint32_t block, SimulatedUser user);
 
-  // Removes a user of the block's slot at the next settle(). `keep` says that the bytes will be
+  // Removes a user of the block's slot at the next settle(). `keep` is true if the bytes will be
   // used again.
   void leave(std::uint32_t block, SimulatedUser user, bool keep) {
     leaving_.emplace_back(user, block, keep);

@@ -1,5 +1,5 @@
-// Simulates the gradient drain for the bound, in a step in which some gradients wait on storage.
-// The gradient of one use is drained at a time. A gradient that waits on storage is written block
+// Simulates the gradient drain of a step for the bound. Some gradients of the step wait on storage.
+// Only one use's gradient is drained at a time. A gradient that waits on storage is written block
 // by block, through the staging slots, as in engine/flow/gradient_spill.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
@@ -17,9 +17,9 @@ namespace sluice {
 
 class SimulatedSpill {
  public:
-  // `on_host` is called when the next gradient to drain waits in host memory. `on_left` is called
-  // when a gradient that waits on storage has left its slot. `on_home` is called when a gradient
-  // that waits on storage has been stored and added to the norm.
+  // If the next gradient to drain is one that waits in host memory, `on_host` is called. `on_left`
+  // is called when a gradient that waits on storage has left its slot. `on_home` is called when a
+  // gradient that waits on storage has been stored and added to the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;
@@ -29,7 +29,7 @@ class SimulatedSpill {
   SimulatedSpill(const StepShape& shape, SimulatedMachine& machine, Callbacks callbacks);
 
   void add(std::uint32_t use) { uses_.push_back(use); }
-  // Takes note that the gradient of the last call of on_host is in host memory.
+  // The call records that the gradient of the last call of on_host is now in host memory.
   void host_ended();
   // Starts one block, if a block may start.
   bool pump();
@@ -50,12 +50,12 @@ class SimulatedSpill {
   SimulatedMachine& machine_;
   Callbacks callbacks_;
 
-  std::deque<std::uint32_t> uses_;  // those with gradients to drain, in order
+  std::deque<std::uint32_t> uses_;  // the uses with gradients to drain, in order
   std::uint32_t started_ = 0;       // blocks of the first use in uses_
   std::uint32_t left_ = 0;
   std::uint32_t home_ = 0;
   std::uint32_t staging_free_;
-  std::vector<std::uint32_t> pending_;  // by block: parts that have yet to arrive
+  std::vector<std::uint32_t> pending_;  // by block: parts that have not arrived
 };
 
 }  // namespace sluice

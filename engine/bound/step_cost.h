@@ -23,7 +23,7 @@ struct Rates {
   double read_bytes_per_second = 0;  // of all drives together
   double write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
-  double latency_s = 0;  // of a storage request, beside its transfer
+  double latency_s = 0;  // of a storage request, in addition to its transfer
   double flush_s = 0;    // how long each flush of a commit occupies the drives
   // The size of the drives' write cache; 0 = none. A flush first writes out this cache
   // (io/write_cache_model.h).
@@ -33,7 +33,7 @@ struct Rates {
   double adam_parameters_per_second = 0;
   double link_bytes_per_second = 0;              // between ranks, each way
   double norm_parameters_per_second = 0;         // gradient norms, and additions of micro-batches
-  double device_adam_parameters_per_second = 0;  // where the state is at home on the device
+  double device_adam_parameters_per_second = 0;  // for state at home on the device
   std::vector<UnitTime> units;                   // by unit
 };
 
@@ -76,11 +76,11 @@ struct StepShape {
   const Schedule& schedule;  // a training schedule
   const WindowPlan& window;
   const Rates& rates;
-  const ActivationPlan* activations = nullptr;  // null: the application keeps them
+  const ActivationPlan* activations = nullptr;  // null: the application keeps activations
   // The number of updates from one commit to the next, if the placement has copies for commits.
   std::uint32_t commit_every = 1;
-  // The entry of a use is kScheduled, or the number of uses that have been computed when the step
-  // announces the use. The list is empty if the step announces no use.
+  // The entry of a scheduled use is kScheduled. The entry of an announced use is the number of uses
+  // that were computed before the announcement. The list is empty if the step announces no use.
   std::span<const std::uint32_t> announced_after = {};
   std::span<const LateUnit> late_units = {};  // of each step
 

@@ -1,4 +1,4 @@
-// Writes the state of a source as a portable checkpoint, without an engine.
+// Writes the state of a source as a portable checkpoint. No engine is needed.
 //
 // Thread rule: one thread.
 #pragma once

@@ -41,7 +41,7 @@ std::vector<CheckpointName> list_checkpoints(const std::string& root);
 class CheckpointLock {
  public:
   // Makes the folder if it is missing, and removes half-written checkpoints of a killed process.
-  // Fails with kInput if another process has the lock, or the folder cannot be made. The message
+  // Fails with kInput if another process has the lock or if the folder cannot be made. The message
   // names the other process by host and number.
   explicit CheckpointLock(const std::string& root);
   // The folders that the constructor has removed, because their checkpoints were incomplete.
@@ -57,15 +57,15 @@ class CheckpointLock {
 class NewCheckpoint {
  public:
   // Makes `root` if it is missing.
-  // Fails with kInput, kNoSpace or kIo, as all functions below do.
+  // Fails with kInput, kNoSpace or kIo. The functions below fail with the same errors.
   explicit NewCheckpoint(const std::string& root);
   NewCheckpoint(const NewCheckpoint&) = delete;
   NewCheckpoint& operator=(const NewCheckpoint&) = delete;
   ~NewCheckpoint();
 
   const std::string& folder() const { return folder_; }
-  // Makes a file of `size_bytes` bytes that begins with `beginning`. The call reserves the space of
-  // the file, so a full disk is detected in this call.
+  // Makes a file of `size_bytes` bytes that begins with `beginning`. The call reserves the space
+  // for the file. So a full disk makes this call fail, not a later write.
   void create(const std::string& name, std::string_view beginning, std::uint64_t size_bytes) const;
   // Writes a whole file and syncs it.
   void write(const std::string& name, std::string_view text) const;
@@ -76,19 +76,19 @@ class NewCheckpoint {
 
  private:
   std::string root_;
-  std::string folder_;  // empty once it has its name
+  std::string folder_;  // empty after commit() has given the name
 };
 
 // A file of a checkpoint that is being written. Any rank and any thread may write parts of the
 // file.
 class CheckpointFile {
  public:
-  // Fails with kInput if the file is missing, because the ranks do not share `folder`, or if the
-  // process may open no more files.
+  // Fails with kInput if the file is missing or if the process may open no more files. The file is
+  // missing if the ranks do not share `folder`.
   CheckpointFile(const std::string& folder, const std::string& name);
-  // Whole pages are written without the page cache, if the file system allows such writes. Bytes of
-  // such pages whose address is not a multiple of a page are first copied to `room`. No other
-  // thread uses `room`. `room` begins at a multiple of a page and has at least one page.
+  // Whole pages are written without the page cache, if the file system allows such writes. If the
+  // address of `bytes` is not a multiple of a page, the call first copies these bytes to `room`. No
+  // other thread uses `room`. `room` begins at a multiple of a page and has at least one page.
   // Fails with kNoSpace or kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);

@@ -22,9 +22,8 @@ inline constexpr std::string_view kManifestName = "sluice_state.json";
 inline constexpr std::string_view kCheckpointRemedy =
     "use another checkpoint (`sluice train --resume` takes the newest that is whole)";
 
-// The part of a tensor's state that a file stores: the compute parameters, the masters, or a
-// moment. Masters are fp32. If the parameters are bf16, the files store only the low halves of the
-// masters.
+// The kinds of state that a file can store for a tensor: compute parameters, masters or a moment.
+// Masters are fp32. If the parameters are bf16, the files store only the low halves of the masters.
 enum class CheckpointPart : std::uint8_t { kWeight, kMaster, kMasterLow, kExpAvg, kExpAvgSq };
 std::string_view name_of(CheckpointPart part);
 
@@ -32,7 +31,7 @@ struct CheckpointManifest {
   struct File {
     std::string name;
     std::uint64_t size_bytes = 0;
-    Checksum128 beginning;  // of its header, with the length before it
+    Checksum128 beginning;  // of the header's length and the header
     std::uint64_t beginning_bytes = 0;
     std::string sha256 = {};  // of the whole file; empty = not requested
   };
@@ -45,7 +44,7 @@ struct CheckpointManifest {
     std::string tensor;
     CheckpointPart part = CheckpointPart::kWeight;
     std::uint32_t file = 0;         // index in `files`
-    std::string dtype;              // safetensors' name for it
+    std::string dtype;              // the type's name in safetensors
     std::uint64_t begin_bytes = 0;  // in the file
     std::vector<Piece> pieces;      // in order, without gaps
     std::string sha256 = {};        // of all pieces; empty = not requested
@@ -64,8 +63,9 @@ std::string manifest_text(const CheckpointManifest& manifest);
 
 // `path` is used only in messages.
 // Fails with:
-// - kDamaged: the text differs from what was written.
-// - kInput: the text never was a manifest of this format. The message names the field, the expected
+// - kDamaged: the text has changed since it was written.
+// - kInput: the text is undamaged, but is not a manifest of this format. The message names the
+// field, the expected
 //   and the found value.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& path);
 

@@ -1,8 +1,8 @@
-// The files of a checkpoint, and the place of each tensor in them. Weights in the compute type have
-// the model's own names, so that other programs can load them. Other files have the data that only
-// training needs: "NAME.exp_avg", "NAME.exp_avg_sq", and "NAME.master" (fp32) or "NAME.master_low"
-// (the half that bf16 lacks). The plan depends only on the model. So all ranks compute the same
-// plan, and the plan is the same for every number of ranks.
+// The files of a checkpoint, and the place of each tensor in these files. Weights in the compute
+// type have the model's own names, so that other programs can load them. Other files have the data
+// that only training needs: "NAME.exp_avg", "NAME.exp_avg_sq", and "NAME.master" (fp32) or
+// "NAME.master_low" (the half that bf16 lacks). The plan depends only on the model. So all ranks
+// compute the same plan, and the plan is the same for every number of ranks.
 //
 // Thread rule: plain data and a pure function.
 #pragma once
@@ -19,7 +19,7 @@ namespace sluice {
 struct CheckpointPlan {
   struct File {
     std::string name;
-    std::string beginning;  // the header, with the length before it
+    std::string beginning;  // the header's length and the header
     std::uint64_t size_bytes = 0;
   };
   struct Tensor {
@@ -37,8 +37,8 @@ struct CheckpointPlan {
   std::uint64_t size_bytes = 0;
 };
 
-// A tensor lies completely in one file. A file has at most `file_bytes_max` bytes of data. Only a
-// file with a single larger tensor has more.
+// A tensor lies completely in one file. A file has at most `file_bytes_max` bytes of data. A file
+// has more data only if the file holds a single larger tensor.
 CheckpointPlan plan_checkpoint(const StateDescription& state, const StateFormat& format,
                                std::uint64_t file_bytes_max);
 

@@ -20,7 +20,8 @@ namespace sluice {
 class CheckpointSource final : public StateSource {
  public:
   // Reads the manifest, and checks every file's length and header.
-  // Fails with kInput or kDamaged, naming file, field, the expected and the found value.
+  // Fails with kInput or kDamaged. The message names the file, the field, the expected value and
+  // the found value.
   explicit CheckpointSource(const std::string& folder,
                             CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
   ~CheckpointSource() override;
@@ -32,7 +33,8 @@ class CheckpointSource final : public StateSource {
   // Fails with kInput if the checkpoint's model, precision or optimizer differs.
   void prepare(const StateDescription& wanted) override;
   // Fails with:
-  // - kDamaged: bytes differ from the written ones. The message names the file and the range.
+  // - kDamaged: bytes have changed since they were written. The message names the file and the
+  // range.
   // - kIo: the drive reports an error.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;

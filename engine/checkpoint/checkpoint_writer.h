@@ -1,5 +1,5 @@
-// Writes a checkpoint. Rank 0 makes the folder and its files, and every rank writes the blocks that
-// the rank owns, on several threads. After all ranks have written, rank 0 adds the manifest and
+// Writes a checkpoint. Rank 0 makes the folder and its files. Every rank uses several threads to
+// write the blocks that the rank owns. After all ranks have written, rank 0 adds the manifest and
 // gives the checkpoint its name.
 //
 // Thread rule: the comments of write() and sync() state the rules of these functions. All other
@@ -40,8 +40,7 @@ class CheckpointWriter {
 
   // Makes the folder and its files.
   // Fails with kNoSpace, kIo, kInput or kInvalidArgument, on all ranks. Each rank reports its own
-  // failure, or that another rank has failed. After a failure, the contents of `root` are as
-  // before.
+  // failure or the failure of another rank. After a failure, the contents of `root` are as before.
   void begin(const std::string& root, const StatePosition& position, const SaveOptions& options);
   // Returns whether this rank writes blocks. If several ranks have the same blocks, only the first
   // of these ranks writes the blocks. Each rank writes its own local units.
@@ -49,12 +48,12 @@ class CheckpointWriter {
   // Writes a block that this rank has, unless another rank writes the same block. Several threads
   // may call this function. Each thread uses its own number `thread` and its own `room` of
   // room_bytes() bytes.
-  // Fails with kNoSpace or kIo, naming the file.
+  // Fails with kNoSpace or kIo. The message names the file.
   void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
   std::uint64_t room_bytes() const { return room_.size_bytes(); }
   // Any thread may call this function after the last write(). On return, the data that this rank
   // has written is on the drive.
-  // Fails with kIo, naming the file.
+  // Fails with kIo. The message names the file.
   void sync();
   // Gives the checkpoint its name. If this rank has not written its part, `failure` says why.
   // `application` has the application's texts of ranks that are not running. These texts replace
@@ -75,7 +74,7 @@ class CheckpointWriter {
  private:
   // A piece that this rank has written. The rank sends this object to rank 0 as bytes.
   struct Written {
-    std::uint64_t stored = 0;  // the number of its tensor part in the plan
+    std::uint64_t stored = 0;  // index in CheckpointPlan::tensors
     CheckpointManifest::Piece piece;
   };
   // The files that a thread wrote last. The files stay open, because the next block usually goes to
@@ -85,14 +84,14 @@ class CheckpointWriter {
       std::uint32_t index = 0;  // in the plan
       CheckpointFile file;
     };
-    std::vector<Open> files;  // the one used last comes last
+    std::vector<Open> files;  // the file that was used last is at the end
   };
   bool writes_shared_blocks() const { return ranks_.rank() < ranks_.owner_count(); }
   CheckpointFile& open(OpenFiles& files, std::uint32_t index) const;
   std::vector<Written> write_block(const BlockView& view, OpenFiles& files,
                                    std::span<std::byte> room) const;
-  // Adds the digests of all files and tensors, which SaveOptions::sha256 computes. All ranks take
-  // part.
+  // Adds the digests of all files and tensors, if SaveOptions::sha256 asks for digests. All ranks
+  // take part.
   void add_sha256(CheckpointManifest& manifest) const;
   std::string own_sha256(const CheckpointManifest& manifest) const;
   CheckpointManifest manifest_of(std::vector<Written> written,
@@ -100,7 +99,7 @@ class CheckpointWriter {
 
   const Layout& layout_;
   const StateDescription description_;
-  const bool has_local_;  // local units, with several ranks
+  const bool has_local_;  // this rank has local units, and there are several ranks
   const SaveRoom room_;
   Ranks& ranks_;
 
@@ -109,10 +108,10 @@ class CheckpointWriter {
   StatePosition position_;
   CheckpointPlan plan_;
   std::vector<std::uint32_t> described_;  // by tensor of the layout: the number in the description
-  std::optional<NewCheckpoint> fresh_;    // rank 0's
+  std::optional<NewCheckpoint> fresh_;    // only on rank 0
   std::string folder_;
   std::vector<OpenFiles> open_files_;  // by thread
-  std::mutex mutex_;                   // for the following
+  std::mutex mutex_;                   // guards the next member
   std::vector<Written> written_;
 };
 

@@ -27,7 +27,7 @@ struct PickleSequence {
 struct PickleDictionary {
   std::vector<std::pair<PickleObject, PickleObject>> items;
 };
-// The elements of a tensor, in an entry of the archive.
+// The elements of a tensor. An entry of the archive contains these elements.
 struct PickleStorage {
   std::string type;  // "torch.FloatStorage"
   std::string key;
@@ -47,7 +47,7 @@ struct PickleValue {
 };
 
 // Error messages name `path`.
-// Fails with kInput, naming the opcode or the name, and its byte offset.
+// Fails with kInput. The message gives the opcode or the name, and the byte offset.
 PickleObject read_pickle(std::string_view bytes, const std::string& path);
 
 }  // namespace sluice

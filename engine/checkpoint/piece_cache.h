@@ -1,7 +1,7 @@
-// A cache of the pieces of a checkpoint that were read last. Blocks and pieces need not begin at
-// the same elements, so neighbouring ranges may need the same piece. The cache avoids a second read
-// of such a piece. Pieces in use always stay in memory. The cache also keeps a few other pieces, or
-// as many pieces as threads have used at the same time.
+// A cache of those pieces of a checkpoint that were read last. Blocks and pieces may begin at
+// different elements, so neighboring ranges may need the same piece. The cache avoids a second read
+// of such a piece. Pieces in use always stay in memory. The cache holds a few pieces, or more
+// pieces if threads have used more at the same time.
 //
 // Thread rule: any thread. If several threads want the same piece, one thread reads the piece and
 // the other threads wait.
@@ -25,7 +25,7 @@ class PieceCache {
   // The address of a tensor's part, and the number of a piece within this part.
   using Key = std::pair<const void*, std::size_t>;
   // Reads a piece into `buffer` and returns the address of the piece. The function may replace
-  // `buffer` by other memory.
+  // `buffer` with other memory.
   using Read = std::function<std::span<const std::byte>(AlignedBuffer& buffer)>;
 
   // Returns the piece. The piece stays in memory as long as the returned pointer exists. The cache
@@ -40,7 +40,7 @@ class PieceCache {
 
     Key key;
     std::uint32_t users = 0;  // guarded by PieceCache::mutex_
-    std::mutex mutex;         // for the following
+    std::mutex mutex;         // guards the next members
     AlignedBuffer buffer;
     std::span<const std::byte> bytes;
     bool is_read = false;
@@ -65,7 +65,7 @@ class PieceCache {
 
   // Guarded by mutex_.
   std::mutex mutex_;
-  std::list<std::shared_ptr<Piece>> pieces_;  // the one used last comes first
+  std::list<std::shared_ptr<Piece>> pieces_;  // the piece that was used last comes first
 };
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// The class reads files of named tensors in the safetensors format: 8 bytes of header length, a
-// JSON header, and raw little-endian data. The constructor checks the header against the file's
-// size. Later calls read the requested data. The file is not mapped into memory. A mapped file
-// would count as memory of the process. If a mapped file were truncated, SIGBUS would end the
+// The class reads files of named tensors in the safetensors format: 8 bytes with the length of the
+// header, a JSON header, and raw little-endian data. The constructor checks the header against the
+// file's size. Later calls read the requested data. The file is not mapped into memory. A mapped
+// file would count as memory of the process. If a mapped file were truncated, SIGBUS would end the
 // process.
 //
 // Thread rule: constant after construction; any number of threads may read.
@@ -24,7 +24,7 @@ namespace sluice {
 class SafetensorsFile {
  public:
   struct Entry {
-    std::string dtype;  // the format's name for it: "F32", "BF16"
+    std::string dtype;  // the type's name in the format: "F32", "BF16"
     std::vector<std::uint64_t> shape;
     std::uint64_t offset_bytes = 0;  // in the file
     std::uint64_t size_bytes = 0;
@@ -43,7 +43,7 @@ class SafetensorsFile {
   const Entry* find(const std::string& name) const;
   // The call copies bytes [first_byte, ...) of a tensor.
   // Fails with kInput if the file has been truncated since construction, and with kIo.
-  // Requires: `entry` is of this file, and the range is inside the tensor.
+  // Requires: `entry` belongs to this file, and the range is inside the tensor.
   void read_bytes(const Entry& entry, std::uint64_t first_byte, std::span<std::byte> bytes) const;
 
   // The call copies bytes [offset_bytes, ...) of the file.
@@ -61,8 +61,8 @@ class SafetensorsFile {
   // Fails with kInput if there is no F32 tensor of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
   // The call copies elements [first_element, ...) to `values`.
-  // Fails with kInput if the name is unknown or the file has been truncated since construction, and
-  // with kIo.
+  // Fails with kInput if the name is unknown or if the file has been truncated since construction,
+  // and with kIo.
   // Requires: the range is inside the tensor.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
 

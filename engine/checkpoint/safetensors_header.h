@@ -40,14 +40,14 @@ struct SafetensorsEntry {
 };
 
 // Returns the beginning of a file: the length of the header, and the header. The header is padded
-// so that the data begin at a multiple of `align_bytes`. `align_bytes` is a multiple of 8. The data
-// of the tensors follow in the order of `entries`, without gaps.
+// so that the data begins at a multiple of `align_bytes`. `align_bytes` is a multiple of 8. The
+// data of the tensors comes after the header in the order of `entries`, without gaps.
 std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
                                   const std::map<std::string, std::string>& metadata,
                                   std::uint64_t align_bytes = 8);
 
-// Fails with kInput if the text is not JSON of the format's form, a name occurs twice, or two
-// tensors share bytes. The message names the defect.
+// Fails with kInput if the text does not have the format, if a name occurs twice, or if two tensors
+// share bytes. The message names the defect.
 SafetensorsHeader parse_safetensors_header(std::string_view text);
 
 }  // namespace sluice

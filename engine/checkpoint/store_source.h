@@ -1,7 +1,7 @@
-// A source that reads the state from a durable store. The source reads the files of all ranks where
-// they are. So training can continue with another number of ranks, another stage or another block
-// size. The state can also become a portable checkpoint. The files of all ranks must be on this
-// host's paths. As long as the source exists, no other job can use the store.
+// A source that reads the state from a durable store. The source reads the files of all ranks in
+// place. So training can continue with another number of ranks, another stage or another block
+// size. The state can also be saved as a portable checkpoint. This host must have access to the
+// files of all ranks. As long as the source exists, no other job can use the store.
 //
 // Thread rule: several threads may call read() at the same time; one thread makes all other calls.
 // Invariant: the source writes only the text of the lock files.
@@ -35,7 +35,7 @@ class StoreSource final : public StateSource {
   // Fails with:
   // - kInput: the store does not exist, another job is using it, or files of a rank are missing.
   // - kDamaged: the record of the store is damaged.
-  // - kUnsupported: the record had no room for the list of units.
+  // - kUnsupported: the record has no list of units, because it had no room for the list.
   StoreSource(const std::string& name, const std::vector<std::string>& directories,
               CheckpointPrecision precision = CheckpointPrecision::kAsSaved,
               const std::string& job = "");
@@ -50,7 +50,8 @@ class StoreSource final : public StateSource {
   // Fails with kInput if the store's model, precision or optimizer differs.
   void prepare(const StateDescription& wanted) override;
   // Fails with:
-  // - kDamaged: bytes differ from the written ones. The message names the file and the range.
+  // - kDamaged: bytes have changed since they were written. The message names the file and the
+  // range.
   // - kIo: the drive reports an error.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
@@ -72,7 +73,7 @@ class StoreSource final : public StateSource {
   struct Part {
     Layout layout;
     StoreFiles files;
-    std::vector<CommitPlane> planes;  // two per block; those without bytes are empty
+    std::vector<CommitPlane> planes;  // two per block; empty for a plane without bytes
   };
 
   void open_parts(const std::vector<std::uint32_t>& ranks);
@@ -98,7 +99,7 @@ class StoreSource final : public StateSource {
 
   // Guarded by mutex_, except the content of a slot that is taken.
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Slot>> slots_;  // up to twice as many as threads have used at once
+  std::vector<std::unique_ptr<Slot>> slots_;  // at most twice the number used at one time
   std::uint64_t uses_ = 0;
 };
 

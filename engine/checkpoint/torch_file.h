@@ -1,5 +1,5 @@
-// A file that torch.save() has written, with one tensor or one number. The file is a zip archive of
-// a pickle and of raw elements. Only requested ranges are read. Before the first read, the checksum
+// A file with one tensor or one number, written by torch.save(). The file is a zip archive of a
+// pickle and of raw elements. Only requested ranges are read. Before the first read, the checksum
 // of the elements is compared with the archive's checksum.
 //
 // Thread rule: one thread at a time.
@@ -20,7 +20,7 @@ namespace sluice {
 class TorchFile {
  public:
   // If the file holds a dictionary, `key` names the entry to read.
-  // Fails with kInput, naming the file and the content found.
+  // Fails with kInput. The message names the file and what the file contains.
   TorchFile(const std::string& path, const std::string& key);
 
   const std::string& path() const { return path_; }
@@ -28,18 +28,18 @@ class TorchFile {
   // The tensor's shape. Requires: has_tensor().
   const std::vector<std::uint64_t>& shape() const;
   std::uint64_t element_count() const;
-  // Returns the number, or the only element of the tensor.
+  // Returns the number in the file, or the only element of the tensor.
   // Fails with kInput if there is no such number.
   std::uint64_t count();
   // The call copies elements [first_element, ...) as fp32.
-  // Fails with kInput if the elements are of another type or the range goes beyond the end, and
+  // Fails with kInput if the elements are of another type or if the range goes beyond the end, and
   // with kDamaged and kIo.
   void read(std::uint64_t first_element, std::span<float> values);
 
  private:
   // An entry of the archive, stored without compression.
   struct Entry {
-    std::uint64_t header_bytes = 0;  // where its header begins
+    std::uint64_t header_bytes = 0;  // the place of the entry's header
     std::uint64_t size_bytes = 0;
     std::uint32_t crc32 = 0;
   };

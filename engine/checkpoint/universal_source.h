@@ -24,7 +24,7 @@ std::optional<std::string> universal_parameters(const std::string& folder);
 class UniversalSource final : public StateSource {
  public:
   // `parameters` is a result of universal_parameters().
-  // Fails with kInput, naming the file.
+  // Fails with kInput. The message names the file.
   explicit UniversalSource(const std::string& parameters);
 
   StatePosition position() const override { return position_; }

@@ -31,7 +31,8 @@ using SchemaComplaint = std::function<void(const std::string& key, const std::st
 
 // Checks the value of `key`, and everything inside the value. An empty `key` stands for the whole
 // document.
-// The function does not complain of unknown keys, because unknown_keys() finds all of them at once.
+// The function does not complain about unknown keys, because unknown_keys() finds all of them at
+// once.
 void check_against_schema(const nlohmann::json& value, const nlohmann::json& schema,
                           const std::string& key, const SchemaComplaint& complain);
 
@@ -44,7 +45,7 @@ struct UnknownKey {
 // out.
 std::vector<UnknownKey> unknown_keys(const nlohmann::json& document);
 
-// Returns the end of a message: the question whether the user meant the known key that is nearest
+// Returns the end of a message. This end asks whether the user meant the known key that is nearest
 // to `unknown`. `parent` is the section that contains `unknown`. The nearest key may be in another
 // section.
 std::string nearest_key_hint(const std::string& unknown, const std::string& parent);

@@ -1,5 +1,6 @@
 // Converts the config of an engine to the text of a config file. Trace files contain this text.
-// Ranks compare their texts to check that their configs are equal. Pure; any thread.
+// Ranks compare their texts to check that their configs are equal. The function is pure, and any
+// thread may call it.
 #pragma once
 
 #include <string>
@@ -8,9 +9,9 @@
 
 namespace sluice {
 
-// Returns JSON with all keys of configs/sluice.schema.json that the engine reads. From this JSON,
-// engine_config() makes the same config again. The JSON lacks Config::Activations::micro_batches
-// and order, because applications set these two members.
+// Returns JSON with all keys of configs/sluice.schema.json that the engine reads. engine_config()
+// makes the same config again from this JSON. The JSON lacks Config::Activations::micro_batches and
+// order, because applications set these two members.
 std::string config_text(const Config& config);
 
 }  // namespace sluice

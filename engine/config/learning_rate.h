@@ -33,18 +33,18 @@ struct ScheduleOptions {
   std::optional<std::uint64_t> steps;
 
   // The rate rises from the minimum to the peak, and falls back to the minimum. After this cycle,
-  // the rate decays: it is the minimum divided by 1 + decay_rate * updates / decay_steps. If
+  // the rate decays: the rate is the minimum divided by 1 + decay_rate * updates / decay_steps. If
   // decay_rate or decay_steps is 0, the rate stays at the minimum.
   struct OneCycle {
     std::uint64_t first_steps = 2000;            // upwards; at least 1
-    std::optional<std::uint64_t> second_steps;   // downwards; empty = as many
+    std::optional<std::uint64_t> second_steps;   // downwards; empty = first_steps
     std::uint64_t first_stairs = 0;              // levels upwards; 0 = continuous
-    std::optional<std::uint64_t> second_stairs;  // downwards; empty = as many
+    std::optional<std::uint64_t> second_stairs;  // downwards; empty = first_stairs
     std::uint64_t decay_steps = 0;               // after the cycle
     double decay_rate = 0;                       // per decay_steps updates
   } one_cycle;
 
-  // The rate has no limit. It is the learning rate times 1 + step_rate * updates / step_size.
+  // The rate has no limit. The rate is the learning rate times 1 + step_rate * updates / step_size.
   struct RangeTest {
     std::uint64_t step_size = 2000;  // at least 1
     double step_rate = 1;
@@ -65,7 +65,7 @@ struct LearningRateOptions {
 // file.
 LearningRateOptions learning_rate_options(const ConfigDocument& document);
 
-// Returns all options as one line of text, with which two runs can be compared.
+// Returns all options as one line of text. Two runs can be compared by their lines.
 std::string describe(const ScheduleOptions& schedule);
 
 // Returns the learning rate of update `step`. The first update is update 0. The cosine schedule

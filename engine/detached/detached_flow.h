@@ -9,8 +9,8 @@
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
 // Invariants: a block is in at most one flight at a time. The checksum of a record changes together
-// with the record's bytes. If a lane has read a block ahead and no job uses the block, another
-// block gets the lane without a write.
+// with the record's bytes. A lane may read a block ahead that no job then uses. Such a block is not
+// written back when another block takes the lane.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ struct DetachedJob {
 
   Kind kind = Kind::kUpdate;
   std::uint32_t block = 0;
-  // The memory for `work`, which runs on the worker's thread. `is_fresh` says that the record has
-  // never been changed, and consists of zeros. `place` has the values of `remote`.
+  // The memory for `work`, which runs on the worker's thread. If `is_fresh` is true, the record has
+  // never been changed, and consists of zeros. `place` holds the values of `remote`.
   struct Ground {
     std::byte* record = nullptr;
     bool is_fresh = false;
@@ -93,13 +93,13 @@ class DetachedFlow {
   struct Flight {
     DetachedFlow* flow = nullptr;
     std::byte* lane = nullptr;
-    std::optional<std::uint32_t> block;  // its record is in this place, or on the way to it
-    std::optional<DetachedJob> job;      // empty: read ahead
+    std::optional<std::uint32_t> block;  // its record is in this place or on the way here
+    std::optional<DetachedJob> job;      // empty if the block is read ahead
     bool is_moving = false;              // a transfer, or work, is under way
     // The staging place for the values of a job on the device. The values may still be on the way.
     std::optional<DetachedStaging::Place> place;
     bool is_coming = false;
-    Transfer transfer;  // for the watch, and its request
+    Transfer transfer;  // the request, and its data for the watch
   };
   struct Home {
     Extent extent;                // on storage
@@ -107,7 +107,7 @@ class DetachedFlow {
     std::uint64_t version = 0;    // number of changes so far
     Flight* flight = nullptr;
     bool is_leaving = false;            // new parameters are on their way to the device
-    std::optional<std::uint32_t> next;  // the block that followed the last time
+    std::optional<std::uint32_t> next;  // the block that came next the last time
   };
 
   void place_homes(const Config::Storage& storage);
@@ -145,7 +145,7 @@ class DetachedFlow {
 
   // Scheduler's thread only.
   std::deque<DetachedJob> jobs_;
-  std::deque<Flight> flights_;  // those with lanes, then those without
+  std::deque<Flight> flights_;  // first those with lanes, then the others
   std::vector<Home> homes_;     // by block
   std::uint32_t flights_with_job_ = 0;
   std::uint32_t working_ = 0;
@@ -154,7 +154,7 @@ class DetachedFlow {
 
   Integrity integrity_;
   std::unique_ptr<IoQueue> queue_;  // null without storage
-  TransferWatch watch_;             // last: its thread describes transfers
+  TransferWatch watch_;             // last, because its thread describes transfers
 };
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// Makes a detached optimizer whose storage queue is wrapped. Tests use it to emulate drives that
-// fail. Not for applications.
+// Makes a detached optimizer whose storage queue is wrapped. Tests use such an optimizer to emulate
+// drives that fail. The function is not for applications.
 //
-// Thread rule: as DetachedOptimizer.
+// Thread rule: the same as for DetachedOptimizer.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@ namespace sluice {
 
 struct DetachedOverQueue {
   // Does the same as the constructor of DetachedOptimizer. `decorate` wraps the queue that the
-  // optimizer opens. `device` is null without tensors on a device.
+  // optimizer opens. `device` is null if no tensor is on a device.
   static DetachedOptimizer make(const Config& config, std::vector<DetachedTensor> tensors,
                                 const QueueDecorator& decorate, Device* device = nullptr);
 };

@@ -2,8 +2,8 @@
 // block lives. Pure; any thread.
 //
 // A block's record has one or two parts. In each part, the number of elements is padded to a
-// multiple of 256. The first part has the 16 bits that the parameter got last. A record for fp32
-// parameters has no such part. The second part is the same record as in an engine
+// multiple of 256. The first part has the 16-bit values that the parameter received last. A record
+// for fp32 parameters has no such part. The second part is the same record as in an engine
 // (engine/plan/layout.h). It has the rest of the master, and the moments in fp32, bf16 or 8-bit
 // codes.
 #pragma once
@@ -23,7 +23,7 @@ struct RecordFormat {
   StateFormat state;
   std::uint64_t padded_elements = 0;
 
-  // The begin of the second part, in bytes.
+  // The offset of the second part, in bytes.
   std::uint64_t state_offset() const {
     return state.master == MasterLayout::kFp32 ? 0 : padded_elements * 2;
   }
@@ -42,7 +42,7 @@ struct DetachedBlock {
 
 struct DetachedPlan {
   std::vector<DetachedBlock> blocks;       // in the order of the tensors
-  std::vector<std::uint32_t> first_block;  // by tensor, then the number of all
+  std::vector<std::uint32_t> first_block;  // by tensor; the last entry counts all blocks
   std::uint64_t host_record_bytes = 0;
   std::uint64_t storage_bytes = 0;
   std::uint64_t lane_bytes = 0;  // of each; 0 without blocks on storage
@@ -61,8 +61,8 @@ struct DetachedPlan {
 // has room. For such small tensors, the time for transfers is not worth the saved memory.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
-// Returns the offset in bytes of a block's gradients in its place of the staging memory. The
-// parameters are at the begin of the place, and the gradients follow.
+// Each block has a place in the staging memory. The parameters are at the beginning of the place,
+// and the gradients follow. Returns the offset of the gradients in the place, in bytes.
 std::uint64_t staged_gradient_offset(const DetachedBlock& block);
 
 // `host_budget_bytes` is used if the config has no host budget.

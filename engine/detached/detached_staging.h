@@ -1,9 +1,9 @@
-// Copies parameters and gradients of a detached optimizer from a device to the host, block by
-// block. Also copies the updated parameters back to the device. The values of each block get a
-// place in page-locked host memory.
+// The class copies parameters and gradients of a detached optimizer from a device to the host,
+// block by block. The class also copies the updated parameters back to the device. The values of
+// each block get a place in page-locked host memory.
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
-// Invariant: a place belongs to one block from take() until the function given to send() runs.
+// Invariant: a place belongs to one block from take() until the function that send() received runs.
 #pragma once
 
 #include <cstddef>
@@ -34,14 +34,14 @@ class DetachedStaging {
   using Place = std::uint32_t;
 
   // All arguments must outlive the object.
-  // Fails as Device::register_host_memory() and Device::create_stream() do.
+  // Fails with the errors of Device::register_host_memory() and Device::create_stream().
   DetachedStaging(const DetachedPlan& plan, Device& device, Scheduler& scheduler);
   // Requires: is_idle().
   ~DetachedStaging();
   DetachedStaging(const DetachedStaging&) = delete;
   DetachedStaging& operator=(const DetachedStaging&) = delete;
 
-  // Makes later copies from the device wait for the work that is on `stream` now. Any thread may
+  // Later copies from the device wait for the work that is on `stream` at this call. Any thread may
   // call this function.
   void wait_for(StreamId stream);
 
@@ -50,11 +50,12 @@ class DetachedStaging {
 
   // Requires: has_place().
   Place take();
-  // Copies the values of `block` to `place`. Then runs `done`, unless the device has failed.
+  // Copies the values of `block` to `place`. After the copy, `done` runs, unless the device has
+  // failed.
   void bring(Place place, std::uint32_t block, const DeviceValues& values,
              std::function<void()> done);
-  // Copies the parameter in `place` to the device. Then gives the place back and runs `done`,
-  // unless the device has failed.
+  // Copies the parameter in `place` to the device. After the copy, the place is free again and
+  // `done` runs, unless the device has failed.
   void send(Place place, std::uint32_t block, const DeviceValues& values,
             std::function<void()> done);
 

@@ -28,10 +28,12 @@ struct BlockValues {
   std::uint64_t rounding_key = 0;  // of the tensor's step, for moments in bf16
 };
 
-// Completes a new record, which consists of zero bytes: sets 8-bit moments to the code of zero.
+// Completes a new record, which consists of zero bytes. The call sets 8-bit moments to the code of
+// zero.
 void make_fresh(const DetachedBlock& block, std::byte* record);
 
-// Applies an update with its `coefficients` to the elements of `block`, on the threads of `arena`.
+// Applies an update with `coefficients` to the elements of `block`. The update runs on the threads
+// of `arena`.
 BlockOutcome update_detached(const DetachedBlock& block, const BlockValues& values,
                              const UpdateCoefficients& coefficients, std::byte* record,
                              WorkerArena& arena);

@@ -18,9 +18,9 @@ struct CopyPlaces {
   std::vector<std::uint64_t> file_bytes;  // by data file, one for each weight
 };
 
-// A block at home on storage lies on the drive that plan_striping() chooses. The copies of other
-// blocks are distributed over the drives by the same weights. A plane that is never written again
-// has one copy.
+// A block whose home is storage lies on the drive that plan_striping() chooses. The copies of other
+// blocks are distributed over the drives according to the same weights. A plane that is never
+// written again has one copy.
 CopyPlaces place_copies(const Layout& layout, const Placement& placement,
                         std::span<const double> weights);
 

@@ -1,11 +1,11 @@
-// A durable store that an engine opens or makes, together with all other ranks. The object holds
-// the lock on every storage path, the files, and the commit from which every rank continues
-// (docs/storage-format.md). The class in engine/flow/commits.h makes later commits.
+// A durable store that an engine opens or makes together with the engines of all other ranks. The
+// object holds the lock on every storage path, the files, and the commit from which every rank
+// continues (docs/storage-format.md). The class in engine/flow/commits.h makes later commits.
 //
 // Thread rule: the application's thread. With several ranks, all ranks call each function at the
 // same point. If a function fails on one rank, the function fails on all ranks.
-// Invariant: before name_data(), a new store that is given up leaves behind only its lock files. An
-// old store stays unchanged until all checks have passed.
+// Invariant: if a new store is given up before name_data(), only its lock files are left. An old
+// store stays unchanged until all checks have passed.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class DurableStore {
   DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,
                Placement& placement, Ranks& ranks);
 
-  // Returns whether the store had no commit. In this case, the application still has to give the
+  // Returns whether the store had no commit. In this case, the application still has to provide the
   // state.
   bool is_new() const { return start_.record.planes.empty(); }
   // The record of the commit from which the run continues. Requires: not is_new().
@@ -45,14 +45,14 @@ class DurableStore {
   // Lines of text for the user.
   const std::vector<std::string>& notes() const { return notes_; }
   // Called before another state replaces the store's state. `step` is the step of the other state.
-  // Fails with kInput if a record of this rank has another state of that step. The reason for this
-  // check is a crash between the commits of the ranks. When ranks open a store, they compare only
-  // the numbers of their steps. Without the check, the ranks could continue from different states.
+  // Fails with kInput if there are several ranks and this rank has a commit of that step. A crash
+  // may occur between the commits of the ranks. When ranks open a store, they compare only their
+  // step numbers. Without this check, the ranks could then continue from different states.
   void require_other_step(std::uint64_t step) const;
 
-  // The numbers of the config that differ from the numbers of the last commit.
+  // Returns the numbers of the config that differ from those of the last commit.
   std::vector<std::string> changes() const { return identity_.changes(record().settings); }
-  // The settings of the next records, which include changes().
+  // Returns the settings for the next records. These settings include changes().
   std::string accepted_settings() const {
     return identity_.settings(identity_.accepted_changes(record().settings, record().step));
   }

@@ -1,10 +1,10 @@
-// Makes a durable store from the state of any source. The store is for a number of ranks that do
-// not run yet. The files and the first commit are the same as the engines of these ranks would
-// write.
+// Makes a durable store from the state of any source. The store is for ranks that are not running
+// yet. The engines of these ranks would make the same files and the same first commit.
 //
 // Thread rule: one thread.
 // Invariant: the store does not exist until all of it is durable. If the process is killed earlier,
-// files may remain. These files are removed when a store of this name is next opened or made.
+// files may remain. These files are removed the next time that a store of this name is opened or
+// made.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The boundary activations of a step, as the application sees them. The application saves and loads
-// the activations in the order of an ActivationPlan. This class moves the activations between the
-// device's window and their homes in host memory or on storage
+// This class gives the application access to the boundary activations of a step. The application
+// saves and loads the activations in the order of an ActivationPlan. This class moves the
+// activations between the device's window and their homes in host memory or on storage
 // (engine/flow/activation_transfers.h).
 //
 // Thread rule: the application's thread.
@@ -28,19 +28,19 @@ class ActivationFlow {
   // Makes the flow follow `plan` for `step`. The plan must outlive the flow. Requires: finish() or
   // abandon() has ended the previous plan.
   void begin(const ActivationPlan& plan, std::uint64_t step);
-  // If all accesses of the plan have been made, starts the same plan again. Otherwise, does
-  // nothing. Before the plan starts again, the call waits until no computation uses the window any
-  // more.
-  // Fails with kInvalidArgument if an access is still held. Also fails with the first failure of
-  // the engine or of the device.
+  // If all accesses of the plan have been made, the call starts the same plan again. Otherwise, the
+  // call does nothing. Before the plan starts again, the call waits until no computation uses the
+  // window any more.
+  // Fails with kInvalidArgument if an access is still held. The call also fails with the first
+  // failure of the engine or of the device.
   void begin_again();
-  // Makes the access that comes next in the plan. Work enqueued on `stream` after this call may
-  // read or write the activation. The call blocks until the access's transfers are on their way to
-  // the device.
+  // Makes the access that comes next in the plan. Work that is enqueued on `stream` after this call
+  // may read or write the activation. The call blocks until the access's transfers are on their way
+  // to the device.
   // Fails with kInvalidArgument if this access is not the next one, or if too many accesses are
-  // held. Also fails with the engine's first failure.
+  // held. The call also fails with the engine's first failure.
   LeasedActivation acquire(const ActivationRef& ref, ActivationAction action, StreamId stream);
-  // Ends an access. Work enqueued on the access's stream after this call must not use the
+  // Ends an access. Work that is enqueued on the access's stream after this call must not use the
   // activation.
   void release(const LeasedActivation& lease) noexcept;
   // Fails with kInvalidArgument if accesses of the plan are missing or still held.
@@ -50,8 +50,8 @@ class ActivationFlow {
   // Fails with the first failure of the engine or of the device.
   ActivationReport finish();
   // Ends the plan before all of its accesses have been made. Accesses that are still held end, too.
-  // Returns when no computation uses the window any more and no transfer is in flight. If the store
-  // is stuck, the call does not wait for the transfers.
+  // The call returns when no computation uses the window any more, and no transfer is in flight. If
+  // the store is stuck, the call does not wait for the transfers.
   void abandon() noexcept;
   // Waits until no transfer is in flight, even if the store is stuck. The caller may then free the
   // memory that transfers use.
@@ -80,8 +80,8 @@ class ActivationFlow {
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access: whether the application has released it
   std::vector<StreamId> streams_;  // by access
-  // For each access that may need a transfer: the events that are recorded before and after the
-  // wait for this access.
+  // There are two events for each access that may need a transfer. The first event is recorded
+  // before the wait for this access, and the second event after the wait.
   std::vector<Event> asked_events_;
   std::vector<Event> granted_events_;
 };

@@ -1,15 +1,17 @@
-// The transfers of an activation flow: all copies, reads and writes that an ActivationPlan
-// requires. A saved activation leaves the device as soon as computation no longer uses it. An
-// activation is brought back before the application loads it. Activations come back in the order of
-// the loads, as long as places in the window and staging slots are free. The block store moves
+// This class makes the transfers of an activation flow. The transfers are all copies, reads and
+// writes that an ActivationPlan requires. If a saved activation has to leave the device, the
+// activation leaves as soon as computation no longer uses it. An activation is brought back before
+// the application loads it. Activations come back in the order of the loads. An activation comes
+// back as soon as its place in the window and a staging slot are free. The block store moves
 // activations to and from storage, and verifies and watches these transfers. If computation waits
 // for parameters, the transfers of these parameters have priority.
 //
 // Thread rule: scheduler's thread, unless stated otherwise.
-// Progress: a fetch overwrites an activation in the window. The fetch starts only after this
-// activation has been released, and is at home or on its way home. So a fetch holds its staging
-// slot only until the drive and the queued copies have finished. A store holds its staging slot
-// until the enqueued computation and the drive have finished.
+// Progress: a fetch overwrites an activation in the window. The fetch starts only after the
+// overwritten activation has been released. If this activation is still needed, it must also be at
+// home, or be on its way home. So a fetch holds its staging slot only until the drive and the
+// queued copies have finished. A store holds its staging slot until the enqueued computation and
+// the drive have finished.
 #pragma once
 
 #include <array>
@@ -55,17 +57,17 @@ class ActivationTransfers {
   // Forgets the activations on storage. No later call may load these activations. Requires: idle(),
   // or is_stuck().
   void drop_stored() { drop_from_storage(on_storage_bytes_); }
-  // The totals since the last call. Any thread may call this function while idle().
+  // The totals since the last call. Any thread may call this function while idle() is true.
   ActivationReport take_moved() { return std::exchange(moved_, {}); }
 
   // Any thread may call the functions below, until the next begin().
   //
-  // Makes later work on `stream` wait until it may use the access's place in the window. Requires:
-  // is_ready().
+  // After this call, work that is enqueued on `stream` waits until the access's place in the window
+  // may be used. Requires: is_ready().
   void wait_until_usable(StreamId stream, std::uint32_t access);
   // The caller must record this event after the computation that uses the place of the access.
   EventId used_event(std::uint32_t access) const;
-  // The used_event() of every place.
+  // The events that used_event() returns, for all places in the window.
   std::span<const Event> used_events() const { return used_events_; }
   std::byte* place_of(std::uint32_t access) const;
   // The unit that computes the activation.
@@ -82,7 +84,8 @@ class ActivationTransfers {
     bool is_free = true;
     bool is_read = false;
   };
-  // An issued access, or one piece of an issued access. Arrivals become ready in order.
+  // An issued access, or one piece of an issued access. Arrivals become ready in the order of the
+  // accesses.
   struct Arrival {
     std::uint32_t access = 0;
     std::uint32_t slot = kNoSlot;

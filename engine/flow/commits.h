@@ -1,14 +1,14 @@
-// The commits of a durable store. This class decides when each commit begins and when it becomes
-// valid. The class also decides which writes of blocks have to wait for a commit. The commit of
-// step v begins when every block is on storage at version v. The optimizer pass writes the blocks
-// whose home is storage. The home saver writes the blocks whose home is memory. The commit itself,
-// which flushes the data and writes a small record, runs during the next step.
-// A commit contains a table of the copies that belong to it. Until this table is made, no block of
-// a later version is written. If commits name all copies of a block, the block's next write waits
-// until the commit under way is valid.
+// The commits of a durable store. This class decides when each commit begins, and when the commit
+// becomes valid. The class also decides which writes of blocks have to wait for a commit. The
+// commit of step v begins when every block is on storage at version v. The optimizer pass writes
+// the blocks whose home is storage. The home saver writes the blocks whose home is memory. The
+// commit itself, which flushes the data and writes a small record, runs during the next step.
+// A commit contains a table of the copies that belong to the commit. Until this table is made, no
+// block of a later version is written. If every copy of a block is named by a commit, the next
+// write of the block waits until the commit under way is valid.
 //
-// A flush makes read requests wait. So while a step fetches its units, the previous step's commit
-// may be held back (engine/plan/commit_turn.h).
+// A flush makes read requests wait. So the commit of a step may be held back while the next step
+// fetches its units (engine/plan/commit_turn.h).
 //
 // With several ranks, a commit is valid when it is durable on every rank. Before a rank votes on
 // step v + 1, the rank waits for its own commit of v. So the vote tells all ranks that the commit
@@ -16,10 +16,10 @@
 //
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
-// application's text and the loss scale as they are when finish() of the step ends. No commit
-// begins after a failure of the device, because updates and copies on a failed device end without
-// reporting the failure. After any other failure, a commit may begin only if it was held back, and
-// if its state was on storage before the failure.
+// application's text and the loss scale. The recorded values are the values at the end of the
+// step's finish(). No commit begins after a failure of the device, because updates and copies on a
+// failed device end without reporting the failure. After any other failure, only a commit that was
+// held back may begin. The state of this commit must have been on storage before the failure.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ namespace sluice {
 // The values from which the commits of a store continue.
 struct CommitStart {
   const CommitFiles* files = nullptr;
-  CommitRecord record = {};  // the last record, or one with identity and settings only
+  CommitRecord record = {};  // the last record, or a record with only identity and settings
   std::uint32_t next_slot = 0;
   std::uint64_t next_generation = 1;
   std::uint32_t commit_every = 1;
@@ -54,10 +54,10 @@ class Commits {
 
   HomeSaver& saver() { return saver_; }
 
-  // The optimizer pass calls the functions up to left().
+  // The optimizer pass calls the next functions, up to and including left().
   //
-  // Whether blocks of update `step` may be written. The result is true when the tables of all
-  // earlier commits have been made.
+  // Whether blocks that update `step` has changed may be written to storage. The result is true
+  // when the tables of all earlier commits have been made.
   bool may_store(std::uint64_t step) const;
   // Whether there will be a commit of update `step`.
   bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
@@ -76,7 +76,8 @@ class Commits {
   // possible.
   void finished(StepEnd end);
   // Makes a commit of the last step now, even if no commit is due. Requires: all of the state is at
-  // home, and no step is active. With several ranks, count_for_all() must have been called before.
+  // home, and no step is active. With several ranks, count_for_all() must have been called before
+  // this call.
   void want_now();
   // Makes the first commit of the store. The commit contains the present state. The requirements
   // are the same as for want_now().
@@ -84,19 +85,20 @@ class Commits {
   // Called when all commits that this rank has made are durable on every rank.
   void count_for_all();
 
-  // Holds back the commit of `step` until the current step has fetched the units of its first
-  // `uses` uses. A call of release() ends the hold, too, and so does a failure of the engine.
-  // Commits that want_now() or want_first() has requested are never held back. With several ranks,
-  // no commit is held back, because the vote on the current step waits for the commit. No commit is
-  // held back if a flush takes long compared with a step (commit_may_wait). Requires: the fetches
-  // of these units do not wait for the commit of `step`.
+  // Holds back the commit of `step` while the current step fetches units. `uses` is a number of
+  // unit uses, counted from the start of the current step. The hold ends when the units of all
+  // these uses have been fetched. A call of release() or a failure of the engine also ends the
+  // hold. Commits that want_now() or want_first() has requested are never held back. With several
+  // ranks, no commit is held back, because the vote on the current step waits for the commit. No
+  // commit is held back if a flush takes long compared with a step (commit_may_wait). Requires: no
+  // fetch that comes before the end of the hold waits for the commit of `step`.
   void hold(std::uint64_t step, std::uint32_t uses);
   void release();
 
   struct Progress {
-    // Whether storage has the version of update `step` of every block whose home is storage.
+    // Whether the result of update `step` is on storage, for every block whose home is storage.
     std::function<bool(std::uint64_t step)> is_stored;
-    // Whether the current step has fetched the unit of use `use`.
+    // Whether the current step has fetched the unit that use `use` needs.
     std::function<bool(std::uint32_t use)> has_unit;
   };
   // Starts all saves and commits that can start now.
@@ -160,11 +162,11 @@ class Commits {
   std::uint64_t flush_ns_ = 0;                 // of the last commit; 0: unknown
   std::uint64_t finished_ns_ = 0;              // of the last step; 0: none
   std::uint64_t step_ns_ = 0;                  // between the last two steps' ends; 0: unknown
-  std::uint64_t begun_step_ = 0;               // of the last commit whose table has been made
+  std::uint64_t begun_step_ = 0;               // step of the last commit whose table was made
   std::optional<std::uint64_t> durable_step_;  // empty: none
   std::string durable_application_;
   StepEnd committing_;                            // the commit that the writer is writing
-  std::map<std::uint64_t, std::uint32_t> saved_;  // by step: saved blocks at home in memory
+  std::map<std::uint64_t, std::uint32_t> saved_;  // by step: saved blocks whose home is memory
   bool is_stopped_ = false;
 
   HomeSaver saver_;

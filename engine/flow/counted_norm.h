@@ -24,10 +24,10 @@ struct CountedTensors {
 };
 
 // The norm of elements [begin, begin + count) of the unit. `add(first, count, norm)` must add the
-// squares of the unit's elements [first, first + count) to `norm`. These elements form whole
-// leaves. The result is not finite if a tensor that another member counts has a value that is not
-// finite. Without this rule, such a value could stay hidden, because the other member's copy of the
-// tensor may differ.
+// squares of the unit's elements [first, first + count) to `norm`. The range [first, first + count)
+// consists of whole leaves. A tensor that another member counts may have a value that is not
+// finite. In this case, the result is not finite, either. Without this rule, the value could stay
+// hidden, because the other member's copy of the tensor may differ.
 template <class Add>
 NormAccumulator counted_norm(const Layout& layout, const CountedTensors& counted, UnitId unit,
                              std::uint64_t begin, std::uint64_t count, const Add& add) {

@@ -1,7 +1,7 @@
-// The arithmetic of one block's update on the device, with the bits of the update on the CPU
-// (engine/flow/block_update.h).
+// The arithmetic of one block's update on the device. The results have the same bits as the results
+// of the update on the CPU (engine/flow/block_update.h).
 //
-// Thread rule: as Device.
+// Thread rule: the same as for Device.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-// Enqueues the update of `block`. All planes are device memory. The update sets `overflow`, a word
-// of device memory, to 1 if a weight or a moment overflows.
+// Enqueues the update of `block`. All planes lie in device memory. `overflow` points to a word in
+// device memory. The update sets this word to 1 if a weight or a moment overflows.
 void update_block_on_device(const Layout& layout, const BlockPlace& block,
                             const BlockPlanes& planes, const StepCoefficients& coefficients,
                             std::uint32_t* overflow, DeviceMath& math, StreamId stream);

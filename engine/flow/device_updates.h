@@ -27,18 +27,19 @@ class DeviceUpdates {
   DeviceUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
                 std::function<void(UnitId unit, std::uint64_t step)> on_end);
 
-  // Enqueues the update of a block, behind the work that last wrote the unit's parameters.
+  // Enqueues the update of a block. The update runs after the work that last wrote the unit's
+  // parameters.
   void update(const BlockPlace& block, const StepCoefficients& coefficients);
   // Called when all of the unit's blocks have been passed to update(). `step` is the step's number,
   // for messages.
   void end_unit(UnitId unit, std::uint64_t step);
 
   StreamId stream() const { return stream_.id(); }
-  // Whether the updates of all blocks of the unit have been enqueued and have not ended.
+  // Whether the updates of all blocks of the unit have been enqueued, but have not ended yet.
   bool is_running(UnitId unit) const { return is_running_[index_of(unit)]; }
   // Whether no update is under way.
   bool is_idle() const { return units_left_ == 0; }
-  // Whether a weight has overflowed. If so, the state belongs to no step.
+  // Whether a weight has overflowed. After an overflow, the state belongs to no step.
   bool is_damaged() const { return is_damaged_; }
 
  private:

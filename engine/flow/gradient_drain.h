@@ -1,22 +1,23 @@
-// The drain moves each unit's gradients from the device's gradient slots to the gradients' home:
-// host memory, device memory or storage (engine/flow/gradient_home.h). The drain copies the unit's
-// first gradient of the step. Gradients of further micro-batches and repeated uses are added to
-// this copy, with one fp32 addition and one rounding per element. After the last addition, the
-// unit's squared norm is computed. Gradients move home one at a time, in the order in which their
-// leases are released. The schedule says which gradient of a unit is the last one. When close() is
-// called, no more gradients come, and units without a gradient get a gradient of zeros. The drain
-// owns the device's gradient slots.
+// The drain moves each unit's gradients from the device's gradient slots to the gradients' home.
+// The home is host memory, device memory or storage (engine/flow/gradient_home.h). The drain copies
+// a unit's first gradient of the step. Later gradients of the unit come from further micro-batches
+// and from repeated uses. The later gradients are added to the copy, with one fp32 addition and one
+// rounding per element. After the last addition, the squared norm of the sum is computed. Gradients
+// move home one at a time, in the order in which their leases are released. The schedule says which
+// gradient of a unit is the last one. After the call of close(), no more gradients come. Units
+// without a gradient then get a gradient of zeros. The drain owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot on the device, in the order of the backward
 // uses. The ranks add up either the gradient of each use or the unit's complete sum over the step.
-// If the ranks add up the gradient of a use, the addition comes before the gradient moves home. If
-// the ranks add up a complete sum, the sum is first copied from its home back to the slot.
+// If the ranks add up the gradient of each use, the addition comes first, and the gradient moves
+// home afterwards. If the ranks add up the complete sum, this sum is first copied from its home
+// back to the slot.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a gradient slot becomes free when the copies from it have ended. These copies wait for
-// the computation under the slot's released lease. If the gradient is added to a sum, the copies
-// also wait for a staging slot, which the worker frees. The drain never waits for the prefetcher or
-// for a later use.
+// Progress: a gradient slot becomes free when the copies from the slot have ended. These copies
+// wait for the computation under the slot's released lease. If the gradient is added to a sum, the
+// copies also wait for a staging slot, which the worker frees. The drain never waits for the
+// prefetcher or for a later use.
 #pragma once
 
 #include <cstdint>
@@ -52,26 +53,27 @@ class GradientDrain {
   GradientDrain(const FlowParts& parts, const ResidentUnits& residents, WaitingGradients& waiting,
                 DeviceMath* math, std::function<void(UnitId)> on_final);
 
-  // Starts a step and forgets the norm of the previous step. A trace shows the number `step`. With
-  // `reduces_each`, the ranks add up the gradient of every use. Otherwise the ranks add up each
-  // unit's gradient only once, when this rank's sum over the step is complete. In the second case,
-  // the gradient's home has to be large enough for the whole unit. For announced units, the ranks
-  // always add up the gradient of every use, because the schedule does not say which gradient is
-  // the last. Requires: idle().
+  // Starts a step and forgets the norm of the previous step. A trace shows the number `step`. If
+  // `reduces_each` is true, the ranks add up the gradient of every use. Otherwise the ranks add up
+  // each unit's gradient only once, when this rank's sum over the step is complete. If the ranks
+  // add up only complete sums, a gradient's home has to be large enough for the whole unit. For
+  // announced units, the ranks always add up the gradient of every use, because the schedule does
+  // not say which gradient is the last. Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
   // Takes the gradient slot that has been free for the longest time. The result is empty if no slot
-  // is free. The uses take slots in the order of the schedule, and the slots become free in the
-  // order of release. So the slot of a use does not depend on timing, and is the same on every
-  // rank. If slots are registered with NCCL, a reduction requires the same slot on all ranks.
-  // Therefore, local units, which exist only on this rank, have separate slots. The slot's bytes
-  // are zero when zeroed_event() has occurred.
+  // is free. Slots are taken in the order of the schedule, and become free in the order in which
+  // leases are released. So the slot of a use does not depend on timing, and is the same on every
+  // rank. If slots are registered with NCCL, a reduction requires the same slot on all ranks. Local
+  // units exist only on this rank. Therefore, local units have separate slots. The bytes of a slot
+  // are zero after its zeroed_event() has occurred.
   std::optional<std::uint32_t> try_take_slot(UnitId unit);
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
-  // Lends the unit's own place in the gradient set to the unit's first gradient of the step.
-  // Returns false if the place cannot be lent. The bytes of the place are zero when
-  // set_zeroed_event() has occurred. The next call records this event again.
+  // Lends a place for the unit's first gradient of the step. This place is the unit's own place in
+  // the gradient set. Returns false if the place cannot be lent. The bytes of the place are zero
+  // after set_zeroed_event() has occurred. The next call of try_lend_set() records this event
+  // again.
   // Requires: the unit has been updated, so no update reads this place any more.
   bool try_lend_set(UnitId unit);
   EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
@@ -79,23 +81,24 @@ class GradientDrain {
   // Called when the lease of `use` has been released. `computed` is recorded after the computation
   // of the gradient. The computation fills `slot`. If there is no slot, the computation fills the
   // unit's place in the gradient set. If the schedule has changed, a unit with a final gradient may
-  // get another gradient. The earlier gradient is no longer final in this case.
+  // get another gradient. In this case, the earlier gradient is no longer final.
   void release(const ScheduledUse& use, std::optional<std::uint32_t> slot, EventId computed);
   // Called when no more gradients will come. The present gradients are then final. Units without a
   // gradient get a gradient of zeros, unless optimizer.untouched leaves these units unchanged.
-  // Later calls do nothing. Requires: no update reads the gradients of the step any more.
+  // Later calls of close() do nothing. Requires: no update reads the gradients of the step any
+  // more.
   void close();
 
-  // Whether the unit has got the gradient that the schedule marks as the unit's last one of the
-  // step.
+  // Whether the unit has got its last gradient of the step. The schedule says which gradient is the
+  // last one.
   bool is_closed(UnitId unit) const { return units_[index_of(unit)].is_closed; }
   // The bytes copied out of gradient slots since the last call.
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
-  // Whether a unit has got another gradient after its gradient had become final.
+  // Whether a unit has got another gradient after the unit's gradient had become final.
   bool was_reopened() const { return was_reopened_; }
-  // The number of units without a gradient in the step, not counting announced units. Units that
-  // the update leaves unchanged (optimizer.untouched) do not count in the norm. Requires: close()
-  // has been called.
+  // The number of units that have got no gradient in the step. Announced units are left out. Units
+  // that the update leaves unchanged (optimizer.untouched) do not count in the norm. Requires:
+  // close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
   // Whether every unit's final gradient is at home and counted in the norm.
@@ -105,9 +108,9 @@ class GradientDrain {
   WaitCause waits_for() const;
   // The norm of all gradients that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
-  // Requests the norms of the present gradients. The computation starts when all of these gradients
-  // are at home. The norms of final gradients are already known. Requires: release() is not called
-  // before is_measured() is true.
+  // Requests the norms of the present gradients. The computation of the norms starts when all of
+  // these gradients are at home. The norms of final gradients are already known. Requires: after
+  // this call, release() is not called until is_measured() is true.
   void measure();
   bool is_measured() const { return !is_measuring_ && idle(); }
   // The norm of the present gradients, without the parts that other ranks own. Requires:
@@ -117,7 +120,7 @@ class GradientDrain {
   // is_complete().
   NormAccumulator local_norm() const;
   // Describes the place of a gradient element that is not finite, for a message. Any thread may
-  // call this function while idle().
+  // call this function while idle() is true.
   std::string describe_non_finite() const;
 
  private:
@@ -137,7 +140,7 @@ class GradientDrain {
   };
 
   struct Unit {
-    std::uint32_t jobs = 0;   // gradients that are released but not yet at home
+    std::uint32_t jobs = 0;   // gradients that have been released, but are not at home yet
     std::uint32_t norms = 0;  // norms that are wanted or being computed; the last one counts
     bool has_gradient = false;
     bool has_lent_set = false;

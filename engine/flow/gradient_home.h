@@ -31,7 +31,7 @@ struct GradientRange {
 // A gradient that moves from the device to its home.
 struct GradientMove {
   GradientRange range;              // the part that moves home
-  const std::byte* data = nullptr;  // on the device, from the unit's start; null: all zeros
+  const std::byte* data = nullptr;  // on the device, from the unit's start; null = all zeros
   bool is_first = false;            // the unit's first gradient in the step; copied, not added
   std::uint64_t step = 0;           // for traces
 };
@@ -49,16 +49,16 @@ class GradientHome {
   // functions.
   struct Callbacks {
     std::function<void()> on_left;        // the gradient of the last start() has left `data`
-    std::function<void()> on_home;        // later: the gradient of the last start() is in the sum
-    std::function<void(UnitId)> on_norm;  // the norm of take_norm() is known
+    std::function<void()> on_home;        // called later: the same gradient is in the sum
+    std::function<void(UnitId)> on_norm;  // the norm that take_norm() wants is known
   };
 
   virtual ~GradientHome() = default;
 
   // Starts to move a gradient home. The copies are enqueued on `stream`.
-  // Requires: the previous gradient is home.
+  // Requires: the previous gradient is at home.
   virtual void start(const GradientMove& move, StreamId stream) = 0;
-  // Whether a unit without a gradient needs a call of start(), with a gradient of zeros.
+  // Whether start() must be called with a gradient of zeros if a unit has no gradient.
   virtual bool moves_zeros() const { return false; }
   // Starts to compute the norm of this rank's part of the sum. Requires: no norm of the unit is
   // being computed.
@@ -80,8 +80,8 @@ class GradientHome {
 GradientRange owned_range(const Layout& layout, UnitId unit);
 // The address of the range in the gradient set. Requires: the gradient's home is in memory.
 std::byte* in_set(const Layout& layout, const Tiers& tiers, const GradientRange& range);
-// Enqueues one copy of the gradient directly into the gradient set. The function is meant for a
-// unit's first gradient of the step, because this gradient needs no addition.
+// Enqueues one copy, which takes the gradient directly to the gradient set. The function is meant
+// for a unit's first gradient of the step, because this gradient needs no addition.
 void copy_to_set(const Layout& layout, const Tiers& tiers, Device& device, const GradientMove& move,
                  StreamId stream);
 

@@ -5,10 +5,10 @@
 // processed at a time.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: a block waits for one staging slot, or for two slots if it is added to a sum. Earlier
-// blocks free their staging slots when they are at home. A block also waits for copies, the worker,
-// and storage. While a unit may still get gradients, the optimizer pass does not read the unit's
-// gradients (engine/flow/optimizer_pass.h).
+// Progress: a block waits for one staging slot. A block that is added to a sum waits for two
+// staging slots. The slots of an earlier block become free when this block is at home. A block also
+// waits for copies, the worker, and storage. While a unit may still get gradients, the optimizer
+// pass does not read the unit's gradients (engine/flow/optimizer_pass.h).
 #pragma once
 
 #include <cstdint>
@@ -88,7 +88,7 @@ class GradientSpill final : public GradientHome {
   std::uint32_t next_block_ = 0;       // of the unit
   std::uint32_t blocks_in_slot_ = 0;   // not copied yet
   std::uint32_t blocks_left_ = 0;      // not home yet
-  std::vector<std::uint32_t> coming_;  // slots that pump() has given a block of the gradient
+  std::vector<std::uint32_t> coming_;  // slots to which pump() has given blocks of the gradient
   std::vector<Slot> slots_;
   std::vector<Sum> sums_;  // by unit
 };

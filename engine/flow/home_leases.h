@@ -1,13 +1,14 @@
-// The leases on units that computation uses directly at the units' homes. An update of a block
-// writes to the block's home. So the update waits until no lease on the unit is held, and until the
-// computation under released leases has ended. A gradient becomes final only after the computation
-// under all earlier leases has ended. So this class follows only the leases that come after the
-// unit's last gradient. To follow a lease is to wait for the end of the computation under this
-// lease. If the schedule's last gradient of the unit has come, a released lease is followed at
-// once. Otherwise the lease is followed when no more gradients can come.
+// This class watches the leases on units that computation uses directly at their homes. An update
+// of a block writes to the block's home. So the update waits until no lease on the block's unit is
+// held, and until the computation under released leases has ended. A unit's gradient becomes final
+// only after the computation under all earlier leases on the unit has ended. So this class follows
+// only the leases that come after the unit's last gradient. "To follow a lease" means to wait for
+// the end of the computation under this lease. If the unit's last gradient of the schedule has
+// come, a released lease is followed at once. Otherwise the lease is followed when no more
+// gradients can come.
 //
 // Thread rule: scheduler's thread only.
-// Progress: no held lease waits for an update that waits in this class.
+// Progress: no held lease waits for an update that this class delays.
 #pragma once
 
 #include <cstdint>
@@ -39,11 +40,12 @@ class HomeLeases {
   void begin() { open_.clear(); }
   // Called when a lease on the unit begins.
   void acquired(UnitId unit);
-  // Called when a lease has been released. When the event `computed` occurs, the computation under
-  // this lease has ended, and so has the computation under all leases of the unit that were
-  // released earlier.
+  // Called when a lease has been released. The event `computed` occurs when the computation under
+  // this lease has ended. At this time, the computation under all earlier released leases of the
+  // unit has ended, too.
   void released(UnitId unit, EventId computed, LeaseGradient gradient);
-  // Called when no more gradients come in this step. Must be called before gradients become final.
+  // Called when no more gradients come in this step. Must be called before GradientDrain::close()
+  // makes the present gradients final.
   void no_more_gradients();
 
   bool may_update(BlockId block) const { return leases_[index_of(layout_.block(block).unit)] == 0; }

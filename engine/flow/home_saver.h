@@ -1,11 +1,12 @@
-// Some state has its home in memory. The saver writes this state to storage for commits. A block is
-// saved as soon as it has the version of the next commit. A block in host memory is written from
-// its place, and a block on the device is written through a commit buffer. The next update of the
-// block must wait until the save has ended.
+// For commits, the saver copies state from its home in memory to storage. A block is saved as soon
+// as it has the version of the next commit. A block in host memory is written from its place, and a
+// block on the device is written through a commit buffer. The next update of the block must wait
+// until the save has ended.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a save waits until storage has a copy that no commit names. A save also waits for a
-// commit buffer and for its own transfers. A save never waits for a lane, a slot or a gradient.
+// Progress: a save waits until the block has a copy on storage that no commit names. A save also
+// waits for a commit buffer and for its own transfers. A save never waits for a lane, a slot or a
+// gradient.
 #pragma once
 
 #include <array>
@@ -26,8 +27,8 @@ namespace sluice {
 class HomeSaver {
  public:
   struct Hooks {
-    // Whether blocks of update `step` may be written. The result is true when the tables of all
-    // earlier commits have been made.
+    // Whether blocks that update `step` has changed may be written to storage. The result is true
+    // when the tables of all earlier commits have been made.
     std::function<bool(std::uint64_t step)> may_store;
     // Called when a block that add() has queued for `step` is on storage.
     std::function<void(std::uint64_t step)> saved;
@@ -37,11 +38,12 @@ class HomeSaver {
   // All arguments must outlive the saver.
   HomeSaver(const FlowParts& parts, Hooks hooks);
 
-  // The number of blocks that are not frozen and have at least one plane at home in memory.
+  // The number of blocks that are not frozen, and that have at least one plane whose home is
+  // memory.
   std::uint32_t block_count() const { return block_count_; }
   bool is_at_home(BlockId block) const { return is_at_home_[index_of(block)]; }
-  // Queues the block to be saved for the commit of `step`. Requires: is_at_home(), the block is not
-  // being saved, and nothing else is using the block.
+  // Puts the block into the queue of blocks that are saved for the commit of `step`. Requires:
+  // is_at_home(), the block is not being saved, and nothing else is using the block.
   void add(BlockId block, std::uint64_t step);
   // Calls add() for every block that is outdated and is not being saved.
   void add_outdated(std::uint64_t step);
@@ -56,7 +58,7 @@ class HomeSaver {
   bool is_at_rest() const { return under_way_ == 0; }
 
   void pump();
-  // Drops the queued blocks, and starts no more saves.
+  // Drops the queued blocks. After this call, no save starts.
   void stop();
 
  private:
@@ -93,8 +95,8 @@ class HomeSaver {
   std::uint32_t block_count_ = 0;
   std::vector<bool> is_at_home_;  // by block
   std::vector<bool> is_saving_;   // by block
-  // By the step of the commit: a queue of the blocks in host memory, and a queue of the blocks that
-  // need a commit buffer.
+  // There are two queues for the commit of each step. The first queue has the blocks in host
+  // memory, and the second queue has the blocks that need a commit buffer.
   std::map<std::uint64_t, std::array<std::deque<BlockId>, 2>> queues_;
   std::uint32_t waiting_ = 0;  // blocks in the queues
   std::vector<Save> saves_;    // the first few have a commit buffer each

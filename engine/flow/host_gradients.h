@@ -3,8 +3,8 @@
 // the sum, with one fp32 addition and one rounding per element.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: a piece waits for a staging slot. A piece frees its staging slot when it has been added
-// to the sum.
+// Progress: a piece waits for a staging slot. The staging slot becomes free when the piece has been
+// added to the sum.
 #pragma once
 
 #include <cstdint>

@@ -36,8 +36,8 @@ class LaneTransfers {
   // Starts to read the block's record and parameters into the lane. Returns whether the lane
   // already has the parameters.
   bool load(OptimizerLane& lane);
-  // If the block's gradients wait outside host memory, starts to read them into the lane. Requires:
-  // no more gradients will be added.
+  // If the block's gradients wait outside host memory, the call starts to read these gradients into
+  // the lane. Requires: no more gradients will be added.
   void load_gradients(OptimizerLane& lane);
   // Whether all reads and copies into the lane have ended.
   bool is_read(const OptimizerLane& lane) const;
@@ -47,12 +47,12 @@ class LaneTransfers {
   // Whether the block may be written to storage. The result is true when the tables of all earlier
   // commits have been made, and the block has a free copy.
   bool may_write(const OptimizerLane& lane) const;
-  // Starts to write the block's planes whose home is storage. Requires: may_write().
+  // Starts to write those planes of the block whose home is storage. Requires: may_write().
   void write(OptimizerLane& lane);
   bool is_written(const OptimizerLane& lane) const;
 
-  // adopt() makes the shadow copies of a block the block's new homes. drop_shadows() discards the
-  // shadow copies.
+  // adopt() turns the shadow copies of a block into the new homes of the block's planes.
+  // drop_shadows() discards the shadow copies.
   void adopt(BlockId block);
   void drop_shadows(BlockId block);
 

@@ -1,6 +1,7 @@
-// The updates of blocks in lanes of the optimizer pass. The worker makes them on the CPU, several
-// small blocks at a time. With optimizer.update_on "device", the device makes them
-// (engine/flow/streamed_updates.h), except for late updates (engine/flow/late_updates.h).
+// The updates of blocks in lanes of the optimizer pass. The worker makes these updates on the CPU,
+// and updates several small blocks at a time. With optimizer.update_on "device", the device makes
+// these updates (engine/flow/streamed_updates.h). The worker then makes only the late updates
+// (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only, except where stated.
 #pragma once
@@ -21,15 +22,15 @@ namespace sluice {
 class LaneUpdates {
  public:
   // All arguments must outlive the object. `math` may be null if the placement does not stream
-  // updates. `on_updated` runs when the lane's update has ended, or has failed. OptimizerLane's
-  // `overflow` is set if the update used assumed coefficients and a weight has overflowed.
+  // updates. `on_updated` runs when a lane's update has ended or has failed. If an update with
+  // assumed coefficients makes a weight overflow, OptimizerLane::overflow is set.
   LaneUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
               std::function<void(OptimizerLane& lane)> on_updated);
 
   // Whether start() may be called for the lane.
   bool may_start(const OptimizerLane& lane) const;
   // Starts the update of the lane's block with the lane's coefficients. Small blocks wait until
-  // there are enough of them, or until flush().
+  // there are enough small blocks, or until flush() is called.
   void start(OptimizerLane& lane);
   void flush();
   // The bytes copied to the device and back since the last call.
@@ -51,7 +52,8 @@ class LaneUpdates {
   std::vector<OptimizerLane*> together_;
   std::uint64_t elements_ = 0;  // of the blocks in `together_`
 
-  // Null if the CPU makes all updates. Last member, because its callbacks use all others.
+  // The pointer is null if the CPU makes all updates. This is the last member, because its
+  // callbacks use all others.
   std::unique_ptr<StreamedUpdates> streamed_;
 };
 

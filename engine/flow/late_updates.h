@@ -1,8 +1,8 @@
-// The updates that blocks have missed. If optimizer.untouched is "lazy", a step does not change the
-// units that it does not use. Before such a unit is used, saved or read, its blocks make up for the
-// missed updates in order. Each missed update uses a gradient of zeros, and the coefficients of the
-// step that was missed. This class keeps these coefficients. So the resulting bits are the same as
-// under optimizer.untouched "update".
+// The updates that blocks have missed. If optimizer.untouched is "lazy", a step does not change
+// unused units, which are units that the step does not use. Before an unused unit is used, saved or
+// read, the unit's blocks make up for the missed updates in order. Each missed update uses a
+// gradient of zeros, and the coefficients of the step that was missed. This class keeps these
+// coefficients. So the resulting bits are the same as under optimizer.untouched "update".
 // The class has a queue of blocks that have to make up for updates. An entry names the step of the
 // last missed update. Checkpoints and commits of this step wait for the entry. Later entries of the
 // same block wait for these checkpoints and commits.
@@ -43,12 +43,13 @@ class LateUpdates {
   // Called when update `step` is applied with the coefficients `of_units`. The update counts as an
   // update of all units, because unused units make up for this update later.
   void applied(std::uint64_t step, const UnitCoefficients& of_units);
-  // Whether the unit has missed the largest allowed number of updates and none of its blocks is in
-  // the queue. In this case, the last update has not changed the unit.
+  // Whether the unit has missed the largest allowed number of updates, and none of the unit's
+  // blocks is in the queue. If the result is true, the last update has not changed the unit.
   bool has_missed_most(UnitId unit) const;
-  // Adds an entry to the queue, so that the block makes up for all updates up to its unit's
-  // version. If the block has missed no update, the call does nothing.
-  // Requires: no other update is making this version of the block.
+  // Adds an entry to the queue. Because of this entry, the block makes up for all missed updates,
+  // up to the version of the block's unit. If the block has missed no update, the call does
+  // nothing.
+  // Requires: no other update is bringing the block to this version.
   void want(const BlockPlace& block);
 
   bool is_empty() const { return queue_.empty(); }

@@ -1,10 +1,10 @@
 // The guard gives each lease addresses at which the lent memory is accessible only until the lease
 // ends (base/guarded_view.h). The process ends with SIGSEGV if the application uses the memory
-// after the end of the lease, or if it writes parameters. Without the guard, the application would
-// read or change the bytes of another unit. The guard works only on the host device, because only
-// this device's memory can be mapped a second time.
+// after the end of the lease, or if the application writes parameters. Without the guard, such an
+// access could read or change the bytes of another unit. The guard works only on the host device,
+// because only this device's memory can be mapped a second time.
 //
-// Thread rule: lend() on the application's thread, end() on the scheduler's thread.
+// Thread rule: the application's thread calls lend(), and the scheduler's thread calls end().
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// The bytes that a lease lends. The address is the one that the engine uses.
+// The memory that a lease lends. `data` is the address that the engine itself uses for this memory.
 struct LentMemory {
   const std::byte* data = nullptr;  // null: nothing is lent
   std::uint64_t size_bytes = 0;
@@ -39,14 +39,14 @@ class LeaseGuard {
   // Fails with kOutOfMemory if the kernel refuses a mapping.
   LeaseGuard(const Layout& layout, const Tiers& tiers, Device& device);
 
-  // Gives `lease` the addresses at which the application has access until end(). The application
-  // may read parameters there, and may read and write gradients.
+  // Gives `lease` the addresses at which the application has access until end(). At these
+  // addresses, the application may read parameters, and may read and write gradients.
   LentUse lend(LeasedUse& lease);
   void end(const LentUse& use, EventId computed);
 
   // Returns the address at which the application has access until end(). If nothing is lent, the
   // address is null.
-  // Requires: lent bytes lie in the memory of `tiers`.
+  // Requires: the lent memory is a part of the memory of `tiers`.
   std::byte* lend(const LentMemory& memory);
   // Ends the application's access when the event `computed` has occurred.
   void end(const LentMemory& memory, EventId computed);

@@ -1,6 +1,6 @@
-// A lane of the optimizer pass. A lane holds one block. The lane holds this block from the start of
-// the block's reads to the end of its writes. The state of a lane is a pair of a phase and an
-// outcome. Only the pairs that optimizer_lane.cc lists are legal.
+// A lane of the optimizer pass. A lane holds one block, from the start of the block's reads to the
+// end of the block's writes. The state of a lane is a pair of a phase and an outcome. Only the
+// pairs that optimizer_lane.cc lists are legal.
 //
 // Thread rule: scheduler's thread only, except where stated.
 #pragma once
@@ -63,8 +63,8 @@ struct OptimizerLane {
   // `missed` contains the coefficients of these updates.
   bool is_late = false;
   std::vector<std::shared_ptr<const UnitCoefficients>> missed;
-  // Set if an update with assumed coefficients has made a weight overflow. The overflow is an error
-  // only if the assumed coefficients turn out to be right.
+  // This member is set if an update with assumed coefficients has made a weight overflow. The
+  // overflow is an error only if the assumed coefficients turn out to be right.
   std::optional<Error> overflow;
 };
 

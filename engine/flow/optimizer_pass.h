@@ -2,22 +2,24 @@
 // are not in memory. Then the pass runs Adam, and writes the results back. Several blocks are
 // processed at the same time, so that reads, computation and writes overlap. If a unit's state is
 // at home on the device, the device runs the same arithmetic (engine/flow/device_updates.h). A lane
-// holds one block from the start of the block's reads to the end of its writes. UpdateOrder chooses
-// the next block and the time of its update (engine/flow/update_order.h). Speculative updates are
-// written to shadow copies on storage. Later, apply() adopts these copies, or the updates are
-// repeated from the old state. With a durable store, a lane keeps its block until the block can be
-// written to a copy that no commit names (engine/flow/commits.h).
+// holds one block, from the start of the block's reads to the end of the block's writes.
+// UpdateOrder chooses the next block and the time of this block's update
+// (engine/flow/update_order.h). Speculative updates are written to shadow copies on storage. If the
+// assumed coefficients were right, apply() adopts these copies. Otherwise the updates are repeated
+// from the old state. With a durable store, a lane keeps its block until the block can be written
+// to a copy that no commit names (engine/flow/commits.h).
 // A block that makes up for missed updates needs a lane, too (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
-// step's gradients or coefficients. A lane also waits for a parameter slot. The copies under way
-// will free such a slot. A commit waits for writes of earlier versions and for the drives, but
-// never for a lane that waits for this commit. Two kinds of uses may wait for a lane: a use of the
-// block's unit in the next step, and a use of a unit that has missed updates. Nothing else in a
-// step waits for a lane. As long as lanes may wait for computation, one lane is kept free for units
-// that have missed updates. The blocks of one update are independent. So any order of the updates
-// gives the same bits.
+// step's gradients or coefficients. A lane also waits for a parameter slot, which becomes free when
+// the copies under way have ended. A commit waits for writes of earlier versions and for the
+// drives, but never for a lane that waits for this commit. Two kinds of unit uses may wait for a
+// lane. The first kind is a use in the next step, of the unit whose block the lane holds. The
+// second kind is a use of a unit that has missed updates. Nothing else in a step waits for a lane.
+// As long as lanes may wait for computation, one lane is kept free for units that have missed
+// updates. The blocks of one update are independent. So any order of the updates gives the same
+// bits.
 #pragma once
 
 #include <cstdint>
@@ -57,29 +59,29 @@ struct UpdateParts {
 
 class OptimizerPass {
  public:
-  // All arguments except the struct `own` itself must outlive the pass. The pass calls `on_change`
-  // whenever it has made progress.
+  // All arguments except the struct `own` itself must outlive the pass. `on_change` runs whenever
+  // the pass has made progress.
   OptimizerPass(const FlowParts& parts, const UpdateParts& own, std::function<void()> on_change);
 
   // Announces the step's update. Eager and speculative updates use `update.coefficients` until
   // apply() gives the real coefficients. The update begins when the previous update has been
   // applied. Requires: apply() or cancel() has been called for the previous update.
   void announce(const Update& update);
-  // Called when the unit's parameters have been fetched for its last use of the step.
+  // Called when the unit's parameters have been fetched for the unit's last use in the step.
   void fetched(UnitId unit);
-  // Called when the unit's first gradient of the step is on its way.
+  // Called when the unit's first gradient of the step is on its way home.
   void touched(UnitId unit) { order_.touched(unit); }
   // Called when the unit's gradient of the step is complete and at home.
   void gradient_is_final(UnitId unit);
   // Called when every gradient is final and the coefficients are known. `as_assumed` says whether
-  // `coefficients` equal the announced ones. Returns the number of units that the update does not
-  // change. The version of each unit that the update changes goes up by one, even if the change
-  // comes late.
+  // `coefficients` equal the announced coefficients. Returns the number of units that the update
+  // does not change now. The version of a unit grows by one if the update changes the unit, now or
+  // later (optimizer.untouched "lazy").
   // Requires: is_begun().
   std::uint32_t apply(const UnitCoefficients& coefficients, bool as_assumed);
-  // Makes the unit's blocks catch up with the updates that they have missed (optimizer.untouched
-  // "lazy"). Afterwards the blocks are at the unit's version. If the blocks have missed no update,
-  // the call does nothing.
+  // Starts the missed updates of the unit's blocks (optimizer.untouched "lazy"). These updates
+  // bring the blocks to the unit's version. If the blocks have missed no update, the call does
+  // nothing.
   void catch_up(const UnitPlace& unit);
   // Calls catch_up() for all units.
   void catch_up();
@@ -95,40 +97,40 @@ class OptimizerPass {
   // Starts all work that can start now.
   void pump();
 
-  // Whether every block has been updated by the last update passed to apply(). The writes may still
-  // be under way.
+  // Whether the last update that was passed to apply() has updated every block. The writes may
+  // still be under way.
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
-  // Whether the announced update is under way, so that apply() may be called.
+  // Whether the announced update is under way. If so, apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
   // Whether the state belongs to no step. The result is true if some blocks have been updated
-  // permanently and others have not. The result is also true if a failure has kept a block from its
-  // home.
+  // permanently and others have not. The result is also true if a block has not reached its home
+  // because of a failure.
   bool is_partial() const;
   // The version of the state before the last update.
   std::uint64_t version() const { return order_.current().version; }
-  // Whether all updates passed to apply() have been applied, and all their writes have ended. Lanes
-  // may still hold blocks that have been read ahead.
+  // Whether all updates that were passed to apply() have been applied, and all writes of these
+  // updates have ended. Lanes may still hold blocks that have been read ahead.
   bool is_home() const;
-  // Whether all updates up to the one that makes `version` have been applied, and their writes have
-  // ended.
+  // Whether all updates up to version `version` have been applied, and all writes of these updates
+  // have ended.
   bool has_stored(std::uint64_t version) const;
   // The reason why the update of `block` has not ended. Without a block, the result is the reason
   // why the pass has not ended.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // Whether no lane holds a block, and no update runs on the device.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }
-  // Whether a lane holds the block, or the device is updating the block's unit.
+  // Whether a lane holds the block, or whether the device is updating the block's unit.
   bool holds(BlockId block) const {
     return in_lane_[index_of(block)] || device_updates_.is_running(layout_.block(block).unit);
   }
-  // All blocks, in the order in which blocks are updated after the norm is known. Frozen blocks
+  // All blocks, in the order in which the pass updates them once the norm is known. Frozen blocks
   // come last.
   std::vector<BlockId> blocks_in_order() const;
   // The bytes copied between device and lanes since the last call.
   std::uint64_t take_copied_bytes() {
     return transfers_.take_copied_bytes() + updates_.take_copied_bytes();
   }
-  // Whether gradients that wait outside host memory are on their way to a lane.
+  // Whether a lane is reading gradients that waited outside host memory.
   bool is_reading_gradients() const;
 
  private:
@@ -188,10 +190,10 @@ class OptimizerPass {
   std::uint32_t lanes_busy_ = 0;
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; still true while the previous update is being written
-  // For each block, the number of a step. While an update of the block is on its way home, later
-  // steps may leave the block unchanged. The number is that of the last such step, or 0 if there is
-  // no such step. When the update is home, the block counts as saved for the commits up to this
-  // step.
+  // left_until_ has one entry for each block. While an update of the block is on its way home,
+  // later steps may leave the block unchanged. The entry is the number of the last such step. If
+  // there is no such step, the entry is 0. When the update is home, the block counts as saved for
+  // the commits up to this step.
   std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;

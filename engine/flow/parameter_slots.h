@@ -2,12 +2,12 @@
 // the optimizer pass share the slots. A block has at most one slot. This slot holds the block's
 // newest bytes. So if the prefetcher has read a block's bytes, the pass does not read them again.
 // If the pass has read or computed a block's bytes, the prefetcher does not read them again.
-// Parameters that have been fetched for backward stay in their slot until the update. Updated
-// parameters stay in their slot until the next forward.
+// Parameters that have been fetched for a backward use stay in their slot until the update. Updated
+// parameters stay in their slot until the next forward use.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: a slot is free, or bound to one block. A bound slot has users, or is kept for a later
-// user. The pass can get one slot for each of its lanes, if necessary after the copies under way
+// user. The pass can get one slot for each lane, but may have to wait until the copies under way
 // have ended. The prefetcher can get all slots except the slots for lanes and the kept slots.
 #pragma once
 
@@ -31,8 +31,8 @@ class ParameterSlots {
 
   // The slot that is bound to `block`. The result is empty if there is no such slot.
   std::optional<std::uint32_t> find(BlockId block) const;
-  // Binds a free slot to `block` and adds `user`. The result is empty if no slot is available now.
-  // Requires: `block` has no slot.
+  // Binds a free slot to `block`, and adds `user` to the slot's users. The result is empty if no
+  // slot is available now. Requires: `block` has no slot.
   std::optional<std::uint32_t> take(BlockId block, SlotUser user);
   // Adds a user to a bound slot.
   void join(std::uint32_t slot, SlotUser user);
@@ -57,11 +57,12 @@ class ParameterSlots {
   bool holds(std::uint32_t slot, std::uint64_t version) const {
     return slots_[slot].version == version;
   }
-  // Whether the slot holds the parameters at `version`, or a read of these parameters is under way.
+  // Whether the slot holds the parameters at `version`, or will hold them after the read that is
+  // under way.
   bool will_hold(std::uint32_t slot, std::uint64_t version) const {
     return holds(slot, version) || slots_[slot].version_being_read == version;
   }
-  // Called when the slot's bytes are about to change, or when they are no longer valid.
+  // Called when the slot's bytes are about to change, or are no longer valid.
   void invalidate(std::uint32_t slot) { slots_[slot].version.reset(); }
   // Called when the slot's bytes are the parameters at `version`.
   void set_version(std::uint32_t slot, std::uint64_t version) { slots_[slot].version = version; }

@@ -1,20 +1,21 @@
 // The prefetcher brings units into the device window before they are used. The prefetcher follows
 // the window plan. Each block is read from storage into a parameter slot, and is then copied to the
 // device. Blocks are fetched one by one, strictly in schedule order. A fetch overwrites bytes in
-// the window. The fetch starts as soon as the leases on these bytes have been released. If
-// computation still reads the bytes, the fetch's copies wait for this computation on the device. A
-// block that has not been updated yet delays the blocks after it. If the optimizer pass has a block
-// in a slot, the block is copied from this slot. If ranks share the parameters, the prefetcher
-// fetches the blocks of the rank's own shard, and a gather completes the unit. There is one gather
-// per fetch, in the order of the fetches. If the home of a shard is the device, the shard is
-// gathered directly from its home. A unit that is leased at home needs no copy, and is ready as
-// soon as it has been updated.
+// the window, and starts as soon as the leases on these bytes have been released. If computation
+// still reads these bytes, the device delays the copies of the fetch until this computation has
+// ended. A block that has not been updated yet delays the blocks after it. If the optimizer pass
+// has a block in a slot, the block is copied from this slot. If ranks share the parameters, the
+// prefetcher fetches the blocks of the rank's own shard, and a gather completes the unit. Each
+// fetch of a unit has one gather, and the gathers have the order of the fetches. If the home of a
+// shard is the device, the shard is gathered directly from its home. A unit that is leased at home
+// needs no copy, and is ready as soon as it has been updated.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a read waits for a parameter slot, and copies free the slots. The copies wait for
-// computation under released leases. This computation waits only for copies that come earlier in
-// the schedule. A block waits for its update. The update waits for nothing in the current step. So
-// all waits follow the order of the schedule, and there is no cycle.
+// Progress: a read waits for a parameter slot. A slot becomes free when the copies from the slot
+// have ended. The copies wait for computation under released leases. This computation waits only
+// for copies that come earlier in the schedule. A block waits for its update. The update waits for
+// nothing in the current step. So all waits follow the order of the schedule, and there is no
+// cycle.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +44,8 @@ class Prefetcher {
     std::function<void(UnitId)> on_final_fetch;  // the unit's last fetch of the step is done
   };
 
-  // The target of the fetches is the window on the device. With shared parameters, the target also
-  // has the sequence of gathers. If `gathers` is null, each rank has complete units.
+  // The target of the fetches is the window on the device. If ranks share the parameters, the
+  // target also has the sequence of gathers. If `gathers` is null, each rank has complete units.
   struct Target {
     std::byte* window = nullptr;
     RankSequence* gathers = nullptr;
@@ -56,22 +57,22 @@ class Prefetcher {
              const Target& target, Hooks hooks);
 
   // Makes the prefetcher follow `schedule`. The prefetcher fetches the parameters as they are after
-  // `version` updates. With `keeps_for_update`, the step's last fetch of a block leaves the
-  // parameters in their slot for the update. `schedule` and `plan` must stay valid while the
+  // `version` updates. If `keeps_for_update` is true, the parameters of a block stay in their slot
+  // after the step's last fetch, for the update. `schedule` and `plan` must stay valid while the
   // prefetcher follows them. Requires: idle().
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
   // After this call, no fetch is started. The fetches under way continue, and idle() is true when
   // these fetches have ended.
   void stop();
-  // Must be called after stop(). Allows fetches for the uses before `end`, and no other fetches.
-  // Requires: no fetch for use `end` or a later use has begun.
+  // Must be called after stop(). The prefetcher then makes the fetches for the uses before `end`,
+  // and no other fetches. Requires: no fetch for use `end` or a later use has begun.
   void fetch_up_to(std::uint32_t end);
   // Whether all fetches have ended and no further fetch will start.
   bool has_stopped() const { return is_stopped_ && idle(); }
-  // Returns the progress of the fetches, from which a new plan is made. To change the schedule,
-  // call stop(), wait for has_stopped(), and call resume() with a new plan. The uses before
-  // `acquired` must be the same in both plans.
+  // Returns the progress of the fetches. A new plan is made from this progress. To change the
+  // schedule, call stop(), wait for has_stopped(), and call resume() with a new plan. The uses
+  // before `acquired` must be the same in both plans.
   WindowProgress progress(std::uint32_t acquired) const {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
@@ -99,8 +100,9 @@ class Prefetcher {
   }
   bool is_fetched(std::uint32_t use) const { return plan_->uses[use].fetch; }
 
-  // Whether nothing is under way. The result is true if no read, copy or gather from a home is
-  // under way, every issued block has been processed, and every gather has been queued.
+  // Whether nothing is under way. The result is true if no read, no copy and no gather from a home
+  // is under way. In addition, every issued block must have been processed, and every gather must
+  // have been queued.
   bool idle() const {
     return pipeline_.empty() && copies_.empty() && gathers_.empty() && home_gathers_ == 0;
   }
@@ -109,17 +111,17 @@ class Prefetcher {
   // update. OptimizerPass::waits_for() then tells why the update has not ended.
   WaitCause waits_for() const;
 
-  // The event recorded after the unit's last copy. If the unit's home is the device, the event is
-  // never recorded, and so the event counts as complete.
+  // The event that is recorded after the unit's last copy. If the unit's home is the device, the
+  // event is never recorded, and so the event counts as complete.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
-  // The stream of the copies. The stream's work precedes every gather.
+  // The stream of the copies. The gather of a unit waits for the unit's copies on this stream.
   StreamId stream() const { return copy_stream_.id(); }
   // The time at which the gather for `use` began. The result is null if no gather was needed.
   // Requires: is_ready().
   const BeginTime* gather_begun_ns(std::uint32_t use) const {
     return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
   }
-  // Adds the gathered and the copied bytes to `report`. The bytes are those since the last call.
+  // Adds to `report` the bytes that have been gathered and copied since the last call.
   void take_moved(StepReport& report) {
     report.rank_traffic.gathered_bytes += std::exchange(gathered_bytes_, 0);
     report.copies.parameter_bytes += std::exchange(copied_bytes_, 0);
@@ -191,10 +193,11 @@ class Prefetcher {
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
-  // For each unit, an event after the last copy that the unit's gather waits for. Each unit needs
-  // its own event, because later copies may wait for computation that runs after the unit's gather.
+  // There is one event for each unit, recorded after the last copy for which the unit's gather
+  // waits. Each unit needs its own event, because later copies may wait for computation that runs
+  // after the unit's gather.
   std::vector<Event> shard_events_;
-  Event gathered_event_;  // after the gathers before a change of the schedule
+  Event gathered_event_;  // recorded after the gathers that precede a change of the schedule
   std::uint64_t gathered_bytes_ = 0;
   std::uint64_t copied_bytes_ = 0;
   std::deque<BeginTime> gathers_begun_ns_;  // by use; a deque's elements do not move when it grows
@@ -217,7 +220,7 @@ class Prefetcher {
   std::map<std::uint64_t, std::uint64_t> occupied_;
 
   // The items that have been issued and not yet copied, in schedule order. There are at most
-  // kPipelineItemsMax of them.
+  // kPipelineItemsMax items.
   std::deque<Item> pipeline_;
   std::deque<std::uint32_t> gathers_;   // uses whose gathers have not been queued on the device
   std::uint32_t home_gathers_ = 0;      // queued on the device, until their end is reported

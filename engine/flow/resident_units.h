@@ -1,9 +1,10 @@
-// Units whose home is the device, between their update and their next use. If ranks share the
-// optimizer's state but not the parameters, each rank updates its own shard of a unit. After the
-// update, the rank gets the other ranks' shards by a gather in place. The updates may end in any
-// order. The gathers are issued in forward order, so that every rank issues the same sequence. A
-// unit with sharded parameters is gathered for each use instead (engine/flow/prefetcher.h). For
-// such a unit, this class records only the end of the shard's update.
+// This class takes care of units whose home is the device, between their update and their next use.
+// If ranks share the optimizer's state but not the parameters, each rank updates its own shard of a
+// unit. After the update, the rank gets the other ranks' shards by a gather in place. The updates
+// may end in any order. The gathers are issued in forward order, so that the sequence is the same
+// on every rank. A unit with sharded parameters is gathered for each use instead
+// (engine/flow/prefetcher.h). For such a unit, this class records only the end of the shard's
+// update.
 //
 // Thread rule: scheduler's thread only, except event() and updated_event(), which any thread may
 // call.
@@ -26,27 +27,28 @@ class ResidentUnits {
   // that the model's forward order omits are gathered last.
   ResidentUnits(const FlowParts& parts, std::function<void()> on_change);
 
-  // Called when the work that writes new parameters to the rank's blocks of `unit` has been
-  // enqueued on `stream`. After each update, the function must be called once for each unit whose
-  // home is the device. The function must also be called when a frozen unit gets its values. The
-  // order of all frozen units must be the same on every rank.
+  // Called when the writes of new parameters to this rank's blocks of `unit` have been enqueued on
+  // `stream`. After each update, the function must be called once for each unit whose home is the
+  // device. The function must also be called when a frozen unit gets its values. The calls for
+  // frozen units must come in the same order on every rank.
   void updated(UnitId unit, StreamId stream);
   // Called instead of updated() for an update that does not change the unit.
   void left(UnitId unit);
 
   // Whether the gather after the unit's last update has been queued on the device. A gather may
-  // have to wait for the gathers before it in forward order. For example, announced units are last
-  // in this order, but may be used before the other units have been updated.
+  // have to wait for the gathers of units that come earlier in forward order. For example,
+  // announced units are last in this order, but may be used before the other units have been
+  // updated.
   bool is_queued(UnitId unit) const {
     const std::size_t i = index_of(unit);
     return unqueued_[i] == 0 && (!is_updated_[i] || is_left_[i]);
   }
   bool is_idle() const { return all_unqueued_ == 0; }
-  // The event recorded after the unit's last update on this rank, and after the gather that follows
-  // this update.
+  // The event that is recorded after the unit's last update on this rank and the gather that
+  // follows this update.
   // Requires: is_queued().
   EventId event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
-  // The event recorded after the unit's last update on this rank.
+  // The event that is recorded after the unit's last update on this rank.
   EventId updated_event(UnitId unit) const {
     return is_gathered(unit) ? updated_events_[index_of(unit)].id() : event(unit);
   }
@@ -55,8 +57,8 @@ class ResidentUnits {
   const BeginTime* gather_begun_ns(UnitId unit) const { return &gathers_begun_ns_[index_of(unit)]; }
 
  private:
-  // Whether the unit is gathered after each update. Otherwise the rank updates the complete unit,
-  // or the unit is gathered for each use.
+  // Whether the unit is gathered after each update. No such gather is needed if the rank updates
+  // the complete unit, or if the unit is gathered for each use.
   bool is_gathered(UnitId unit) const {
     const UnitPlace& place = layout_.unit(unit);
     return ranks_.shard_optimizer() && !place.is_sharded && !place.is_local;

@@ -1,15 +1,15 @@
 // During training, the saver passes the state of one step to a checkpoint, block by block. A block
-// is loaded into a buffer, and the buffer's thread writes the block. If state has its home in host
-// memory, it is not loaded, but is written directly from its home. The next update of a block waits
-// until the block has been loaded. If part of the block is at home in host memory, the update waits
-// until the block has been written. So the checkpoint contains exactly the state of its step, and
-// needs no memory except the buffers.
+// is loaded into a buffer, and the buffer's thread writes the block to the checkpoint. State whose
+// home is host memory is written directly from its home, and is not loaded. The next update of a
+// block waits until the block has been loaded. If part of the block is at home in host memory, the
+// next update waits until the block has been written. So the checkpoint contains exactly the state
+// of its step, and needs no memory except the buffers.
 //
-// Thread rule: scheduler's thread only. The functions in `Work` are an exception: they run on the
-// buffers' threads.
-// Progress: a block waits until its last update is at home. The block also waits for a buffer and
-// for its own transfers. The saver never waits for a later update, a parameter slot, a lane, a
-// gradient, a commit or another rank.
+// Thread rule: scheduler's thread only. The functions in `Work` are an exception, because they run
+// on the buffers' threads.
+// Progress: a block waits until the result of its last update is at home. The block also waits for
+// a buffer and for its own transfers. The saver never waits for a later update, a parameter slot, a
+// lane, a gradient, a commit or another rank.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ class StateSaver {
   // All arguments must outlive the saver.
   StateSaver(const FlowParts& parts, Hooks hooks);
 
-  // Starts the threads that write.
+  // Starts the threads that write the checkpoint.
   // Fails with kUnsupported if no thread can be started.
   void prepare();
   // Begins to save the state that update `step` has produced. Blocks are saved in the order of

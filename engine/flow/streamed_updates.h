@@ -1,7 +1,8 @@
-// Updates on the device of blocks whose optimizer state is at home elsewhere. The planes of a block
-// are copied to a slot on the device, updated there, and copied back. Planes that are at home on
-// the device are updated or read in place. One block comes while another is updated and a third one
-// goes, so copies in both directions overlap.
+// This class makes updates on the device, for blocks whose optimizer state has its home elsewhere.
+// The planes of a block are copied to a slot on the device, updated there, and copied back. Planes
+// that are at home on the device are updated or read in place. Three blocks can be processed at the
+// same time: one is copied to the device, one is updated, and one is copied back. So copies in both
+// directions overlap.
 //
 // Thread rule: scheduler's thread only.
 // Progress: an update waits only for earlier copies and updates of this object, and for the gather
@@ -26,15 +27,15 @@ class StreamedUpdates {
   // Requires: Placement::streams_updates.
   StreamedUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math);
 
-  // Whether update() may be called for the block: there is a free slot, and the gather after the
-  // last update of parameters on the device has been queued.
+  // Whether update() may be called for the block. A slot must be free. If the home of the block's
+  // parameters is the device, the gather after their last update must have been queued.
   bool may_update(const BlockPlace& block) const {
     return !free_slots_.empty() && (!parameters_stay(block) || residents_.is_queued(block.unit));
   }
   // Starts the update of `block`. The record is in host memory. The parameters and the gradients
   // are on the device if the placement says so, and in host memory otherwise. `on_end` runs on the
-  // scheduler's thread when the planes hold the new state. Its argument says whether a weight or a
-  // moment has overflowed. `step` is the number of the step, for the trace.
+  // scheduler's thread when the planes hold the new state. The argument of `on_end` says whether a
+  // weight or a moment has overflowed. `step` is the number of the step, for the trace.
   // Requires: may_update(); the gradients are final.
   void update(const BlockPlace& block, const BlockPlanes& planes,
               const StepCoefficients& coefficients, std::uint64_t step,

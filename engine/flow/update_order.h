@@ -4,10 +4,11 @@
 // responsible for lanes, transfers and arithmetic.
 //
 // `serial`: no block starts before apply().
-// `deferred`: blocks start in forward order, so that they are read ahead. Their updates wait for
+// `deferred`: blocks start in forward order, so that they are read ahead. The updates wait for
 // apply().
-// `eager`: a block starts when its parameters have been fetched for backward. The block is updated
-// when its gradient is final. After apply(), the remaining blocks start in forward order.
+// `eager`: a block starts when its parameters have been fetched for the last backward use. The
+// block is updated when its gradient is final. After apply(), the remaining blocks start in forward
+// order.
 // `speculative`: the rules of `eager` hold for blocks whose update can be tentative. The other
 // blocks start in forward order after apply().
 // With some settings of optimizer.untouched, units without a gradient stay unchanged. With these
@@ -33,7 +34,7 @@ namespace sluice {
 struct Update {
   OverlapPolicy policy = OverlapPolicy::kSerial;  // not kAuto
   std::uint64_t version = 0;                      // the number of updates before this one
-  UnitCoefficients coefficients;                  // the assumed ones, until the real ones are known
+  UnitCoefficients coefficients;                  // assumed, until the real ones are known
 };
 
 // The place where a block is updated. Each place has its own order of blocks.
@@ -49,7 +50,7 @@ class UpdateOrder {
   enum class Phase : std::uint8_t {
     kIdle,
     kAhead,     // gradients or coefficients are still missing
-    kApplying,  // coefficients are known, some blocks are not updated yet
+    kApplying,  // coefficients are known, but some blocks are not updated yet
   };
 
   // All arguments must outlive the object. `forward_order` is the order in which the next step will
@@ -67,7 +68,7 @@ class UpdateOrder {
   // Called when the unit's first gradient of the present step has come.
   void touched(UnitId unit);
   void gradient_is_final(UnitId unit);
-  // Whether the present update will not change the unit.
+  // Whether the present update leaves the unit unchanged.
   bool stays(UnitId unit) const {
     return skips_untouched_ && !is_touched_[index_of(unit)] &&
            (!placement_.is_lazy || placement_.may_stay(layout_.unit(unit)));
@@ -76,7 +77,7 @@ class UpdateOrder {
   bool is_pending(BlockId block) const {
     return phase_ == Phase::kApplying && states_[index_of(block)] != State::kUpdated;
   }
-  // Called when the coefficients are known, so that every block may be updated.
+  // Called when the coefficients are known. From then on, every block may be updated.
   void apply(const UnitCoefficients& coefficients);
   // Cancels an update that has been announced or has begun. The update must not have been passed to
   // apply(). Returns whether the update had begun.
@@ -103,8 +104,7 @@ class UpdateOrder {
   bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
   void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }
   // Called when the block has been updated permanently. Returns whether all blocks of the unit have
-  // been updated. If an update is being applied, it ends when the last block of all units has been
-  // updated.
+  // been updated. The present update ends when the last block of all units has been updated.
   bool count_updated(const BlockPlace& block);
   std::uint64_t updated_count() const { return updated_count_; }
 

@@ -1,9 +1,10 @@
 // For the pool meter, this class counts the bytes of the gradients that wait for their update. If a
-// unit's gradients wait in memory, all blocks of the unit count as soon as its first gradient of
-// the step has come. The part of the gradient set that other ranks own counts, too. If gradients
-// wait on storage, each block counts from its first write on. A block's gradient no longer counts
-// when the update has used it. So the gradients of one step no longer count when the gradients of
-// the next step come.
+// unit's gradients wait in memory, the gradients of all its blocks are counted as soon as the
+// unit's first gradient of the step has come. The part of the gradient set that other ranks own is
+// counted, too. If gradients wait on storage, the gradient of a block is counted as soon as its
+// first write begins. A block's gradient is no longer counted after the update has used this
+// gradient. So the gradients of one step are no longer counted when the gradients of the next step
+// come.
 //
 // Thread rule: scheduler's thread only.
 #pragma once

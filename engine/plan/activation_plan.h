@@ -1,16 +1,16 @@
-// Boundary activations are the values that each forward use of a unit passes to the next use, and
-// the gradients that each backward use passes back. If the engine keeps activations
-// (Config::Activations), the application saves and loads them in a sequence that the schedule
-// fixes. So the movement of activations can be planned in the same way as the movement of
-// parameters. The plan gives each activation a place in the device's activation window. The plan
-// also says which activations have to leave for their home and come back. The plan is a pure
-// function of (shape, places), and determines the exact number of bytes that are moved. Any thread
-// may call the functions.
+// There are two kinds of boundary activations: values and gradients. Each forward use of a unit
+// passes a value to the next use. Each backward use passes a gradient back. If the engine keeps
+// activations (Config::Activations), the application saves and loads activations in a sequence that
+// the schedule determines. So the movement of activations can be planned in the same way as the
+// movement of parameters. The plan gives each activation a place in the device's activation window.
+// The plan also says which activations have to leave for their home and come back. The plan is a
+// pure function of (shape, places), and determines the exact number of bytes that are moved. Any
+// thread may call the functions.
 //
-// The sequence is: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use
-// k is the reverse of forward use k. Backward use k loads value k - 1 for the recomputation, loads
-// gradient k and saves gradient k - 1. At the first use and at the last use, some of these accesses
-// do not exist, and are left out.
+// The sequence follows from these rules. Forward use k of a micro-batch loads value k - 1 and saves
+// value k. Backward use k is the reverse of forward use k. Backward use k loads value k - 1 for the
+// recomputation, loads gradient k and saves gradient k - 1. At the first use and at the last use,
+// some of these accesses do not exist, and are left out.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +31,12 @@ struct ActivationAccess {
   ActivationAction action = ActivationAction::kSave;
   std::uint32_t source = 0;  // the access that saved the activation
   std::uint32_t place = 0;   // in the window
-  // If a save has this flag, the activation also goes to its home, because another activation takes
-  // its place in the window before the load. If a load has this flag, the activation comes from its
-  // home.
+  // If a save has this flag, the activation also goes to its home, because the place in the window
+  // is given to another activation before the load. If a load has this flag, the activation comes
+  // from its home.
   bool moves = false;
   bool empties_home = false;                  // the last load that moves the activation of `source`
-  std::optional<std::uint32_t> evicted = {};  // last access of the activation overwritten
+  std::optional<std::uint32_t> evicted = {};  // last access of the overwritten activation
 };
 
 struct ActivationPlan {
@@ -49,7 +49,7 @@ struct ActivationPlan {
   std::uint64_t at_home_most_bytes = 0;
 };
 
-// The shape of a step or an inference, which determines its accesses.
+// The shape of a step or an inference. The shape determines the accesses.
 struct ActivationShape {
   const ModelSpec& model;  // must outlive the call
   std::uint32_t micro_batches = 1;
@@ -64,13 +64,14 @@ std::uint32_t activations_held_max(const ModelSpec& model);
 // Returns a plan for a window of `places_max` places, each as large as the largest boundary. The
 // plan assumes that accesses a - activations_held_max() + 1 .. a - 1 are still held when access a
 // comes.
-// Requires: `places_max` is 0 or at least activations_held_max(). With 0, the window has enough
-// places for everything.
+// Requires: `places_max` is 0 or at least activations_held_max(). If `places_max` is 0, the window
+// has enough places for all activations.
 ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t places_max);
 
-// The homes of the largest step's activations. The homes lie one after the other in a pool. There
-// is one home per boundary. In vertical order, there is one home per boundary and micro-batch. A
-// gradient takes the home of the value that belongs to it, because this value is no longer needed.
+// The homes of activations, for the largest step. The homes lie one after the other in a pool. In
+// horizontal order, there is one home per boundary. In vertical order, there is one home per
+// boundary and micro-batch. A gradient uses the home of the value at the same boundary, because
+// this value is no longer needed.
 class ActivationHomes {
  public:
   ActivationHomes() = default;
@@ -104,10 +105,10 @@ class ActivationHomes {
 // The needs of the largest step.
 struct ActivationNeeds {
   ActivationHomes homes;
-  // The places in the window, each as large as the largest boundary. If no activation may leave the
-  // window, both numbers count a place for every activation. Otherwise `places_least` counts places
-  // for the held accesses, and `places_wanted` also counts places for the accesses that are read
-  // ahead.
+  // Both members are numbers of places in the window. Each place is as large as the largest
+  // boundary. If no activation may leave the window, both numbers include a place for every
+  // activation. Otherwise `places_least` includes only places for the held accesses, and
+  // `places_wanted` also includes places for the accesses that are read ahead.
   std::uint32_t places_least = 0;
   std::uint32_t places_wanted = 0;
 };

@@ -1,14 +1,14 @@
 // The uses that are announced while a step runs, and the places of these uses in a separate part of
-// the device window. All places have the length of the largest announced unit, so that any free
-// place fits any of these units. Announcements only add uses. Announcements change neither the
-// earlier plan nor the schedule of the other units. So a step reads exactly the bytes of the units
-// that it announces. A unit takes the place of a unit that has no later use in the same
+// the device window. All places have the length of the largest announced unit, so that every
+// announced unit fits into every free place. Announcements only add uses. Announcements change
+// neither the earlier plan nor the schedule of the other units. So a step reads exactly the bytes
+// of the announced units. A new unit takes the place of a unit that has no later use in the same
 // announcement. If several units have no later use, the unit whose last use is longest ago gives up
 // its place. If every unit has a later use, the unit whose next use is latest gives up its place.
-// The time for an announcement grows with the number of its units, but not with the number of
+// The time for an announcement grows with the number of announced units, but not with the number of
 // earlier uses.
 //
-// Thread rule: one thread at a time. References stay valid.
+// Thread rule: one thread at a time. The references that the functions return stay valid.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ namespace sluice {
 
 class AnnouncedUses {
  public:
-  // All arguments must outlive the object. `model` is validated(). The object handles only the
-  // announced units of the kind `kind`. With one rank, all units are of the kind kShared.
+  // All arguments must outlive the object. `model` is validated(). The object takes care only of
+  // the announced units of kind `kind`. With one rank, all units are of the kind kShared.
   AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement,
                 AnnouncedKind kind = AnnouncedKind::kShared);
 
@@ -42,8 +42,8 @@ class AnnouncedUses {
   std::uint64_t read_bytes() const;
   // Some units are updated only because of announced uses. The function returns the bytes that the
   // update reads from storage for these units, including the bytes of their gradients. The update
-  // writes the same number of bytes. The result is 0 unless a step skips unused units
-  // (Placement::skips_untouched), or updates them late (Placement::is_lazy).
+  // writes the same number of bytes. If steps neither skip unused units
+  // (Placement::skips_untouched) nor update these units late (Placement::is_lazy), the result is 0.
   std::uint64_t update_bytes() const;
 
  private:

@@ -14,17 +14,17 @@
 namespace sluice {
 
 // Returns a number of uses, counted from the start of the step. The commit begins when the units of
-// these uses have been fetched. Under `eager` and `speculative`, updates begin in backward. So the
-// commit waits only for the uses of forward. Under `deferred`, the commit waits for the uses up to
-// the end of the first backward pass. With many micro-batches, the commit would come too late if it
-// waited for the step's end. Under `serial`, the result is 0, and the commit begins at once,
-// because the whole state is stored before the next step begins.
+// these uses have been fetched. Under `eager` and `speculative`, updates begin in the backward
+// pass. So the commit waits only for the uses of the forward pass. Under `deferred`, the commit
+// waits for the uses up to the end of the first backward pass. With many micro-batches, a commit
+// that waited for the end of the step would come too late. Under `serial`, the result is 0, and the
+// commit begins at once, because the whole state is stored before the next step begins.
 std::uint32_t uses_before_commit(const Schedule& schedule, OverlapPolicy policy);
 
 // Whether a commit may wait for fetches at all. The result is false if the flushes take more than a
 // third of a step even with an empty cache. The rest of the step is then too short for the flushes,
-// and the stores of the next version would have to wait. Such a commit begins as soon as possible.
-// `flush_s` is the duration of one flush with an empty cache.
+// and the stores of the next version would have to wait. A commit that may not wait begins as soon
+// as possible. `flush_s` is the duration of one flush with an empty cache.
 bool commit_may_wait(double flush_s, double step_s);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// The functions compare the host memory that a run takes with the host's free memory. If the kernel
-// would kill the run halfway, the run is refused before it takes any memory. If a config has no
-// budgets, the functions choose budgets. The functions read the topology, and are otherwise pure.
-// Any thread may call them.
+// The functions compare two amounts: the host memory that a run takes, and the host's free memory.
+// A run that the kernel would kill halfway is refused before the run takes any memory. If a config
+// has no budgets, the functions choose budgets. The functions read the topology, and are otherwise
+// pure. Any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ struct HostMemory {
   bool device_is_host = true;           // otherwise the device has its own memory
   std::uint64_t device_pool_bytes = 0;  // if the device is the host
   std::uint64_t host_pool_bytes = 0;
-  std::uint64_t beside_bytes = 0;  // of the application: its program, and activations if it keeps
-                                   // them on the host
+  std::uint64_t beside_bytes = 0;  // of the application: its program, and the activations that it
+                                   // keeps on the host
   std::string_view beside = "its program, and the activations that it keeps";
-  std::uint32_t ranks = 1;  // ranks that share the host; each takes as much memory
+  std::uint32_t ranks = 1;  // ranks that share the host; all ranks take the same amount of memory
   MemoryRoom room;          // for all ranks, before any rank has taken its pools
 
   std::uint64_t sum_bytes() const { return device_pool_bytes + host_pool_bytes + beside_bytes; }
@@ -31,8 +31,8 @@ struct HostMemory {
 // Returns the memory for this process's pools, as if no other rank were on the host.
 HostMemory process_memory(bool device_is_host);
 
-// Returns a message if the sum of the parts is larger than the room. The message lists the parts
-// and says what to lower.
+// Returns a message if the sum of the memory parts is larger than the room. The message lists the
+// parts and says what to lower.
 std::optional<std::string> shortage_of(const HostMemory& memory);
 // Fails with kOutOfMemory if there is a shortage.
 void require_room(const HostMemory& memory);
@@ -40,9 +40,9 @@ void require_room(const HostMemory& memory);
 // Fails with kOutOfMemory if there is a shortage and `check` is kError.
 std::string settle_shortage(const std::optional<std::string>& shortage, RoomCheck check);
 
-// The default budgets for `memory_bytes`, which is a machine's memory or a rank's part of it. The
-// host's budget is half of `memory_bytes`. If the device is the host, the device's budget is a
-// quarter of `memory_bytes`.
+// The default budgets for `memory_bytes`. `memory_bytes` is the memory of a machine, or one rank's
+// part of this memory. The host's budget is half of `memory_bytes`. If the device is the host, the
+// device's budget is a quarter of `memory_bytes`.
 std::uint64_t default_device_bytes(std::uint64_t memory_bytes);
 std::uint64_t default_host_bytes(std::uint64_t memory_bytes);
 // Returns the memory for which default_host_bytes() is `budget_bytes`.
@@ -50,7 +50,8 @@ std::uint64_t memory_of_default_host(std::uint64_t budget_bytes);
 
 // Sets the budgets that are missing in `memory` to the defaults for one rank's part of the machine.
 // If the device is the host, the device's budget is at most half of the memory that the application
-// leaves free. The host's budget is at most the rest. The function ignores the pools in `host`.
+// leaves free. The host's budget is at most the rest of the memory that the application leaves
+// free. The function ignores the pools in `host`.
 Config::Memory with_budgets(Config::Memory memory, const HostMemory& host);
 
 }  // namespace sluice

@@ -1,16 +1,17 @@
-// The place of every element. Units consist of tensors and are cut into blocks, and each state of a
-// block takes a number of bytes. The layout is a pure function of (model, precision, block size). A
-// layout contains no budget, tier or file. A layout is constant after construction, and any thread
-// may use it.
+// The layout gives every element its place. Units consist of tensors, and are cut into blocks. Each
+// state of a block takes a fixed number of bytes. The layout is a pure function of (model,
+// precision, block size). A layout contains no budget, tier or file. A layout is constant after
+// construction, and any thread may use it.
 //
-// If several ranks share the state, every unit is padded and cut into one equal shard per rank. The
-// blocks are then the blocks of the rank's own shards. So code that works block by block processes
-// only the rank's part.
+// If several ranks share the state, every unit is padded, and is cut into equal shards, one for
+// each rank. The blocks are then the blocks of the rank's own shards. So code that works block by
+// block processes only the rank's part.
 //
 // Invariants: a tensor starts at a multiple of 256 elements of its unit, so that the tensor has the
 // same address modulo 256 B in every placement. The lengths of units, shards and blocks are
-// multiples of 256 elements (one leaf of the gradient norm, and one group of 8-bit moments).
-// Padding elements are zero. Padding elements stay zero, because their gradients are zero.
+// multiples of 256 elements. A leaf of the gradient norm has 256 elements, and so has a group of
+// 8-bit moments. Padding elements are zero. Padding elements stay zero, because their gradients are
+// zero.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +48,8 @@ struct StateFormat {
   // the optimizer does not keep is left out. For bf16 parameters, the rest of the master is the low
   // half of a split master. For fp16 parameters, the rest is the whole fp32 master. For fp32
   // parameters, the rest is empty. With 8-bit moments, the record has codes in place of the
-  // moments. The scales of exp_avg and then the scales of exp_avg_sq follow behind the codes. The
-  // functions below return the beginning of each part in a record of `elements` elements.
+  // moments. The codes are followed by the scales of exp_avg, and then by the scales of exp_avg_sq.
+  // The functions below return the beginning of each part in a record of `elements` elements.
   // `elements` is a multiple of kAlignElements.
   std::uint64_t moment_bytes() const {
     switch (moments) {
@@ -100,15 +101,17 @@ struct RecordMoments {
 // `record` belongs to a block of `elements` elements.
 RecordMoments moments_of(const StateFormat& format, std::uint64_t elements, std::byte* record);
 
-// The part of every unit that this rank owns: part `index` of `count` equal parts.
+// The part of every unit that this rank owns. A unit has `count` equal parts, and this rank owns
+// part number `index`.
 struct Shard {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
-  // If a flag is set, the rank keeps the gradients (or the parameters) of all parts. If the flag is
-  // not set, the rank keeps only those of its own part.
+  // If keeps_all_gradients is true, the rank keeps the gradients of all parts. Otherwise the rank
+  // keeps only the gradients of its own part. keeps_all_parameters says the same about the
+  // parameters.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
-  std::uint64_t keep_gathered_bytes = 0;  // units up to this size, without padding, stay whole
+  std::uint64_t keep_gathered_bytes = 0;  // units of at most this size, without padding, stay whole
   // During a reduction, a part is cut further into this many pieces.
   std::uint32_t pieces = 1;
 };
@@ -134,7 +137,7 @@ struct UnitPlace {
   bool is_frozen = false;     // no gradient, no record
   bool is_announced = false;  // UnitSpec::is_announced
   bool is_pinned = false;     // UnitSpec::is_pinned
-  bool is_local = false;      // UnitSpec::is_local: only one rank has it, and has it whole
+  bool is_local = false;      // UnitSpec::is_local: only one rank has the unit, and has all of it
   bool is_sharded = false;    // ranks share its parameters, which are gathered for each use
 };
 
@@ -169,14 +172,14 @@ class Layout {
 
   std::uint64_t block_elements() const { return block_elements_; }
   std::uint64_t parameter_count() const { return parameter_count_; }  // without padding
-  // The bytes of this rank's parameters, masters and moments at rest, with padding.
+  // The bytes of this rank's parameters, masters and moments, including padding.
   std::uint64_t state_bytes() const;
 
   // The exact sizes of one block's states, in bytes. A frozen block has no record, and its unit has
   // no gradient.
   std::uint64_t parameter_bytes(BlockId block) const;
   std::uint64_t record_bytes(BlockId block) const;
-  // The sizes rounded up to kStorageAlignBytes, as in slots and file extents.
+  // These sizes are rounded up to multiples of kStorageAlignBytes, as in slots and file extents.
   std::uint64_t parameter_slot_bytes(BlockId block) const;
   std::uint64_t record_slot_bytes(BlockId block) const;
   std::uint64_t gradient_slot_bytes(BlockId block) const;
@@ -189,7 +192,8 @@ class Layout {
   // Whether every device keeps all of the unit's parameters, although ranks share the parameters of
   // other units.
   bool keeps_gathered(UnitId unit) const;
-  // The first element and the length of the part of a unit that the gradient set holds.
+  // The gradient set has room for the gradients of one part of each unit. set_begin() returns the
+  // first element of this part, and set_elements() returns the number of elements in this part.
   std::uint64_t set_begin(UnitId id) const {
     return shard_.keeps_all_gradients ? 0 : unit(id).shard_begin;
   }

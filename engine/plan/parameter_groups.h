@@ -1,7 +1,8 @@
 // The hyperparameters of each tensor's update. By default, a tensor has the optimizer's values. A
-// tensor may exclude itself from weight decay. The first group in the config that names the tensor
-// may change these values. Tensors share a set if they are in the same group and have the same
-// decay. The coefficients of each set are computed once per step.
+// tensor may exclude itself from weight decay. If groups in the config name the tensor, the first
+// of these groups may change the tensor's values. Tensors share a set of hyperparameters if they
+// are in the same group and have the same decay. The coefficients of each set are computed once per
+// step.
 //
 // Thread rule: the object is constant after construction, and any thread may use it.
 #pragma once
@@ -19,7 +20,8 @@
 
 namespace sluice {
 
-// The coefficients of a unit's update in one step, by set, and the step's key for moments in bf16
+// The coefficients of a unit's update in one step. There is one entry for each set of
+// hyperparameters. `rounding_key` is the step's key for the rounding of bf16 moments
 // (base/moment_rounding.h).
 struct StepCoefficients {
   std::vector<UpdateCoefficients> of_set;
@@ -37,8 +39,8 @@ struct UnitCoefficients {
   }
 };
 
-// The step's number decides the random bits of rounding. The number of the unit's update decides
-// the bias correction. Both numbers count from 1.
+// The step's number determines the random bits of rounding. The number of the unit's update
+// determines the bias correction. Both numbers count from 1.
 struct UpdateNumbers {
   std::uint64_t step = 0;
   std::uint64_t of_unit = 0;
@@ -47,8 +49,8 @@ struct UpdateNumbers {
 class ParameterGroups {
  public:
   // Requires: `model` is validated().
-  // Fails with kConfig if a pattern matches no tensor, or all tensors of a group belong to earlier
-  // groups. The message names the pattern or the group.
+  // Fails with kConfig if a pattern matches no tensor, or if all tensors of a group belong to
+  // earlier groups. The message names the pattern or the group.
   ParameterGroups(const Config::Optimizer& optimizer, const ModelSpec& model);
 
   // The set of each tensor, in the order of the model.

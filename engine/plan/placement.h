@@ -1,10 +1,10 @@
-// The tier that is home to each block's states, and the size of every pool in every tier. The
-// placement is a pure function of (layout, model, budgets, choices). Mandatory pools come first.
-// The size of each mandatory pool is a sum, and comments in the source explain its terms. The rest
-// of a budget is filled with state. State that saves the most traffic comes first. The placement is
-// fixed for a run. Because every step uses the state in the same cyclic order, a fixed choice is as
-// good as any cache. A fixed choice can also be predicted and explained. A placement is constant
-// after construction.
+// The placement says which tier is the home of each block's states, and how large every pool in
+// every tier is. The placement is a pure function of (layout, model, budgets, choices). Mandatory
+// pools come first. The size of each mandatory pool is a sum. Comments in the source explain the
+// terms of these sums. The rest of a budget is filled with state. State that saves the most traffic
+// comes first. The placement is fixed for a run. Because every step uses the state in the same
+// cyclic order, a fixed choice is as good as any cache. A fixed choice can also be predicted and
+// explained. A placement is constant after construction.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 
 namespace sluice {
 
-// `count` buffers of `slot_bytes` each.
+// A pool of `count` buffers. Each buffer has `slot_bytes` bytes.
 struct SlotPool {
   std::uint32_t count = 0;
   std::uint64_t slot_bytes = 0;
@@ -62,7 +62,8 @@ struct Placement {
   // Whether the device updates blocks that are not at home there (optimizer.update_on "device").
   // Each of these blocks passes through a slot of `update_staging`.
   bool streams_updates = false;
-  // Whether such an update reads gradients that wait on the device, without a copy in a lane.
+  // Whether an update on the device reads gradients where they wait on the device, without a copy
+  // in a lane.
   bool streams_device_gradients = false;
 
   // Device memory.
@@ -70,14 +71,14 @@ struct Placement {
   std::uint64_t resident_parameter_bytes = 0;  // parameters at home there: whole units or shards
   std::uint64_t window_bytes = 0;              // window for units that come and go
   SlotPool announced_window;                   // places for announced units that come and go
-  // Whether the second half of these places is for local units. Ranks fetch their local units at
-  // different times. Ranks fetch all other units together.
+  // Whether the second half of the places in the announced window is for local units. Ranks fetch
+  // their local units at different times. Ranks fetch all other units together.
   bool splits_announced_window = false;
-  SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
-  std::uint32_t local_gradient_slots = 0;   // the last slots; for local units
+  SlotPool gradient_slots;  // gradients of units in the backward pass, before they are drained
+  std::uint32_t local_gradient_slots = 0;   // the last slots are for local units
   std::uint64_t device_gradient_bytes = 0;  // gradients that wait there
   std::uint64_t device_record_bytes = 0;    // records of units that are updated there
-  SlotPool update_staging;  // blocks that come for their update and go again (update_slot_bytes())
+  SlotPool update_staging;  // blocks that are here only for their update (update_slot())
   // The bytes of the device's tallies (tally_bytes_of()). There is a tally for each unit whose
   // gradients wait on the device. Host memory has the same number of bytes to receive the tallies.
   std::uint64_t tally_bytes = 0;
@@ -85,22 +86,22 @@ struct Placement {
 
   // Host memory.
   std::uint64_t host_budget_bytes = 0;
-  std::uint64_t gradient_set_bytes = 0;  // one gradient for every element that waits here
+  std::uint64_t gradient_set_bytes = 0;  // the gradients that wait in host memory
   SlotPool gradient_staging;  // pieces of gradients that will be added or are moving home
   std::uint64_t host_parameter_bytes = 0;
   std::uint64_t host_record_bytes = 0;
-  // The buffers of parameters on their way between storage, device and update. Each lane has one of
-  // these slots. The remaining slots are for the prefetcher.
+  // The buffers for parameters that move between storage, the device and the update. Each lane has
+  // one of these slots. The remaining slots are for the prefetcher.
   SlotPool parameter_slots;
   std::uint32_t kept_slots = 0;  // remaining slots that may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
   SlotPool lane_gradients;       // gradients of these blocks that do not wait in host memory
   SlotPool commit_buffers;       // blocks on their way from the device into a commit
-  SlotPool save_buffers;         // blocks on their way into a checkpoint beside training
+  SlotPool save_buffers;         // blocks on their way into a checkpoint during training
 
-  // The buffers of boundary activations, if the engine keeps these activations. The device has a
-  // window for activations. Activations that have to leave the window have homes in host memory or
-  // on storage.
+  // The buffers of boundary activations. The buffers exist only if the engine keeps these
+  // activations. The device has a window for activations. Activations that have to leave the window
+  // have homes in host memory or on storage.
   ActivationHomes activation_homes;
   SlotPool activation_window;
   std::uint64_t host_activation_bytes = 0;
@@ -120,16 +121,16 @@ struct Placement {
   // addition to the homes and shadows on storage.
   std::uint32_t durable_copies = 0;
   std::uint64_t durable_bytes = 0;
-  std::uint64_t commit_bytes = 0;  // state at home in memory that a commit writes
+  std::uint64_t commit_bytes = 0;  // bytes that a commit writes of state whose home is memory
 
-  // Whether a step updates only the units that it uses in backward (optimizer.untouched). The other
-  // units miss the update. If is_lazy is set, the other units make up for the update later.
+  // Whether a step updates only the units that its backward pass uses (optimizer.untouched). The
+  // other units miss the update. If is_lazy is set, the other units make up for the update later.
   bool skips_untouched = false;
   bool is_lazy = false;
 
-  // Whether a step leaves the unit unchanged when the step does not use the unit in backward. With
-  // is_lazy, only units that are completely on storage stay unchanged. If part of a unit were in
-  // memory, a late update would save no traffic.
+  // Whether a step leaves the unit unchanged if the backward pass of the step does not use the
+  // unit. With is_lazy, only units that are completely on storage stay unchanged. If part of a unit
+  // were in memory, a late update would save no traffic.
   bool may_stay(const UnitPlace& unit) const {
     if (!is_lazy) return skips_untouched;
     const auto is_on_storage = [&](const std::vector<Tier>& tiers) {
@@ -146,7 +147,7 @@ struct Placement {
   std::uint32_t first_announced_place(AnnouncedKind kind) const {
     return splits_announced_window && kind == AnnouncedKind::kLocal ? announced_places() : 0;
   }
-  // Whether the unit's parameters that this rank owns are at home on the device.
+  // Whether this rank's part of the unit's parameters is at home on the device.
   bool is_homed_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }
@@ -166,8 +167,8 @@ struct Placement {
     const Tier tier = parameter_tier[index_of(block)];
     return tier == Tier::kHost || (tier == Tier::kDevice && is_unified);
   }
-  // Whether an update of the block needs a slot for the block's parameters. The device updates
-  // parameters that are at home there without a slot.
+  // Whether an update of the block needs a slot for the block's parameters. If the device makes the
+  // update, and the home of the parameters is the device, the update needs no slot.
   bool update_takes_slot(BlockId block) const {
     if (streams_updates && parameter_tier[index_of(block)] == Tier::kDevice) return false;
     return !updates_parameters_at_home(block);
@@ -189,9 +190,10 @@ struct Placement {
   }
   // Whether some gradients of blocks in lanes wait outside host memory.
   bool gradients_leave() const { return lane_gradients.count != 0 || streams_device_gradients; }
-  // Whether the device works on gradients or on state.
+  // Whether the device does arithmetic on gradients or on state.
   bool uses_device_math() const { return tally_bytes != 0 || update_staging.count != 0; }
-  // The host's copies of the flags that say whether an update on the device has overflowed.
+  // The bytes of the host's copies of the update flags. An update flag says whether an update on
+  // the device has overflowed.
   std::uint64_t update_flag_bytes() const {
     return update_staging.count == 0 ? 0 : kStorageAlignBytes;
   }
@@ -223,14 +225,14 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-// A checkpoint contains each tensor in pieces. A piece has a checksum, and at most this number of
-// elements.
+// A checkpoint contains each tensor in pieces. Each piece has its own checksum, and has at most
+// this number of elements.
 inline constexpr std::uint64_t kSavedPieceElements = 1 << 20;
 
 // The memory in which a thread prepares the bytes of one block for a checkpoint.
 struct SaveRoom {
   std::uint64_t write_bytes = 0;    // for whole pages on their way to the drive
-  std::uint64_t decoded_bytes = 0;  // for a piece of smaller moments
+  std::uint64_t decoded_bytes = 0;  // for a piece of moments that are not fp32
   std::uint64_t size_bytes() const { return write_bytes + decoded_bytes; }
 };
 SaveRoom save_room(const Layout& layout);
@@ -248,7 +250,7 @@ struct PassNeeds {
   // leaves this choice to the planner.
   bool fills_device = false;
   Config::Activations activations = {};
-  std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take beside the pools
+  std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take in addition to the pools
   bool is_durable = false;              // commits include the state on the device
   bool is_unified = false;              // as in Placement
   bool is_alone = true;                 // one rank
@@ -263,21 +265,21 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
 
 // The function tries to place the state under `budgets`. If a pair of budgets works, every pair of
 // larger budgets works, too.
-// Fails with kOutOfMemory if a budget cannot hold its mandatory pools, or the state that `choices`
-// assigns to the budget's tier. The message lists the pools. The message names the smallest budget
-// that works while the other budget stays as it is. If no size of this budget alone works, the
-// message names a pair of budgets.
+// Fails with kOutOfMemory if a budget is too small for the mandatory pools of its tier, or for the
+// state that `choices` assigns to this tier. The message lists the pools. The message names the
+// smallest budget that works while the other budget stays as it is. If no size of this budget alone
+// works, the message names a pair of budgets.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
 
-// The length of a tally, the device's report about a unit whose gradients wait on the device. For
-// each leaf that this rank owns, the tally has the sum of squares, as fp64. The tally also has 32
-// bits that say whether an update has made a weight overflow.
+// The length of a tally. A tally is the device's report about a unit whose gradients wait on the
+// device. For each leaf that this rank owns, the tally has the sum of squares, as fp64. The tally
+// also has 32 bits that say whether an update has made a weight overflow.
 std::uint64_t tally_bytes_of(const UnitPlace& unit);
 
-// The parts of a slot of Placement::update_staging: a block's parameters, record and gradients, and
-// the flag of its update.
+// The places of the parts in a slot of Placement::update_staging. The parts are a block's
+// parameters, record and gradients, and the flag of the block's update.
 struct UpdateSlot {
   std::uint64_t record_offset = 0;
   std::uint64_t gradient_offset = 0;
@@ -288,9 +290,9 @@ UpdateSlot update_slot(const Layout& layout);
 
 // Gives a shadow to every block that can have a shadow.
 void add_shadows(const Layout& layout, Placement& placement);
-// Whether add_shadows() would give a shadow to every trained block, and every gradient would wait
-// in host memory. If so, every update can be tentative. The policy "auto" speculates only in this
-// case.
+// Whether two conditions would hold after add_shadows(): every trained block has a shadow, and
+// every gradient waits in host memory. If both conditions hold, every update can be tentative. The
+// policy "auto" speculates only in this case.
 bool shadows_serve_all(const Layout& layout, Placement placement);
 
 // Gives a durable store `count` copies of all of the state (durable_copies()).
@@ -301,7 +303,7 @@ void add_copies(const Layout& layout, std::uint32_t count, Placement& placement)
 // neither the first nor the second copy may be overwritten.
 std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
 // Whether the policy "auto" may speculate. With a durable store, the policy "auto" may speculate
-// only if this needs no third copy.
+// only if speculation needs no third copy of the state.
 bool may_speculate_by_itself(const Config& config, std::uint32_t ranks);
 // The bytes that each unit needs in the device window. A unit that is leased at home needs 0 bytes.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);

@@ -1,11 +1,12 @@
-// One attempt to place the state under given budgets. The device's pools come first
-// (engine/plan/placement_planner.cc), and the host's pools follow (engine/plan/placement_host.cc).
-// Only these two files and engine/plan/placement_budget.cc use this header. placement_budget.cc
-// decides which attempts are made.
+// This class makes one attempt to place the state under given budgets. The device's pools are
+// planned first (engine/plan/placement_planner.cc), and the host's pools next
+// (engine/plan/placement_host.cc). Only these two files and engine/plan/placement_budget.cc use
+// this header. placement_budget.cc decides which attempts are made.
 //
-// A choice may decide whether everything fits. For example, the first unit on the device frees the
-// host memory of its parameters, but needs host memory for the buffers of their update. So the
-// caller can tell an attempt to keep such state off the device (PlacementThrift).
+// A single home on the device may decide whether everything fits. For example, the first unit on
+// the device no longer needs host memory for its parameters. But the update of these parameters now
+// needs buffers in host memory. So the caller can exclude such state from the device for an attempt
+// (PlacementThrift).
 //
 // Thread rule: one thread, because one call of plan_placement() owns the object. An object makes
 // one attempt. To make another attempt, copy the object first.
@@ -21,21 +22,22 @@ namespace sluice {
 
 // The kinds of state that stay off the device even if the device has room.
 struct PlacementThrift {
-  bool buffers = false;     // beyond the least number; leaves room for other state
-  bool records = false;     // of units whose parameters are there
-  bool parameters = false;  // beyond those that must be there; also keeps records off
-  bool gradients = false;   // all that host memory cannot hold go to storage
+  bool buffers = false;     // buffers beyond the least number; other state gets their room
+  bool records = false;     // records of units whose parameters are on the device
+  bool parameters = false;  // parameters that need not be there; records stay off, too
+  bool gradients = false;   // gradients that do not fit into host memory go to storage
 };
 
-// The tier whose budget cannot hold its pools, and the planner's estimate of the smallest budget
-// that can.
+// The tier whose budget is too small for the tier's pools. `needed_bytes` is the planner's estimate
+// of the smallest budget that is large enough.
 struct PlacementShortage {
   Tier tier = Tier::kHost;
   std::uint64_t needed_bytes = 0;
 };
 
-// The bytes that a unit takes, rounded up to whole places. The first function is for the unit's
-// parameters at home, and the second one is for its gradients in the gradient set.
+// home_slot_bytes() returns the bytes that a unit's parameters take at home. set_slot_bytes()
+// returns the bytes that a unit's gradients take in the gradient set. Both results are rounded up
+// to multiples of kStorageAlignBytes.
 std::uint64_t home_slot_bytes(const Layout& layout, const UnitPlace& unit);
 std::uint64_t set_slot_bytes(const Layout& layout, const UnitPlace& unit);
 
@@ -50,8 +52,8 @@ class PlacementPlanner {
   Placement take() { return std::move(placement_); }
 
  private:
-  // The homes in use, on which the sizes of buffers depend. These homes are found only once for
-  // each choice of homes, because models have many blocks.
+  // The homes that are in use. The sizes of buffers depend on these homes. Because models have many
+  // blocks, the search for these homes is made only once for each choice of homes.
   struct HomesInUse {
     bool parameters_on_storage = false;
     bool parameters_on_device = false;
@@ -101,7 +103,7 @@ class PlacementPlanner {
   PlacementThrift thrift_;
   Schedule schedule_;
   std::vector<Schedule> all_schedules_;  // the window has to serve all of them
-  std::vector<std::uint64_t> sizes_;     // in the window, by unit; 0 once homed on the device
+  std::vector<std::uint64_t> sizes_;     // in the window, by unit; 0 if the home is the device
   Placement placement_;
   std::uint32_t activation_places_least_ = 0;
   std::uint64_t largest_block_ = 0;  // elements

@@ -1,12 +1,12 @@
-// The meter counts the present use of each tier's pools, and the peak use in each phase of a step.
-// A buffer counts while it is lent. A home of state counts from the time when it is filled. A
-// gradient counts while it waits for its update. On storage, a shadow counts until it is adopted or
-// dropped, and an activation counts until its last read. Some pools are counted as full all the
-// time, because their owners do not report their use. These pools are the activation window, the
-// homes of activations in host memory, and the tallies.
+// The meter measures the present use of each tier's pools, and the peak use in each phase of a
+// step. A buffer is counted while it is lent. A home of state is counted from the time when it is
+// filled. A gradient is counted while it waits for its update. On storage, a shadow is counted
+// until it is adopted or dropped, and an activation is counted until its last read. Some pools are
+// counted as full all the time, because their owners do not report their use. These pools are the
+// activation window, the homes of activations in host memory, and the tallies.
 //
 // Thread rule: scheduler's thread only.
-// Invariant: no pool has more in use than its size.
+// Invariant: the bytes in use in a pool are never more than the pool's size.
 #pragma once
 
 #include <array>
@@ -30,9 +30,10 @@ class PoolMeter {
   void lend(MemoryPool pool, std::uint64_t size_bytes);
   void take_back(MemoryPool pool, std::uint64_t size_bytes);
 
-  // From now on, everything in use counts for `phase`, including what is in use already.
+  // From now on, all bytes in use are counted for `phase`, including the bytes that are in use
+  // already.
   void enter(StepPhase phase);
-  // The peaks in each phase since the last call.
+  // The peak use in each phase since the last call.
   PhaseMarks take();
 
  private:

@@ -17,7 +17,7 @@ struct ScheduledUse {
   UnitId unit{};
   Pass pass = Pass::kForward;
   // Whether the gradient of this use is the unit's first or last gradient in the step. Both values
-  // are always false in forward and for frozen units.
+  // are always false in the forward pass and for frozen units.
   bool first_gradient = false;
   bool final_gradient = false;
 };
@@ -31,10 +31,11 @@ Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
 // Sets first_gradient and final_gradient of each backward use in the schedule.
 void mark_gradients(const ModelSpec& model, Schedule& schedule);
 
-// Returns a schedule that consists of `expected` up to `acquired`, the unexpected use, and the uses
-// that may still come. If `expected` has the unexpected use at a later place, only the uses after
-// this place may still come. Otherwise all remaining uses may still come. From `acquired` on, no
-// use is marked as its unit's first or last gradient, because these gradients are not known yet.
+// Returns a schedule that consists of three parts: the first `acquired` uses of `expected`, the
+// unexpected use, and the uses that may still come. If `expected` has the unexpected use at a later
+// place, only the uses after this place may still come. Otherwise all remaining uses may still
+// come. From `acquired` on, first_gradient and final_gradient are false, because the first and last
+// gradients are not known yet.
 Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);
 
 // Returns the schedule of one forward pass without gradients.

@@ -9,16 +9,17 @@
 
 namespace sluice {
 
-// The size of a group: the number of consecutive ranks that share one copy of the state. `count` is
-// the number of all ranks.
+// The size of a group. A group consists of consecutive ranks that share one copy of the state.
+// `count` is the number of all ranks.
 // Requires: `sharding.group_ranks` has been set. The code that knows the hosts sets this number.
 // Fails with kConfig if the group does not divide the ranks.
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 
-// The number of consecutive ranks that add up gradients and gather parameters among themselves
-// first. These ranks, the first level, are the ranks of a group, or of a node (sharding.reduction
-// "nodes"). A result of 1 means that there is only one level, with all ranks. The requirements are
-// the same as for group_size(). In addition, `sharding.node_ranks` must be set.
+// The number of ranks in the first level. The ranks of the first level are consecutive. These ranks
+// first add up gradients and gather parameters among themselves. The first level is a group. With
+// sharding.reduction "nodes", the first level is a node. A result of 1 means that all ranks are in
+// one level. The requirements are the same as for group_size(). In addition, `sharding.node_ranks`
+// must be set.
 // Fails with kConfig if the nodes do not divide the ranks, or if nodes are combined with groups.
 std::uint32_t first_level_ranks(const Config::Sharding& sharding, std::uint32_t count);
 
@@ -28,16 +29,17 @@ Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32
 
 // Whether ranks add up the gradient of every use, and not only each unit's sum over a step. If
 // gradients are sharded, ranks always add up the gradient of every use. With one micro-batch or in
-// vertical order, ranks always do this, too, because all stages then give the same bits. In all
-// other cases, ranks communicate once per step.
+// vertical order, ranks always add up the gradient of every use, too, because all stages then give
+// the same bits. In all other cases, ranks add up each unit's sum once per step.
 bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order);
 
-// The device memory that each of `count` ranks needs beside the pools. partial_sum_elements()
-// returns a number of fp32 elements. If ranks add in two levels, these elements hold the sum of the
-// first level. vote_buffer_bytes() is for the exchange of values that all ranks have to know.
+// The device memory that each of `count` ranks needs in addition to the pools.
+// partial_sum_elements() returns a number of fp32 elements. If ranks add in two levels, these
+// elements hold the sum of the first level. vote_buffer_bytes() returns the size of the buffer for
+// values that the ranks exchange.
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
-// The buffer that one sequence of gathers needs to receive the parts of other nodes, in bytes.
+// The size of the buffer in which one sequence of gathers receives the parts of other nodes.
 // gather_buffer_count() returns the number of such sequences.
 std::uint64_t gather_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                   const Layout& layout);

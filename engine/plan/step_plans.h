@@ -1,7 +1,7 @@
-// Everything that is known about a step before the step runs: the schedule, the places of units in
-// the device window, and the movement of boundary activations. The sequence of activations stays
-// the same even if the schedule changes. Each plan is made once for a number and an order of
-// micro-batches, and is then kept.
+// The plans of a step contain everything that is known before the step runs. These are the
+// schedule, the places of units in the device window, and the movement of boundary activations. The
+// sequence of activations stays the same even if the schedule changes. A plan is made only once for
+// each number and order of micro-batches, and is then kept.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -37,21 +37,22 @@ class StepPlans {
   // Fails with kInvalidArgument if the step is too large for the activation pools.
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // The new plan of a step that has followed `plan` up to `progress`, and now uses `unit` instead
-  // of the planned unit. If an inference starts again from its first unit after its last use, the
-  // inference has another batch. In this case, the new plan expects twice as many batches. So a few
-  // changes of the plan are enough for any number of batches.
+  // Returns the new plan of a step. The step has followed `plan` up to `progress`, and now uses
+  // `unit` instead of the planned unit. If an inference starts again from its first unit after its
+  // last use, the inference has another batch. In this case, the new plan expects twice as many
+  // batches. So a few changes of the plan are enough for any number of batches.
   // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
   // From now on, the plans expect that inferences follow `schedule`. expect_training() does the
-  // same for steps of this number and order of micro-batches. A call has no effect if the window
-  // cannot be planned for `schedule`.
+  // same for steps with this number and this order of micro-batches. A call has no effect if the
+  // window cannot be planned for `schedule`.
   void expect_inference(Schedule schedule);
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // The bytes that each unit needs in the device window. A unit homed on the device needs 0 bytes.
+  // The bytes that each unit needs in the device window. A unit whose home is the device needs 0
+  // bytes.
   std::span<const std::uint64_t> window_unit_bytes() const { return window_unit_bytes_; }
 
  private:

@@ -1,7 +1,8 @@
 // The functions spread the blocks over the storage paths. Whole blocks are dealt out in proportion
-// to the paths' weights. So drives of unequal speed finish a pass together. Consecutive blocks are
-// in flight at the same time. So every group of consecutive blocks is spread in this proportion,
-// too. The functions read the calibration file, and are otherwise pure. Any thread may call them.
+// to the paths' weights. So drives of unequal speed finish a pass at the same time. Consecutive
+// blocks are in flight at the same time. So every group of consecutive blocks is spread in the same
+// proportion, too. The functions read the calibration file, and are otherwise pure. Any thread may
+// call them.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,10 @@
 
 namespace sluice {
 
-// Returns one weight per path of storage.paths. The config gives the weights. If the config has no
-// weights, the weights are the measured rates in the calibration that `sluice bench io --json`
-// wrote. The rates are those of the optimizer's access pattern. Without a calibration, the weights
-// are equal.
+// Returns one weight per path of storage.paths. The config may give the weights. If the config has
+// no weights, the weights are the measured rates in the calibration that `sluice bench io --json`
+// wrote. These rates were measured with the optimizer's access pattern. Without a calibration, the
+// weights are equal.
 // Fails with kInput if the calibration cannot be read, is of another machine, or lacks a path.
 std::vector<double> storage_weights(const Config::Storage& storage);
 

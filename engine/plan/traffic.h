@@ -1,6 +1,6 @@
-// The bytes that one step moves between host and storage. These bytes are known before the step
-// runs. The bytes are the sum of the window plan's fetches and the optimizer pass's reads and
-// writes. A meter counts the bytes of the real steps for comparison.
+// The functions predict the bytes that one step moves between host and storage. The number of these
+// bytes is known before the step runs. The number is the sum of the window plan's fetches and the
+// optimizer pass's reads and writes. A meter counts the bytes of the real steps for comparison.
 //
 // Thread rule: the predictions are pure. A meter may be used by one thread at a time.
 #pragma once
@@ -20,7 +20,7 @@ namespace sluice {
 // The meter counts the bytes that a queue moves for steps, drive by drive.
 class TrafficMeter {
  public:
-  // `queue` must outlive the meter. The meter counts from resume() on.
+  // `queue` must outlive the meter. The meter begins to count when resume() is called.
   TrafficMeter(const IoQueue& queue, std::size_t drives)
       : queue_(queue), counted_(drives), at_resume_(drives) {}
 
@@ -39,8 +39,8 @@ class TrafficMeter {
 // The bytes of the parameters of `unit` that are at home on storage.
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
-// The bytes of state at home on storage that an update of `unit` reads. The update writes the same
-// number of bytes.
+// The bytes of state that an update of `unit` reads from storage. The update writes the same number
+// of bytes.
 std::uint64_t nvme_update_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
 // For each unit, whether a step that follows `schedule` updates the unit.
@@ -54,10 +54,10 @@ std::vector<bool> updated_units(const Layout& layout, const Placement& placement
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
 
-// The traffic of one step. The traffic is the sum of three parts. The first part is every fetch of
-// `plan`. The second part is the state of each updated block, which is read once and written once.
-// The third part is the bytes that `activations` moves. If a speculative step is redone, each
-// block's state is moved once more.
+// The traffic of one step. The traffic is the sum of three parts. The first part is the bytes of
+// all fetches of `plan`. The second part is the state of each updated block, which is read once and
+// written once. The third part is the bytes that `activations` moves. If a speculative step is
+// redone, each block's state is moved once more.
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
                              const Schedule& schedule, const WindowPlan& plan,
                              const ActivationPlan& activations = {});

@@ -1,7 +1,7 @@
-// The units in the device window while a step is planned. The units are kept by place, and in the
-// order in which they should make room. Each operation costs about the logarithm of the number of
-// units, so that models with many small units are planned quickly. Only engine/plan/window_plan.cc
-// uses this header.
+// This class keeps the units that are in the device window while a step is planned. The units are
+// sorted in two ways: by place, and in the order in which the units should make room. The time of
+// an operation grows with the logarithm of the number of units, so that models with many small
+// units are planned quickly. Only engine/plan/window_plan.cc uses this header.
 //
 // Thread rule: one thread, because one plan owns the object.
 // Invariants: no two places overlap, and no unit has two places.
@@ -18,9 +18,9 @@
 
 namespace sluice {
 
-// A unit's place in the order in which units should make room. A unit whose next use is later comes
-// earlier in this order. Among units with the same next use, the unit whose last use is longest ago
-// comes first.
+// A unit's position in the order in which units should make room. A unit whose next use is later
+// comes earlier in this order. Among units with the same next use, the unit whose last use is
+// longest ago comes first.
 struct WindowTurn {
   std::uint32_t next_use = 0;
   std::uint32_t last_use = 0;  // 0 for a unit that was only fetched ahead
@@ -50,8 +50,8 @@ class WindowPlaces {
 
   // The lowest place of this length that overlaps no unit.
   std::optional<std::uint64_t> lowest_free(std::uint64_t length_bytes) const;
-  // The first unit whose place ends behind `begin_bytes`. The units after it follow in the order of
-  // their places.
+  // An iterator to the first unit whose place ends after `begin_bytes`. The next units follow in
+  // the order of their places.
   ByPlace::const_iterator first_behind(std::uint64_t begin_bytes) const;
   const ByPlace& by_place() const { return by_place_; }
   const std::set<WindowTurn>& by_turn() const { return by_turn_; }

@@ -1,16 +1,17 @@
-// The bytes of the device window that each use of a unit occupies, and the uses that must fetch.
-// The schedule is known, so the plan decides the whole residency of a step in advance. Belady's
-// rule chooses the unit that is evicted: the unit that is needed last. The plan is a pure function
-// of (schedule, sizes, window). So the plan determines the exact bytes that a step moves, and
-// timing has no influence on them.
+// The plan says which bytes of the device window each use of a unit occupies, and which uses must
+// fetch their unit. The schedule is known, so the plan decides in advance when each unit is in the
+// window. Belady's rule chooses the unit that is evicted. This is the unit whose next use is
+// latest. The plan is a pure function of (schedule, sizes, window). So the plan determines the
+// exact bytes that a step moves, and timing has no influence on these bytes.
 //
-// With several leases, held units can lie in the way of the next unit. If Belady's rule fails for
-// this reason, the step is planned again with a retreat. A stay is the time that a unit spends in
-// the window. A retreat reserves a place for each stay. The places of units that are held at the
-// same time never overlap. In such a plan, a held unit avoids the reserved places of all units that
-// come while it is held. So the next unit always has room, at least in its own reserved place. With
-// two leases, units are placed at the window's two ends in turn. So the window is large enough if
-// it can hold any two units that are used one after the other.
+// With several leases, held units can lie in the way of the next unit. If Belady's rule fails
+// because of such units, the step is planned again with a retreat. A stay is the time that a unit
+// spends in the window. A retreat reserves a place for each stay. The places of units that are held
+// at the same time never overlap. In a plan with a retreat, a held unit avoids the reserved places
+// of all units that come before the held unit is released. So the next unit always has room, at
+// least in its own reserved place. With two leases, units are placed alternately at the two ends of
+// the window. So the window is large enough if it can hold any two units that are used one after
+// the other.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +25,10 @@ namespace sluice {
 struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: the unit is already there, or homed on the device
-  // The entries are indices into the schedule: the uses whose units this fetch overwrites, and the
-  // uses that had the unit in another place. Each entry is the last earlier use of its unit. All
-  // uses in the list must have been released and computed before a copy may start.
+  // The entries are indices into the schedule. Some entries are uses whose units this fetch
+  // overwrites. The other entries are uses that had this unit in another place. Each entry is the
+  // last earlier use of its unit. All uses in the list must have been released and computed before
+  // a copy may start.
   std::vector<std::uint32_t> evicted_uses;
 };
 
@@ -35,7 +37,7 @@ struct WindowResident {
   std::uint32_t unit = 0;
   std::uint64_t begin_bytes = 0;
   std::uint64_t end_bytes = 0;
-  std::uint32_t last_use = 0;  // kNever: fetched for a use that did not come
+  std::uint32_t last_use = 0;  // kNever if fetched for a use that did not come
 
   static constexpr std::uint32_t kNever = UINT32_MAX;
 };
@@ -46,10 +48,10 @@ struct WindowPlan {
   // the units that were in the window at that time.
   std::uint32_t first_use = 0;
   std::vector<WindowResident> residents;  // by place
-  std::uint64_t places_judged = 0;        // how many places were considered: the cost of planning
+  std::uint64_t places_judged = 0;        // number of places considered; the cost of planning
 };
 
-// How far a step has come when its schedule changes.
+// The progress of a step at the time when the schedule changes.
 struct WindowProgress {
   std::uint32_t acquired = 0;      // uses
   std::uint32_t fetched = 0;       // uses whose fetches, if any, have all been issued
@@ -65,8 +67,8 @@ WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> 
                        std::uint64_t window_bytes, std::uint32_t concurrent_leases);
 
 // Does the same as plan_window() for a changed schedule. `plan` was made for `schedule`. Up to
-// `progress.acquired`, `changed` equals `schedule`. Units fetched ahead keep their places for as
-// long as they may be needed.
+// `progress.acquired`, `changed` equals `schedule`. Units that have been fetched ahead keep their
+// places as long as these units may be needed.
 // Fails with the errors of plan_window(). With several leases, the call also fails if held units
 // lie in the way.
 WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
@@ -76,14 +78,15 @@ WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
 
 // The smallest window that plan_window() accepts. plan_window() accepts all larger windows, too.
 // With one or two leases, the result is leased_bytes_max(). With more leases, the result is nearly
-// always leased_bytes_max(), too. The result may then be larger, because the function does not try
-// all places.
+// always leased_bytes_max(), too. In rare cases, the result is larger, because the function does
+// not try all places.
 std::uint64_t least_window_bytes(const Schedule& schedule,
                                  std::span<const std::uint64_t> unit_bytes,
                                  std::uint32_t concurrent_leases);
 
-// The function adds up the sizes of the distinct units in `leases` consecutive uses. The result is
-// the largest of these sums. A window for this many leases is at least this large.
+// For each sequence of `leases` consecutive uses, the function adds up the sizes of the distinct
+// units. The result is the largest of these sums. A window for `leases` leases must be at least as
+// large as this result.
 std::uint64_t leased_bytes_max(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                                std::uint32_t leases);
 

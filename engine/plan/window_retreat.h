@@ -4,7 +4,7 @@
 //
 // A stay is a unit's time in the window, from a use until the unit is no longer held. If a unit is
 // used again before the end of its stay, the unit has to keep its place. With `leases` leases, use
-// k is held until use k + leases.
+// k is held until use k + leases is acquired.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,19 @@ inline constexpr std::uint64_t kWindowAlignBytes = 4096;
 
 struct WindowRetreat {
   std::vector<std::uint64_t> begin_bytes;  // by use
-  std::uint64_t window_bytes = 0;          // enough to hold all of them
+  std::uint64_t window_bytes = 0;          // enough for all places
 };
 
-// The stays are put at the window's two ends in turn. Two ends are enough for two leases, because a
-// stay overlaps in time only with the stay before it and the stay after it. Requires: the window is
-// large enough for any two successive stays.
+// The stays are put alternately at the two ends of the window. Two ends are enough for two leases,
+// because a stay overlaps in time only with the previous stay and the next stay. Requires: the
+// window is large enough for any two successive stays.
 WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::span<const std::uint64_t> unit_bytes,
                                    std::uint64_t window_bytes);
 
-// Each stay is put at the lowest address that the earlier stays leave free. The function tries the
-// stays in the order of time and in the order of size. The function also tries all units side by
-// side. The function returns the smallest of the three results.
+// Each stay is put at the lowest address that the earlier stays leave free. The function tries two
+// orders of the stays: the order of time and the order of size. The function also tries all units
+// side by side. The function returns the smallest of the three results.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 

@@ -19,9 +19,9 @@ struct BudgetStep {
 };
 
 // Plans and simulates the config's own placement under about `points` budgets. The budgets grow by
-// equal factors. The first budget is the smallest one that fits. The last budget is the smallest
-// one beyond which the placement no longer changes. The config's own budget is included if it fits.
-// The result is empty if no budget fits.
+// equal factors. The first budget is the smallest one that fits. Beyond the last budget, the
+// placement no longer changes. The config's own budget is included if it fits. The result is empty
+// if no budget fits.
 // Requires: points >= 2.
 std::vector<BudgetStep> steps_by_host_memory(const PlanRequest& request, std::size_t points);
 

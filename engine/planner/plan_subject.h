@@ -1,6 +1,6 @@
-// A request in the planner's terms: the layout and the schedule, the homes of the state, and the
-// cost of a step with these homes. The object is constant after construction, and any thread may
-// use it.
+// This class evaluates a request to the planner. The class has the layout and the schedule, finds
+// the homes of the state, and computes the cost of a step with these homes. The object is constant
+// after construction, and any thread may use it.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace sluice {
 
 // The largest number of blocks in a simulation that gives only a first guess. For most steps, the
-// error of the simulated time is then less than 0.1 % (docs/results/plans.md).
+// error of this guess is less than 0.1 % of the time (docs/results/plans.md).
 inline constexpr std::uint64_t kBlocksOfAGlance = 2 << 10;
 
 class Planning {
@@ -51,8 +51,8 @@ class Planning {
   Schedule schedule_;
 };
 
-// Calls `run` with 0 .. count - 1, on as many threads as there are cores. The calls run at the same
-// time.
+// Calls `run` once with each number from 0 to count - 1. The calls run at the same time, on as many
+// threads as there are cores.
 void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run);
 
 }  // namespace sluice

@@ -16,24 +16,24 @@ namespace sluice {
 struct PlanRequest {
   Config config;
   ModelSpec model;     // the whole model
-  RunMachine machine;  // the plan is for its rank 0
-  // For each unit, the floating-point operations of a forward use. Backward takes twice as many
-  // operations as forward. If backward recomputes activations, backward takes three times as many
-  // operations as forward.
+  RunMachine machine;  // the plan is for rank 0
+  // For each unit, the floating-point operations of a forward use. A backward use takes twice as
+  // many operations as a forward use. If activations are recomputed, a backward use takes three
+  // times as many operations as a forward use.
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  // If there are measured unit times, they replace `forward_flops` and `flops`.
+  // If there are measured unit times, these times replace `forward_flops` and `flops`.
   Rates rates;
   double flops = 0;
 };
 
-// Returns the first line of an obstacle, which is short enough for a row of a table.
+// Returns the first line of an obstacle. This line is short enough for a row of a table.
 std::string in_short(const std::string& obstacle);
 
-// Does the same as plan_run(), but does not throw if the plan does not fit, or if several ranks
-// cannot have such homes. In these cases, the result is empty, and `obstacle` is set to the
-// message.
+// Does the same as plan_run(), except in two cases: the plan does not fit, or several ranks cannot
+// have such homes. In these two cases, the call does not throw. The result is then empty, and
+// `obstacle` is set to the message.
 std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const RunMachine& machine, std::string& obstacle);
 
@@ -53,18 +53,18 @@ struct PlannedPlacement {
   // policy, because the buffers depend on the policy.
   std::vector<std::pair<OverlapPolicy, StepCost>> policies;
   StepCost least;  // T_min
-  // The cost of a step with the other choice of optimizer.update_on, if the device has its own
-  // memory and the placement fits.
+  // The cost of a step with the other choice of optimizer.update_on. The value exists only if the
+  // device has its own memory and the placement fits.
   std::optional<StepCost> on_other_processor;
 };
 
 // Returns the config's own placement first.
 // The other placements follow in this order:
-// - gpu: everything is on the device and updated there.
+// - gpu: everything is on the device, and is updated there.
 // - device: the parameters are on the device, and the optimizer is in host memory.
 // - host and nvme: everything is in that tier.
 // - mixed: the planner chooses the homes within the budgets.
-// A placement that several ranks cannot have gets an obstacle.
+// If several ranks cannot have a placement, this placement gets an obstacle.
 // Fails with kConfig if several ranks cannot have the config's own placement.
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
 

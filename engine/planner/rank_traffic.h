@@ -19,9 +19,9 @@ RankTraffic predict_rank_traffic(const Config::Sharding& sharding, std::uint32_t
                                  const ActivationShape& step, const Layout& layout,
                                  const Placement& placement);
 
-// The number of seconds for which `traffic` occupies a rank's link. The given rate is the link's
-// rate in each direction. In an operation among N ranks, a rank sends and receives (N - 1) / N of
-// the operation's bytes.
+// The number of seconds for which `traffic` occupies a rank's link. `link_bytes_per_second` is the
+// link's rate in each direction. In an operation among N ranks, a rank sends and receives (N - 1) /
+// N of the operation's bytes.
 double link_seconds(const RankTraffic& traffic, const Config::Sharding& sharding,
                     std::uint32_t ranks, double link_bytes_per_second);
 

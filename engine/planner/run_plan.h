@@ -1,8 +1,8 @@
 // The plan of a run. The plan contains the part of the state that each rank keeps, the budgets, the
 // size of every pool, and the home of every block. The plan also says when blocks are updated. Only
 // this file makes such plans. The plan is used by the engine, `sluice plan`, `trace whatif`, the
-// benches, the choice of the micro-batches' order and the check of the host's memory. So the
-// results of these users cannot differ from the run.
+// benches, the choice of the micro-batches' order and the check of the host's memory. So all these
+// users have the same plan as the run.
 //
 // Thread rule: any thread may call the functions. The functions are pure, except that they call
 // RunMachine::free_bytes.

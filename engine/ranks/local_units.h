@@ -1,7 +1,7 @@
 // The ranks' local units (UnitSpec::is_local). The ranks check that their local units match. At
 // each position of the model, all ranks need units of the same shapes, so that homes and windows
-// are equal on all ranks. Each name may belong to only one rank. So the name identifies the rank,
-// even in a checkpoint of all ranks.
+// are equal on all ranks. The name of a local unit may belong to only one rank. So the name
+// identifies the rank, even in a checkpoint of all ranks.
 //
 // Thread rule: the application's thread. All ranks call the functions at the same points.
 #pragma once
@@ -26,7 +26,7 @@ void check_local_units(const Layout& layout, Ranks& ranks);
 // no rank needs to call the function.
 StateDescription describe_all_ranks(const StateDescription& own, const Layout& layout,
                                     Ranks& ranks);
-// Does the same for StatePosition::tensor_updates.
+// Combines StatePosition::tensor_updates of all ranks in the same way.
 std::map<std::string, std::uint64_t> updates_of_all_ranks(
     const std::map<std::string, std::uint64_t>& own, Ranks& ranks);
 

@@ -1,4 +1,4 @@
-// The functions compare an engine's pools with the free memory of its host and its device, before
+// The functions compare an engine's pools with the free memory of the host and the device, before
 // any pool is allocated. Without this check, the kernel would kill a process whose pools exceed the
 // free memory. The process would end in the middle of a step, without a message. Ranks on one host
 // share the host's memory.
@@ -21,8 +21,8 @@ HostMemory host_of(const Device& device, Ranks& ranks);
 
 // Checks the pools. `host` must have been measured before the ranks allocated their buffers.
 // Returns notes for the user.
-// Fails with kOutOfMemory under RoomCheck::kError, on all ranks. The message names the pools and
-// says what to lower.
+// Fails with kOutOfMemory on all ranks if there is a shortage and `check` is RoomCheck::kError. The
+// message names the pools and says what to lower.
 std::vector<std::string> check_pools(RoomCheck check, const Placement& placement, HostMemory host,
                                      const Device& device, Ranks& ranks);
 

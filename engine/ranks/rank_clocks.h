@@ -1,8 +1,8 @@
-// The offsets between the clocks of ranks on different hosts, so that traces can be shown side by
-// side. Each offset is measured by exchanges between the ranks. An exchange ends on a rank only
-// after the exchange has begun on all ranks. So each exchange gives a lower and an upper limit of
-// the offset, even if messages are slow in one direction. A later drift of the clocks is not
-// tracked.
+// The functions measure the offsets between the clocks of ranks on different hosts. With these
+// offsets, traces of several ranks can be shown side by side. Each offset is measured by exchanges
+// between the ranks. An exchange ends on a rank only after the exchange has begun on all ranks. So
+// each exchange gives a lower and an upper limit of the offset, even if messages are slow in one
+// direction. A later drift of the clocks is not tracked.
 //
 // Thread rule: the application's thread makes the calls. All ranks make each call at the same
 // point.
@@ -28,8 +28,8 @@ struct ClockOffset {
   std::uint64_t error_ns = 0;
 };
 
-// The function is pure. Requires: `own` and `root` have the same length, at least 1, and the same
-// order.
+// The function is pure. Requires: `own` and `root` list the same exchanges in the same order, and
+// are not empty.
 ClockOffset clock_offset(std::span<const ExchangeTimes> own, std::span<const ExchangeTimes> root);
 
 // Whether any rank writes a trace.

@@ -32,10 +32,10 @@ class RankSequence {
   RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
       : collectives_(std::move(collectives)), device_(device) {}
 
-  // Calls `issue`, which enqueues operations of this sequence and the work that belongs to them.
-  // Then calls `then` on the scheduler's thread. If operations may block their caller, another
-  // thread calls `issue` after submit() has returned. If operations do not block their caller,
-  // submit() calls `issue` and `then` before it returns.
+  // Calls `issue`, and later `then`. `issue` enqueues operations of this sequence and the work that
+  // belongs to these operations. `then` runs on the scheduler's thread. If operations may block
+  // their caller, another thread calls `issue`, perhaps after submit() has returned. If operations
+  // do not block their caller, submit() calls `issue` and `then` before it returns.
   template <class Issue, class Then>
   void submit(Scheduler& scheduler, const Issue& issue, const Then& then) {
     if (!collectives_->may_block()) {
@@ -70,7 +70,7 @@ class RankSequence {
   std::unique_ptr<Collectives> collectives_;
   Device& device_;
 
-  // Threads of the device use these members, in the order of the stream.
+  // The device's threads use these members, in the order of the work on the stream.
   TraceRecord record_;
   TraceRangeId range_{};
 };

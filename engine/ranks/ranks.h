@@ -1,14 +1,14 @@
-// The ranks that train together, as the engine sees them. A Ranks object knows this rank's part of
-// the state, and has the sequences of collectives. The object also makes the decisions that must be
-// equal on all ranks. All ranks make these decisions from the same values. The ZeRO stages 0 to 3
-// are presets of the part that a rank keeps (Shard). Without collectives there is one rank, and no
-// bytes are moved.
+// For the engine, this class represents the ranks that train together. A Ranks object knows this
+// rank's part of the state, and has the sequences of collectives. The object also makes the
+// decisions that must be equal on all ranks. All ranks make these decisions from the same values.
+// The ZeRO stages 0 to 3 are presets for the part of the state that a rank keeps (Shard). Without
+// collectives there is one rank, and no bytes are moved.
 //
 // In hybrid sharding, `sharding.group_ranks` consecutive ranks form a group, and every group has a
-// copy of the state. The gathers stay within the group. Gradients are first added within each
-// group, in the order of the ranks and in fp32. Then the sums of the groups are added in the order
-// of the groups. The result is rounded once. With sharding.reduction "nodes", all ranks share one
-// copy of the state. The gathers and the additions then have two levels
+// copy of the state. The gathers stay within the group. Gradients are first added in fp32 within
+// each group, in the order of the ranks. Then the sums of the groups are added, in the order of the
+// groups. The result is rounded once. With sharding.reduction "nodes", all ranks share one copy of
+// the state. The gathers and the additions then have two levels
 // (gpu/ranks/two_level_collectives.h).
 //
 // Thread rule: the scheduler's thread calls gathers(), reduce() and take_traffic(). The
@@ -17,7 +17,7 @@
 // order of the uses. The reductions come in the order of the backward uses. The gathers of units
 // homed on the device come in forward order. The gathers of announced units come in the order of
 // the announcements. The votes come in the order of the application's calls. Ranks may interleave
-// these kinds differently, so each kind is a separate sequence.
+// these kinds of operations differently, so each kind has a separate sequence.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@
 
 namespace sluice {
 
-// The least and the largest value over all ranks.
+// The smallest and the largest value over all ranks.
 struct RankRange {
   explicit RankRange(std::uint64_t own = 0) : least(own), most(own) {}
   bool is_equal() const { return least == most; }  // on all ranks
@@ -58,15 +58,15 @@ class Ranks {
     std::uint64_t step = 0;
   };
 
-  // `collectives` may be null, for one rank. All arguments must outlive the object.
+  // If there is only one rank, `collectives` may be null. All arguments must outlive the object.
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
   // The device memory that this object takes.
   std::uint64_t device_bytes() const {
     return buffer_.size_bytes() + partial_.size_bytes() + gather_buffers_.size_bytes();
   }
-  // Allocates the memory that reductions need, and opens the sequences that the model needs.
-  // Afterwards, device_bytes() equals rank_buffer_bytes() of engine/plan/sharding.h. Must be called
-  // only once.
+  // Allocates the memory for reductions, and opens the sequences of collectives that the model
+  // needs. Afterwards, device_bytes() equals rank_buffer_bytes() of engine/plan/sharding.h. Must be
+  // called only once.
   // Fails with kRanks if the ranks' models need different sequences.
   void reserve(const Config::Sharding& sharding, const Layout& layout);
 
@@ -74,31 +74,32 @@ class Ranks {
   std::uint32_t count() const { return count_; }
   bool are_several() const { return count_ > 1; }
 
-  // Whether ranks share the optimizer's state (or the parameters). If N ranks share the state, each
-  // rank has 1/N of it. If shard_parameters() is true, shard_optimizer() is true, too.
+  // shard_optimizer() says whether ranks share the optimizer's state. shard_parameters() says
+  // whether ranks share the parameters. If N ranks share the state, each rank has 1/N of this
+  // state. If shard_parameters() is true, shard_optimizer() is true, too.
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
-  // The smallest number n for which ranks 0 .. n - 1 together have all of the state.
+  // Ranks 0 .. n - 1 together have all of the state. The result is the smallest such number n.
   std::uint32_t owner_count() const { return shard_optimizer() ? group_ : 1; }
   // The part of the state that the layout cuts into blocks.
   const Shard& shard() const { return shard_; }
 
-  // The result is null for one rank.
+  // The result is null if there is only one rank.
   RankSequence* gathers() const { return gathers_.get(); }
   // The sequence for announced units. The result is null if the model has no announced units.
   // Requires: reserve().
   RankSequence* announced_gathers() const { return announced_gathers_.get(); }
   // Requires: are_several().
   RankSequence& resident_gathers() const { return *resident_gathers_; }
-  // Adds up a unit's gradient over the ranks, in `reduction.slot`. The addition runs after the work
-  // that is now on `stream`. Afterwards, the part of the gradient that this rank owns is the sum.
-  // If ranks do not share optimizer state, the whole gradient is the sum. `then` runs on the
-  // scheduler's thread. Work that is enqueued on `stream` from then on waits for the sum. If
-  // operations do not block their caller, `then` has already run when the call returns. Requires:
-  // `then` of the previous call has run.
+  // Adds up the gradients that the ranks have for a unit. The addition takes place in
+  // `reduction.slot`, after the work that is now on `stream`. Afterwards, the part of the slot that
+  // this rank owns contains the sum. If ranks do not share optimizer state, the whole slot contains
+  // the sum. `then` runs on the scheduler's thread. Work that `then` or later code enqueues on
+  // `stream` waits for the sum. If operations do not block their caller, `then` has already run
+  // when the call returns. Requires: `then` of the previous call has run.
   void reduce(Scheduler& scheduler, const Reduction& reduction, StreamId stream,
               const std::function<void()>& then);
-  // The part of `gathered_bytes` that crosses from node to node.
+  // The part of `gathered_bytes` that moves from one node to another.
   std::uint64_t crossing_bytes(std::uint64_t gathered_bytes) const {
     return has_nodes() ? gathered_bytes / first_level_ : 0;
   }
@@ -118,7 +119,8 @@ class Ranks {
   std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
   // Copies `data` of rank `root` to all other ranks.
   void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);
-  // Returns every rank's own bytes, in the order of the ranks. Each rank's part has its own length.
+  // Returns the bytes `own` of every rank, in the order of the ranks. The numbers of bytes may
+  // differ from rank to rank.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own,
                                              std::string_view subject);
   // Returns rank 0's text on all ranks.
@@ -150,10 +152,10 @@ class Ranks {
     share_failure(failure, subject);
   }
 
-  // Tells the collectives which device memory holds gathered units and gradients in reduction
-  // (Collectives::use_memory).
+  // Tells the collectives which device memory holds gathered units, and gradients during a
+  // reduction (Collectives::use_memory).
   void use_memory(std::span<std::byte> memory);
-  // The notes of all collectives (Collectives::notes). The list has each note once.
+  // The notes of all collectives (Collectives::notes). Each note is in the list only once.
   std::vector<std::string> notes() const;
   void forget_memory() noexcept;
 
@@ -196,8 +198,8 @@ class Ranks {
   DeviceBuffer partial_;                 // sums of the first level, in fp32; from reserve() on
   DeviceBuffer gather_buffers_;          // nodes: parts of other nodes; from reserve() on
   Stream stream_;
-  // If the calls of reductions may block, reductions have their own stream. So the scheduler can
-  // continue with the stream of the gradients.
+  // If the calls that start reductions may block, reductions have their own stream. So the
+  // scheduler can go on using the stream of the gradients.
   Stream reduce_stream_;
   Event before_reduction_;
   Event after_reduction_;

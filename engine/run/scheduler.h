@@ -1,9 +1,10 @@
-// The scheduler has the one thread that owns the state machines of prefetcher, drain and pass.
-// Completions of transfers, copies and arithmetic are posted to this thread. The application's
-// thread waits for the results in await(). While the scheduler's thread has nothing to do, the
-// application's thread itself runs the tasks that it posts. So "the scheduler's thread" means the
-// thread that runs the tasks. The scheduler keeps the first failure. After this failure, no new
-// work is started, and the application's next call rethrows the failure.
+// The scheduler has one thread. This thread owns the state machines of the prefetcher, the gradient
+// drain and the optimizer pass. Completions of transfers, copies and arithmetic are posted to this
+// thread. The application's thread waits for the results in await(). While the scheduler's thread
+// has nothing to do, the application's thread itself runs the tasks that it posts. So "the
+// scheduler's thread" means the thread that is running the tasks. The scheduler keeps the first
+// failure. After this failure, no new work is started, and the application's next call rethrows the
+// failure.
 //
 // Thread rule: any thread may call post() and fail(). The application's thread calls post_here(),
 // run(), await() and await_settled().
@@ -45,18 +46,18 @@ class Scheduler {
   void await_settled(const std::function<bool()>& ready);
 
   // After every batch of tasks, the thread runs `settle` before it checks the waiters. `settle` is
-  // repeated until it returns false, which means that nothing has moved. An empty function ends
-  // these calls.
+  // repeated until it returns false. The result false means that nothing has moved. If `settle` is
+  // empty, there are no such calls any more.
   void settle_with(std::function<bool()> settle);
 
   // Keeps `error` if it is the first failure, and wakes every waiter.
   void fail(const Error& error);
-  // Does the same for any exception. An exception that is not an Error becomes an Error with the
-  // code kInternal.
+  // This overload does the same for any exception. An exception that is not an Error becomes an
+  // Error with the code kInternal.
   void fail(std::exception_ptr thrown);
   bool failed() const { return has_failed_; }
   void throw_if_failed() const;
-  // Whether there is a failure, and throw_if_failed() or await() has already thrown it.
+  // Whether throw_if_failed() or await() has already thrown the first failure.
   bool is_heard() const { return is_heard_; }
 
   // The work that the state machines have under way. Only the scheduler's thread may use this

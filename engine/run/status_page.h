@@ -1,11 +1,11 @@
-// The status page of a running process is one page of memory in $XDG_RUNTIME_DIR/sluice/PID with
-// mode 0600. The process writes this page after every step, and `sluice top` reads it. The format
-// is private to one version of Sluice. Reading needs no lock. A sequence counter is odd during a
-// write. A checksum detects a damaged page. The writer holds a lock (flock) on the file until the
-// process ends. So a reader recognises the page of a killed process. A reader recognises such a
-// page even from another process namespace, and even if the process number is in use again. A
-// forked child does not keep the lock. A forked child does not write or remove the page of its
-// parent.
+// The status page of a running process is one page of memory. The page lies in the file
+// $XDG_RUNTIME_DIR/sluice/PID, which has mode 0600. The process writes this page after every step,
+// and `sluice top` reads the page. The format is private to one version of Sluice. Reading needs no
+// lock. A sequence counter is odd during a write. A checksum detects a damaged page. The writer
+// holds a lock (flock) on the file until the process ends. So a reader recognizes the page of a
+// killed process. The reader may even be in another process namespace, and the process number may
+// even be in use again. A forked child does not keep the lock. A forked child does not write or
+// remove the page of its parent.
 //
 // Thread rule: one thread writes. Any thread may call read_status_pages().
 #pragma once
@@ -28,8 +28,8 @@
 
 namespace sluice {
 
-// The bytes that a link or the drives have moved in the last step, and the time for which they were
-// busy. The busy time is a sum over all transfers, even if transfers overlap in time.
+// The bytes that a link, or all drives together, have moved in the last step. busy_ns is the sum of
+// the times of all transfers, even if transfers overlap in time.
 struct LinkStatus {
   std::uint64_t size_bytes;
   std::uint64_t busy_ns;
@@ -60,7 +60,7 @@ inline constexpr std::size_t kStatusDrives = 16;
 struct TierStatus {
   std::uint64_t pool_bytes;    // planned
   std::uint64_t budget_bytes;  // 0 for storage
-  std::uint64_t in_use_bytes;  // the peak since the step before the last
+  std::uint64_t in_use_bytes;  // the peak in the last step, from the end of the step before it
 };
 
 // The struct contains plain bytes, without pointers. All times are times of the last step on this
@@ -72,7 +72,7 @@ struct RunStatus {
   RunPhase phase;
   std::int64_t started_unix_ns;
   std::int64_t updated_unix_ns;
-  std::uint64_t step;    // number of ended steps, with earlier runs; 0 = none
+  std::uint64_t step;    // number of ended steps, including earlier runs; 0 = none
   std::uint64_t steps;   // the number of steps planned; 0 = unknown
   std::uint64_t tokens;  // of one step, over all ranks; 0 = unknown
   double loss;           // NaN = unknown
@@ -116,8 +116,8 @@ class StatusPage {
   StatusPage& operator=(const StatusPage&) = delete;
 
   bool is_there() const { return memory_ != nullptr; }
-  // Writes `status` with the pid, the start time and the current time. Does nothing in a forked
-  // child.
+  // Writes `status` with the pid, the start time and the current time. In a forked child, the call
+  // does nothing.
   void write(RunStatus status) noexcept;
 
  private:
@@ -137,12 +137,12 @@ struct FoundPage {
   std::string name;  // of the file
   bool is_alive = false;
   std::string problem;              // why the page is unusable; if set, there is no status
-  std::optional<RunStatus> status;  // the last status, if the process is dead
+  std::optional<RunStatus> status;  // of a dead process: its last status
 };
 
 // All pages in `folder`, sorted by process number. A page of a dead process is removed after one
-// read. The function does not touch a file that is not a page, or that belongs to another user or
-// another version.
+// read. The function does not touch three kinds of files: files that are not pages, files of other
+// users, and pages of other versions.
 std::vector<FoundPage> read_status_pages(const std::string& folder);
 
 }  // namespace sluice

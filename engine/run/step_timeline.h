@@ -10,7 +10,7 @@
 // Thread rule: the scheduler's thread calls waits_for() and ready(), while the application's thread
 // waits for these calls. The application's thread calls everything else. Between these calls, the
 // trace's drainer polls the timeline.
-// Invariant: the parts of StepTimes sum to its total.
+// Invariant: the parts of StepTimes add up to the total time.
 #pragma once
 
 #include <array>
@@ -30,12 +30,12 @@
 
 namespace sluice {
 
-// The part of a step's time to which a wait counts.
+// The part of a step's time to which a wait belongs.
 enum class Blame : std::uint8_t { kIo, kOptimizer, kOther };
 Blame blame_of(TraceReason reason);
 
-// The time when an operation among ranks began on its stream; 0 = not begun yet. The time must be
-// read after an event that follows the operation.
+// The time when an operation among ranks began on its stream. If the operation has not begun yet,
+// the time is 0. The time must be read after an event that follows the operation.
 using BeginTime = std::atomic<std::uint64_t>;
 
 // The present cause of a wait.
@@ -53,19 +53,19 @@ class StepTimeline {
   // `layout` and `device` must outlive the timeline.
   StepTimeline(const Layout& layout, Device& device) : layout_(layout), device_(device) {}
 
-  // Called when a step begins. The schedule tells the kind of the step, and the approximate number
-  // of its uses. For an inference, only the calls of acquire() are recorded.
+  // Called when a step begins. The schedule tells the kind of the step, and about how many uses the
+  // step has. For an inference, only the calls of acquire() are recorded.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // Called when the schedule has changed. Two kinds of waits then count as caused by the change:
-  // waits until the next use arrives, and the wait of that use itself.
+  // Called when the schedule has changed. The change then counts as the cause of two kinds of
+  // waits: the waits until the next use arrives, and the wait of this use itself.
   void change();
   // Called when the step gets `uses` more uses.
   void lengthen(std::size_t uses);
 
-  // Computation on `stream` reaches `use` when the work enqueued before arrive() is done.
-  // Computation resumes when the work enqueued between arrive() and resume() is done. If `copies`
-  // is set, computation waits for copies to the device between these two points. If
+  // Computation on `stream` reaches `use` when the work that was enqueued before arrive() is done.
+  // Computation resumes when the work that was enqueued between arrive() and resume() is done. If
+  // `copies` is set, the wait between these two points is a wait for copies to the device. If
   // `gather_begun_ns` points to a time other than 0, computation waits for other ranks from that
   // time on. The time is read after the use's event, and must outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
@@ -76,9 +76,9 @@ class StepTimeline {
   };
   void resume(std::uint32_t use, StreamId stream, const Resumption& how);
 
-  // Computation waited for `cause` between the two events. An example of `cause` is a boundary
-  // activation. Both events come after the resumption of the last use. Neither event may be
-  // recorded again until the step has ended.
+  // The call records that computation waited for `cause` between the two events. An example of
+  // `cause` is a boundary activation. Both events come after the resumption of the last use.
+  // Neither event may be recorded again until the step has ended.
   void pause(EventId asked, EventId granted, const WaitCause& cause);
 
   // From now on, use `use` waits for `cause`. If `cause` has no reason, the use waits for nothing.
@@ -98,8 +98,8 @@ class StepTimeline {
   // Called when the step will not be finished by finish().
   void abandon();
 
-  // For each unit, the mean time in seconds that computation takes per use. The first step does not
-  // count. The result is empty before the second step has ended.
+  // For each unit, the mean time in seconds that computation takes per use. The first step is left
+  // out. The result is empty before the second step has ended.
   std::vector<UnitTime> unit_times() const;
 
  private:
@@ -130,8 +130,8 @@ class StepTimeline {
   enum class Phase : std::uint8_t { kComputing, kStalled, kEnding };
 
   void close_segment(std::uint64_t now_ns);
-  // Lays out all parts of the step that are known to have ended. If `all` is set, lays out
-  // everything.
+  // Lays out all parts of the step that are known to have ended. If `all` is set, the function lays
+  // out all parts.
   void advance(std::uint64_t now_ns, bool all);
   bool advance_once(std::uint64_t now_ns, bool all);
   bool lay_pauses(std::uint64_t now_ns, bool all);
@@ -161,8 +161,8 @@ class StepTimeline {
   TraceRangeId range_{};  // of the step
   std::uint64_t step_ = 0;
   std::uint64_t begin_ns_ = 0;
-  std::uint32_t arrived_ = 0;  // number of uses that have arrived, and that have resumed
-  std::uint32_t resumed_ = 0;
+  std::uint32_t arrived_ = 0;  // number of uses that have arrived
+  std::uint32_t resumed_ = 0;  // number of uses that have resumed
   std::optional<EventId> last_release_;
   std::uint32_t changed_use_ = kTraceNone;
   std::size_t expected_uses_ = 0;  // by the schedule and lengthen()

@@ -1,7 +1,7 @@
 // A thread that runs posted tasks one after another. The engine's scheduler and its worker are such
-// threads. If a caller would otherwise wait for its task, the caller can run the task itself.
-// Running the task there is quicker, because waking two threads takes longer than most tasks. Tasks
-// that capture at most two pointers need no allocation.
+// threads. If a caller would otherwise wait for its task, the caller can run the task itself. Then
+// the task is done sooner, because waking two threads takes longer than most tasks. Tasks that
+// capture at most two pointers need no allocation.
 // Thread rule: any thread may call post() and post_here(). The destructor runs the tasks that were
 // posted before it, and then joins the thread.
 // Invariants: tasks run one at a time, in order, on this thread or in post_here(). All tasks run in
@@ -22,7 +22,7 @@ namespace sluice {
 class TaskThread {
  public:
   struct Hooks {
-    std::function<void()> after_tasks;  // on the thread that ran a batch, after it; may be empty
+    std::function<void()> after_tasks;  // after a batch, on the thread that ran it; may be empty
     std::function<void(std::exception_ptr)>
         on_exception;  // on the same thread, when a task or after_tasks throws
   };
@@ -40,8 +40,8 @@ class TaskThread {
   // then `task`, before the call returns. The calling thread also runs the tasks that `task` posts,
   // up to a limit.
   void post_here(std::function<void()> task);
-  // If no other tasks wait, does the same as post_here(). Waiting tasks may take long. So if other
-  // tasks wait, does the same as post().
+  // If no other tasks wait, the call does the same as post_here(). If other tasks wait, the call
+  // does the same as post(), because the waiting tasks may take long.
   void post_here_if_idle(std::function<void()> task);
 
   // Every TaskThread runs `hook` before each task. Tests use the hook to change the order of

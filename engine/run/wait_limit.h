@@ -1,7 +1,8 @@
 // With a wait limit, an application's wait ends after a while, and the application can then wait
 // again. For example, the application can look for signals between the two waits. If a thread has a
-// WaitLimit and a LimitedWait, Scheduler::await() throws WaitEnded on this thread when the time is
-// over. WaitEnded does not mean a failure. The work for which the thread has waited goes on.
+// WaitLimit and a LimitedWait, Scheduler::await() throws WaitEnded on this thread when the time
+// limit is over. WaitEnded does not mean a failure. The work for which the thread has waited goes
+// on.
 //
 // Thread rule: each thread has its own limit.
 #pragma once
@@ -13,7 +14,7 @@ namespace sluice {
 
 struct WaitEnded {};
 
-// While this object lives, limited waits of this thread last `limit` at most.
+// While this object lives, limited waits of this thread last at most `limit`.
 class WaitLimit {
  public:
   explicit WaitLimit(std::chrono::milliseconds limit);
@@ -22,8 +23,8 @@ class WaitLimit {
   WaitLimit& operator=(const WaitLimit&) = delete;
 };
 
-// While this object lives, waits of this thread are limited. Other waits have no limit, because the
-// operation that waits could not be continued later.
+// While this object lives, waits of this thread are limited. Without a LimitedWait, a wait has no
+// limit, because the waiting operation could not be continued later.
 class LimitedWait {
  public:
   LimitedWait();

@@ -1,8 +1,8 @@
-// The meter measures how long the workers beside computation have been busy. These workers are
-// storage, copies to the device, and the processor. The meter measures each worker alone, and all
-// workers together. A worker is busy while at least one task is under way. A task is under way from
-// its request until the scheduler learns that the task has ended. So the time of a task includes
-// hand-overs between threads.
+// The meter measures how long workers have been busy. The workers are storage, copies to the
+// device, and the processor. The meter measures the busy time of each worker, and the time for
+// which at least one worker was busy. A worker is busy while at least one task is under way. A task
+// is under way from its request until the scheduler learns that the task has ended. So the time of
+// a task includes hand-overs between threads.
 //
 // Thread rule: scheduler's thread only.
 #pragma once

@@ -1,8 +1,8 @@
 // The uses of announced units in a step. The object knows the order of these uses, and how many of
-// them have been acquired. The fetches for announced uses follow a plan of their own, beside the
-// fetches of the schedule. With several ranks, local units (UnitSpec::is_local) have an order, a
-// plan and places of their own. The reason is that ranks use local units at different times, but
-// must gather all other units at the same times.
+// them have been acquired. The fetches for announced uses follow their own plan, which is separate
+// from the plan of the schedule's fetches. With several ranks, local units (UnitSpec::is_local)
+// have an order, a plan and places of their own. The reason is that ranks use local units at
+// different times, but must gather all other units at the same times.
 //
 // Thread rule: the application's thread calls check(), next(), has_come() and are_shared_over().
 // The application's thread also calls add(), but only while the scheduler's thread waits. The
@@ -29,12 +29,11 @@ class AnnouncedUnits {
 
   // Starts a step. `version` is the version of the parameters. Requires: idle().
   void begin(std::uint64_t version);
-  // Requires: check_announcement(units).
+  // Requires: check_announcement(units) has passed.
   void add(std::span<const UnitId> units, Pass pass);
 
   // Fails with kInvalidArgument if a unit does not exist, is not an announced unit, or is given
-  // twice. Also fails with kInvalidArgument if this rank alone uses some of the units, but not all
-  // of them.
+  // twice. Also fails with kInvalidArgument if only some of the units belong to this rank alone.
   void check_announcement(std::span<const UnitId> units) const;
   // Returns whether this rank alone uses the unit. Requires: the unit is announced.
   bool is_own(UnitId unit) const;
@@ -54,14 +53,14 @@ class AnnouncedUnits {
   bool are_shared_over() const { return shared_.is_over(); }
   // Returns the number of uses of all kinds of units.
   std::uint32_t count() const { return shared_.count() + (local_ ? local_->count() : 0); }
-  // Fails with kInvalidArgument if a use is still to come.
+  // Fails with kInvalidArgument if an announced use has not been acquired.
   void require_over() const;
   std::uint64_t read_bytes() const;
   std::uint64_t update_bytes() const;
 
   Prefetcher& fetches_of(UnitId unit) { return line_of(unit).fetches; }
   Prefetcher& shared_fetches() { return shared_.fetches; }
-  // The functions below are for the fetches of all kinds of units.
+  // The functions below apply to the fetches of all kinds of units.
   void pump();
   void stop();
   bool idle() const;
@@ -84,7 +83,7 @@ class AnnouncedUnits {
 
   const Layout& layout_;
   std::vector<UnitId> all_;
-  std::vector<std::uint32_t> numbers_;  // by unit; without meaning for units that are not in all_
+  std::vector<std::uint32_t> numbers_;  // by unit; meaningless for units that are not in all_
   Line shared_;
   std::unique_ptr<Line> local_;  // null with one rank, or without local units
 };

@@ -1,5 +1,5 @@
-// Connects leases, steps and inferences to their engine. The link outlives all of these objects.
-// Through the link, an object can find out that its step or its engine is over.
+// Connects leases, steps and inferences to their engine. The link outlives all of these objects. An
+// object uses the link to find out whether its step or its engine still exists.
 //
 // Thread rule: any thread may read `call`. All other members are used only during a call or in a
 // destructor.
@@ -19,7 +19,7 @@ class Layout;
 class StepLoop;
 
 struct EngineLink {
-  // Null once the engine has been destroyed.
+  // Null after the engine has been destroyed.
   StepLoop* loop = nullptr;
   ActivationFlow* activations = nullptr;
   const Layout* layout = nullptr;
@@ -29,22 +29,23 @@ struct EngineLink {
   std::atomic<const char*> call = nullptr;  // the name of the call under way
 
   bool is_open(std::uint64_t number) const { return loop != nullptr && walk == number; }
-  // If the step or inference with number `number` is still open, the call abandons it.
+  // If the step or inference with number `number` is still open, the call abandons this step or
+  // inference.
   void abandon(std::uint64_t number) noexcept;
   // Called when the engine is about to be destroyed.
   void cut() noexcept;
-  // Fails with kInvalidArgument if the stream is empty or of another device.
+  // Fails with kInvalidArgument if the stream is empty or belongs to another device.
   void require_stream(const char* name, const Stream& stream) const;
 };
 
 // While one call runs, the guard refuses other calls of the same engine. Such a call may come from
 // a second thread, or from a function that the running call has called. Without this guard, such a
 // call could corrupt the engine. A guarded call computes in the floating-point environment of
-// base/float_environment.h. The caller's environment is the same after the call as before.
+// base/float_environment.h. The call does not change the caller's own environment.
 class CallGuard {
  public:
-  // `link` is null if the object of the call has been moved from. The call itself then refuses the
-  // object.
+  // `link` is null if the call's object has been moved to another object. The call itself then
+  // reports the error.
   // Fails with kInvalidArgument while another call is under way.
   CallGuard(std::shared_ptr<EngineLink> link, const char* name);
   CallGuard(const CallGuard&) = delete;

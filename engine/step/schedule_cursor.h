@@ -4,7 +4,7 @@
 // schedule.
 //
 // Thread rule: the application's thread. The scheduler's thread also reads the schedule, so
-// follow() runs there.
+// follow() runs on that thread.
 // Invariant: the uses before next() have been acquired, and all other uses are expected.
 #pragma once
 
@@ -23,8 +23,8 @@ class ScheduleCursor {
 
   void begin_training(std::uint32_t micro_batches, MicroBatchOrder order);
   void begin_inference();
-  // `is_example` says that the next step of the same shape is expected to use the units in the same
-  // order.
+  // If `is_example` is true, the next step of the same shape is expected to use the units in the
+  // same order.
   void end(bool is_example);
 
   bool is_active() const { return plan_ != nullptr; }
@@ -37,15 +37,15 @@ class ScheduleCursor {
   bool is_over() const { return next_use_ == plan_->schedule.size(); }
   bool expects(UnitId unit, Pass pass) const;
   // `call` names the application's call, which needs the gradients of a step.
-  // Fails with kInvalidArgument if no step is active, if leases are held, or if no unit has been
-  // through backward.
+  // Fails with kInvalidArgument if no step is active, if leases are held, or if no unit has had a
+  // use in backward.
   void require_gradients(const char* call, std::uint32_t leases_held) const;
-  // Describes a use in words, for messages. If `use` is the number of uses, the text describes the
-  // end of the step.
+  // Describes a use in words, for messages. If `use` equals the number of uses, the text describes
+  // the end of the step.
   std::string describe(std::size_t use) const;
 
   // Returns the plan in which `unit` comes next, instead of the expected unit.
-  // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
+  // Fails with kOutOfMemory if the window cannot hold `unit` together with the leased units.
   StepPlan changed(const WindowProgress& progress, UnitId unit, Pass pass) const {
     return plans_.changed(*plan_, progress, unit, pass);
   }
@@ -53,7 +53,7 @@ class ScheduleCursor {
   StepPlan ended() const;
   // Makes the step follow the schedule of `plan` from here on.
   void follow(StepPlan plan);
-  // How often the schedule was changed.
+  // Returns how often the schedule was changed.
   std::uint32_t changes() const { return changes_; }
 
   StepPlans& plans() { return plans_; }
@@ -67,7 +67,7 @@ class ScheduleCursor {
   StepPlans plans_;
 
   const StepPlan* plan_ = nullptr;  // null between steps
-  StepPlan changed_plan_;           // *plan_ once computation has left the schedule
+  StepPlan changed_plan_;           // *plan_ after computation has left the schedule
   std::uint32_t next_use_ = 0;
   std::uint32_t changes_ = 0;
   // The number of uses of the last inference, if the last inference had fewer uses than expected.

@@ -1,6 +1,6 @@
 // The failures that stop an engine. Two failures stop an engine: the scheduler's latched failure
-// and the device's failure. If a failure or an abandoned step interrupts an update, the engine also
-// has a permanent error. The reason is that the state is then between two steps.
+// and the device's failure. If a failure or an abandoned step interrupts an update, the state is
+// between two steps. The engine then also keeps a permanent error.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -29,11 +29,11 @@ class StepFailure {
   // Throws the failure of computation or copies. Requires: all computation and copies have
   // completed.
   void throw_if_device_failed();
-  // Returns a failure that came after the application's last call and that no call has reported.
-  // `has_copies` says that the device may also have failed after the last call.
+  // Returns a failure that came after the application's last call and that no call has reported. If
+  // `has_copies` is true, the device may also have failed after the last call.
   // Requires: nothing is in flight.
   std::optional<std::string> unheard(bool has_copies);
-  // Called when a step was abandoned although blocks had already got the step's update, which is
+  // Called when a step was abandoned after some blocks had been updated. The step's update is
   // update `version` + 1.
   void abandoned_midway(std::uint64_t version);
   // Called when one of several ranks has abandoned the step of update `version` + 1. The rank is
@@ -42,7 +42,7 @@ class StepFailure {
 
  private:
   void give_up();
-  // Throws the device's failure if it explains `error`.
+  // Throws the device's failure if this failure explains `error`.
   void throw_cause(const Error& error);
   std::string way_back() const;
 
@@ -50,7 +50,7 @@ class StepFailure {
   const Commits* commits_;
   Device& device_;
   Scheduler& scheduler_;
-  Event probe_;  // never recorded: a wait for it only reports the device's failure
+  Event probe_;  // never recorded; waiting for it only reports the device's failure
   std::optional<Error> poison_;
   bool is_device_heard_ = false;
 };

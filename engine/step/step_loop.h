@@ -64,8 +64,8 @@ class StepLoop {
   // also ends the leases of the step or inference. The call returns when no transfer is in flight.
   // If the store is stuck, the call does not wait for transfers.
   void abandon() noexcept;
-  // Stops all work, and returns when no transfer is in flight, even if the store is stuck. Memory
-  // may be freed after this call.
+  // Stops all work, and waits until no transfer is in flight. The call waits even if the store is
+  // stuck. Memory may be freed after this call.
   void settle() noexcept;
 
   bool is_active() const { return cursor_.is_active(); }
@@ -140,8 +140,8 @@ class StepLoop {
   std::optional<std::string> unheard_failure() {
     return failure_.unheard(std::exchange(has_undrained_update_, false));
   }
-  // Fetches the shards of other ranks for units whose home is the device. Called after these units
-  // have received values.
+  // The call fetches the shards of other ranks for units whose home is the device. It comes after
+  // these units have received values.
   void share_residents();
   // Between lend_buffers() and return_buffers(), the caller uses parameter slots and lanes. During
   // this time, only the caller moves data to and from storage. Requires: no step is active.
@@ -152,13 +152,13 @@ class StepLoop {
   struct UseState {
     ScheduledUse scheduled;
     Prefetcher* fetches = nullptr;  // the fetches for units of this kind
-    std::uint32_t place = 0;        // the use's number among these fetches' uses
+    std::uint32_t place = 0;        // the number of this use in `fetches`
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
-    bool has_gradient_set = false;  // its gradient is computed in the set
+    bool has_gradient_set = false;  // the gradient is computed in the gradient set
     const BeginTime* gather_begun_ns = nullptr;
-    TraceRangeId range{};  // of computation under it
-    LentUse lent = {};     // with a guard
+    TraceRangeId range{};  // of computation under the lease
+    LentUse lent = {};     // only with a guard
     bool is_released = false;
 
     EventId released() const { return fetches->release_event(scheduled.unit); }
@@ -168,8 +168,8 @@ class StepLoop {
   void throw_if_active() const;
   void check_application(const char* call, const std::optional<std::string>& application) const;
   void begin();
-  // Takes note that a part of the loop has made progress. After all pending events have been
-  // handled, other parts may then make progress, too.
+  // The call records that a part of the loop has made progress. Other parts may then also make
+  // progress, after all pending events have been handled.
   void note_change() { has_changed_ = true; }
   bool pump();
   void check_acquire(UnitId unit, Pass pass) const;
@@ -213,15 +213,15 @@ class StepLoop {
   TrafficMeter traffic_;
   ScheduleCursor cursor_;
   bool has_changed_ = false;          // scheduler's thread only
-  std::unique_ptr<DeviceMath> math_;  // null where the device updates nothing
+  std::unique_ptr<DeviceMath> math_;  // null if the device updates nothing
   ParameterSlots slots_;
   ResidentUnits residents_;
   Prefetcher prefetcher_;
-  std::unique_ptr<AnnouncedUnits> announced_;  // null where the model has none
+  std::unique_ptr<AnnouncedUnits> announced_;  // null if the model has none
   WaitingGradients waiting_;
   GradientDrain drain_;
   HomeLeases home_leases_;
-  std::unique_ptr<Commits> commits_;  // null where the state is scratch
+  std::unique_ptr<Commits> commits_;  // null if the state is scratch
   StateSaver saver_;
   OptimizerPass pass_;
   StepFailure failure_;
@@ -230,18 +230,18 @@ class StepLoop {
   // The step under way:
   StepTerms terms_;
   std::uint32_t leases_held_ = 0;
-  std::uint32_t acquired_ = 0;           // uses, of the schedule and announced ones
-  std::uint32_t acquired_together_ = 0;  // those that are not of this rank alone
+  std::uint32_t acquired_ = 0;           // scheduled uses and announced uses
+  std::uint32_t acquired_together_ = 0;  // without the uses of this rank alone
   ReductionOrder reductions_;
   std::vector<UseState> uses_;      // in the order in which they are acquired
-  std::uint32_t votes_ = 0;         // about announcements
-  std::vector<Event> vote_events_;  // around them
+  std::uint32_t votes_ = 0;         // the number of votes about announcements
+  std::vector<Event> vote_events_;  // before and after the votes
   StepTimeline timeline_;
   OverlapPolicy policy_ = OverlapPolicy::kSerial;
 
-  std::uint64_t step_ = 0;             // updates scheduled
+  std::uint64_t step_ = 0;             // the number of scheduled updates
   std::string application_;            // the application's last text
-  bool has_undrained_update_ = false;  // its copies to the device may have failed unnoticed
+  bool has_undrained_update_ = false;  // the update's copies to the device may have failed
 };
 
 }  // namespace sluice

@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// The calls that ask for the norm of a step: finish(), and gradient_norm() before it.
+// The calls that ask for the norm of a step: finish(), and gradient_norm() before finish().
 enum class NormCall : std::uint8_t { kFinish = 1, kBefore = 2 };
 
 class StepTerms {
@@ -28,7 +28,7 @@ class StepTerms {
   void check(const char* call, const StepOptions& options) const;
   // Starts a step. Requires: the options have been checked.
   void begin(const StepOptions& options) { options_ = options; }
-  // Replaces options of the step by the options that `finish` gives. Returns whether the options
+  // Replaces the step's options with those options that `finish` gives. Returns whether the options
   // are equal to those of begin(). Updates of some blocks may already have used the options of
   // begin().
   // Fails with kInvalidArgument in the cases of check(), and if `policy` has updated blocks with
@@ -36,11 +36,11 @@ class StepTerms {
   bool end(const FinishOptions& finish, OverlapPolicy policy);
   const StepOptions& options() const { return options_; }
 
-  // The homes of the gradients hold sums over the micro-batches and the ranks, for the scaled loss.
-  // Returns the number by which such a sum is divided to get the gradient that `options` ask for.
+  // The gradients' homes hold sums of the scaled loss's gradients over the micro-batches and the
+  // ranks. Returns the divisor that turns such a sum into the gradient that `options` ask for.
   double gradient_count(const StepOptions& options, double loss_scale) const;
   struct Scaling {
-    std::uint64_t step = 0;  // that the update makes
+    std::uint64_t step = 0;  // the step of the update
     double loss_scale = 1;
     double clip_factor = 1;
   };

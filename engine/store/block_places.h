@@ -1,7 +1,7 @@
 // This class provides places in memory for blocks that are on their way to storage, from storage or
 // to a file. Several blocks are in memory at the same time, each in a place of its own. Each place
 // has a thread. This thread does all the work for the block in the place, and waits for the block's
-// transfers. So some blocks are transferred while other blocks are computed. The number of places
+// transfers. So some blocks are transferred while other blocks are processed. The number of places
 // limits the memory.
 //
 // Thread rule: one thread calls the functions. Each task runs on the thread of its place. Tasks of
@@ -30,13 +30,13 @@ class BlockPlaces {
   BlockPlaces& operator=(const BlockPlaces&) = delete;
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(places_.size()); }
-  // Returns when `place` is free. The caller may then use the memory of the place.
+  // The call returns when `place` is free. The caller may then use the memory of the place.
   // If tasks have thrown exceptions, the call throws the first one.
   void await(std::uint32_t place);
   // Lets the thread of `place` run `task`.
   // Requires: the place is free.
   void start(std::uint32_t place, std::function<void()> task);
-  // Returns when all places are free.
+  // The call returns when all places are free.
   // Fails in the same cases as await().
   void finish();
 
@@ -47,7 +47,7 @@ class BlockPlaces {
   // Guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::function<void()>> places_;  // by place: its task; empty: the place is free
+  std::vector<std::function<void()>> places_;  // by place: its task; a free place has none
   std::exception_ptr failure_;
   bool is_stopping_ = false;
 

@@ -1,15 +1,15 @@
 // A block store keeps the blocks of the state on storage. A caller names a block, a plane and a
 // version, and the store makes the transfer in an IoQueue. The store keeps a table of the planes'
 // versions. A block's version is the number of updates that the block has seen. Every fetch names
-// the version that it expects. So a caller can never get the weights of the last step in place of
+// the version that it expects. So a caller can never get the weights of the last step instead of
 // the weights of this step. The bytes of every fetch are verified, too. At each write and at each
 // read, the thread that completes the transfer in the queue computes a checksum of the bytes. If a
 // read fails, or if its bytes do not match the checksum, the read is repeated once.
 //
 // Thread rule: the scheduler's thread calls all functions, except the blocking functions at the end
 // of the class. The blocking functions may be called only while no step is active. Several threads
-// may call the blocking functions at the same time, if each thread uses a different block. Then
-// either all of these threads must read, or all of them must write.
+// may call the blocking functions at the same time, if each thread uses a different block. At any
+// time, these threads must either all read or all write.
 //
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h). A call of
 // store() writes to a copy that no commit names. When the write has ended, this copy becomes the
@@ -61,7 +61,8 @@ struct Transfer {
   IoPriority read_priority = IoPriority::kNormal;
   // The unit of the activation that the transfer moves. The owner sets this field for the trace.
   std::uint32_t activation_unit = kTraceNone;
-  // The name of the transfer in messages, if the transfer moves something other than state.
+  // The name of the transfer in messages. The owner sets this name if the transfer moves something
+  // other than state.
   std::string subject = {};
   // The step that a trace shows for the transfer. This field is needed if the step does not follow
   // from the version.
@@ -77,7 +78,7 @@ struct Transfer {
   std::uint8_t copy = 0;  // on storage
   std::uint64_t begin_ns = 0;
   TraceRangeId range{};
-  std::optional<std::uint64_t> sum;  // of the bytes moved; empty: not to be verified
+  std::optional<std::uint64_t> sum;  // of the bytes moved; empty if not verified
   bool is_reread = false;
 };
 
@@ -101,8 +102,8 @@ class BlockStore {
   // Whether store() can write to `target` now. For this, the plane needs a free copy that no commit
   // names. For scratch state, the result is always true.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
-  // For a commit of a durable store, starts to write a plane whose home is in memory. The other
-  // rules are the same as for fetch().
+  // Starts to write a plane whose home is in memory. The write is for a commit of a durable store.
+  // The other rules are the same as for fetch().
   // Requires: may_store(). `source` holds the plane's current version, and does not change during
   // the transfer.
   void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
@@ -131,8 +132,8 @@ class BlockStore {
   // The table of planes in the commit under way. If no commit is under way, the result is the table
   // of the valid commit. The table lists every plane, with the copy that the commit names.
   std::vector<CommitPlane> committed_planes() const;
-  // `planes` is the table of a commit. The copies named in this table become the homes.
-  // Requires: the commit's store has the same planes as this one, and no transfer is in flight.
+  // `planes` is the table of a commit. The copies that this table names become the homes.
+  // Requires: the commit's store has the same planes as this store, and no transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
   // Sets the version of the block's planes. The next write_now() stores this version. Planes in
@@ -145,15 +146,15 @@ class BlockStore {
   // Fails with kIo, kDamaged or kTimeout. The message names unit, block, file, range and errno.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
-  // Transfers both planes of a block at the same time. If the address of a plane is null, this
-  // plane is not transferred. If one transfer fails, the call still waits until the other transfer
-  // has ended.
+  // These functions transfer both planes of a block at the same time. If the address of a plane is
+  // null, this plane is not transferred. If one transfer fails, the call still waits until the
+  // other transfer has ended.
   void read_now(BlockId block, std::byte* parameters, std::byte* record);
   void write_now(BlockId block, std::byte* parameters, std::byte* record);
 
   // Whether a transfer has been in flight for longer than storage.timeout. In this case, the
   // scheduler has failed with an error that lists the transfers. A stuck transfer may never end. So
-  // callers should wait for such a transfer only if they must.
+  // callers should not wait for a stuck transfer if they can avoid this.
   bool is_stuck() const { return watch_.is_stuck(); }
   // Returns lines of text for the user. The lines describe slow transfers and repeated reads since
   // the last call. Any thread may call this function.
@@ -165,8 +166,8 @@ class BlockStore {
   struct Entry {
     std::uint64_t version = 0;
     std::uint32_t fetches = 0;
-    std::uint8_t copy = 0;    // the home among the copies on storage; PlaneCopies rules
-    std::uint8_t shadow = 0;  // the shadow among them
+    std::uint8_t copy = 0;    // the copy that is the home, unless copies_ knows it
+    std::uint8_t shadow = 0;  // the copy that is the shadow
     bool storing = false;
     bool has_shadow = false;  // the shadow holds a version
   };

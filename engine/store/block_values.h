@@ -35,15 +35,15 @@ void set_values(const Layout& layout, const BlockView& view, StateSource& source
 // the function returns false and reads nothing.
 bool read_masters(const Layout& layout, const BlockView& view, StateSource& source);
 
-// Does the same as set_values(), with the masters that read_masters() has read, and with moments of
-// zero.
+// Does the same as set_values(), but with the masters that read_masters() has read, and with
+// moments of zero.
 // Requires: the planes were zero before read_masters().
 // Fails with kNonFinite in the same cases as set_values().
 void set_initial_values(const Layout& layout, const BlockView& view);
 
-// Copies elements of the block to `target`, beginning with element `begin`, until `target` is full.
-// Parameters are copied in their own type, and everything else is copied as fp32. If the optimizer
-// does not keep a moment, zeros are copied.
+// Fills `target` with elements of the block, beginning with element `begin`. Parameters are copied
+// in their own type, and everything else is copied as fp32. If the optimizer does not keep a
+// moment, zeros are copied.
 // Requires: the elements are inside the block.
 void read_values(const Layout& layout, const BlockView& view, StateKind kind, std::uint64_t begin,
                  std::span<std::byte> target);

@@ -3,10 +3,11 @@
 // step from which several ranks can continue.
 //
 // A slot's two twins are written one after the other. The first twin is flushed before the second
-// one is written. So a power cut tears at most one twin. The slot's record is its whole twin, or
-// the newer one of two whole twins. If a slot was written and has no whole twin, something other
-// than a power cut has damaged the slot. The record in the other slot cannot replace the damaged
-// record, because the data that the other record names may have been overwritten.
+// one is written. So a power cut tears at most one twin. The record of a slot is the whole twin. If
+// both twins are whole, the record is the newer twin. If a slot was written and has no whole twin,
+// something other than a power cut has damaged the slot. The record in the other slot cannot
+// replace the damaged record, because the data that the other record names may have been
+// overwritten.
 //
 // Thread rule: the functions are pure.
 #pragma once
@@ -27,7 +28,8 @@ namespace sluice {
 inline constexpr std::string_view kStoreRemedy =
     "continue from a checkpoint: `sluice state remove`, then `sluice train --resume-from`";
 
-// The records found in each slot and twin. `names` holds the twins' file names, for messages.
+// The records that were found in each slot and twin. `names` holds the twins' file names, for
+// messages.
 struct FoundCommits {
   std::array<std::array<CommitReading, kCommitTwins>, kCommitSlots> readings;
   std::array<std::string, kCommitTwins> names;
@@ -49,7 +51,8 @@ struct CommitChoice {
   std::vector<SlotTwin> mends;
 };
 
-// The record of `slot`: its whole twin, or the newer one of two whole twins.
+// Returns the record of `slot`. The record is the whole twin of this slot. If both twins are whole,
+// the record is the newer twin.
 // Requires: choose_commit() has not failed.
 const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slot);
 

@@ -19,8 +19,8 @@ namespace sluice {
 
 inline constexpr std::uint64_t kCommitMagic = 0x0a31'544d'4355'4c53;  // "SLUCMT1\n"
 inline constexpr std::uint32_t kCommitVersion = 1;
-// Because of O_DIRECT, the lengths of slots, and of the data in slots, are multiples of this
-// number.
+// The length of a slot is a multiple of this number, and so is the length of the data in a slot.
+// O_DIRECT requires this alignment.
 inline constexpr std::uint64_t kCommitAlignBytes = 4096;
 inline constexpr std::uint32_t kCommitSlots = 2;
 inline constexpr std::uint32_t kCommitTwins = 2;
@@ -28,10 +28,10 @@ inline constexpr std::uint32_t kCopiesMax = 3;
 inline constexpr std::uint64_t kSettingsBytesMax = std::uint64_t{1} << 20;
 inline constexpr std::uint64_t kApplicationBytesMax = std::uint64_t{1} << 20;
 
-// Persisted: never renumber.
+// These values are persisted and must never be renumbered.
 enum class CommitKind : std::uint32_t {
   kState = 1,  // the state of a step
-  kVoid = 2,   // makes the slot's former record void; has no planes
+  kVoid = 2,   // makes the former record of the slot void; has no planes
 };
 
 struct CommitHeader {
@@ -73,13 +73,14 @@ static_assert(offsetof(CommitHeader, reserved_bytes) == 136);
 
 // A copy's place in a data file.
 struct CommitExtent {
-  std::uint32_t file = 0;  // index of the file in the store, whichever path it lies on
+  std::uint32_t file = 0;  // index of the file in the store, counted over all paths
   std::uint32_t reserved = 0;
   std::uint64_t offset_bytes = 0;  // a multiple of kCommitAlignBytes
 };
 static_assert(sizeof(CommitExtent) == 16);
 
-// One plane of one block: the places of its copies, and the copy that the record names.
+// The entry for one plane of one block. The entry has the places of the plane's copies, and says
+// which copy the record names.
 struct CommitPlane {
   std::uint64_t length_bytes = 0;  // of each copy
   std::uint64_t version = 0;       // number of updates that the named copy has seen
@@ -94,7 +95,7 @@ static_assert(std::endian::native == std::endian::little);
 static_assert(std::has_unique_object_representations_v<CommitHeader> &&
               std::has_unique_object_representations_v<CommitPlane>);
 
-// The checksum of a record, which consists of `header` and `rest`. The header's checksum field
+// The checksum of a record. The record consists of `header` and `rest`. The header's checksum field
 // counts as zero.
 std::uint64_t commit_checksum(CommitHeader header, std::span<const std::byte> rest);
 

@@ -41,8 +41,8 @@ class CommitOpening {
   // Requires: offer() contains `step`.
   // Fails with kIo if the drive reports an error.
   void go_back(std::uint64_t step);
-  // Rewrites the twins that do not hold their slot's record. Returns one line of text for the user
-  // for each damaged twin.
+  // Rewrites the twins that do not hold their slot's record. For each damaged twin, the call
+  // returns one line of text for the user.
   // Fails with kIo if the drive reports an error.
   std::vector<std::string> mend();
 

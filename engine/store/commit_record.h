@@ -54,8 +54,8 @@ struct CommitRecord {
 std::uint64_t commit_bytes(const CommitRecord& record);
 std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 
-// Writes the record to `target`, and fills its last page with zeros. Returns the number of bytes in
-// all pages of the record. The caller writes these bytes to the slot.
+// Writes the record to `target`, and fills the rest of the record's last page with zeros. Returns
+// the number of bytes in all pages of the record. The caller writes these bytes to the slot.
 // Requires: `target` has enough room, and `settings` and `application` are within their limits. A
 // void record has neither settings nor application data.
 std::uint64_t encode_commit(const CommitRecord& record, std::span<std::byte> target);
@@ -69,9 +69,9 @@ enum class CommitState : std::uint8_t {
 
 struct CommitReading {
   CommitState state = CommitState::kEmpty;
-  CommitRecord record = {};    // when whole
-  std::uint64_t checksum = 0;  // likewise
-  std::string problem = {};    // when damaged or foreign
+  CommitRecord record = {};    // if the state is kWhole
+  std::uint64_t checksum = 0;  // if the state is kWhole
+  std::string problem = {};    // if the state is kDamaged or kForeign
 };
 
 CommitReading decode_commit(std::span<const std::byte> slot);

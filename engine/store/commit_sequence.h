@@ -6,8 +6,8 @@
 //   flushed
 //
 // A record is written only after the data that it names is durable. A record's two copies, the
-// twins, are written one after the other, so that a power cut leaves one twin whole. If a flush
-// fails, no later stage begins.
+// twins, are written one after the other, so that a power cut leaves at least one twin whole. If a
+// flush fails, no later stage begins.
 //
 // Thread rule: the functions are pure.
 #pragma once

@@ -4,8 +4,8 @@
 //
 // Thread rule: one thread, called the writer's thread. In an engine, this is the scheduler's
 // thread. `post` passes completions to the writer's thread.
-// Invariants: at most one record is being written. The first failure ends the sequence: no later
-// action is begun, and `ended` reports the failure once all actions under way have ended.
+// Invariants: at most one record is being written. The first failure ends the sequence. After this
+// failure, no action begins. `ended` reports the failure when all actions under way have ended.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ class CommitWriter {
   // writer may call `post` on any thread.
   CommitWriter(IoQueue& queue, const CommitFiles& files,
                std::function<void(std::function<void()>)> post, TransferWatch* watch = nullptr);
-  // Requires: is_idle(), or the queue will complete no more requests.
+  // Requires: is_idle() is true, or the queue completes no more requests.
   ~CommitWriter();
   CommitWriter(const CommitWriter&) = delete;
   CommitWriter& operator=(const CommitWriter&) = delete;
@@ -58,8 +58,9 @@ class CommitWriter {
   // ended. `ended` is not called.
   void stop() { is_stopped_ = true; }
 
-  // The duration of the shortest flush of a record file, in the last sequence or in the present
-  // one. Such a flush has little to write. 0 means that there was no flush.
+  // The duration of the shortest flush of a record file. The result is for the present sequence. If
+  // no sequence is under way, the result is for the last sequence. Such a flush has little to
+  // write. 0 means that there was no flush.
   std::uint64_t flush_ns() const { return flush_ns_; }
 
   // Starts `sequence`, which writes the first `record_bytes` of the buffer to `slot`. The call

@@ -1,7 +1,7 @@
-// The description of a run that the records of a durable store contain. Before another run
-// continues from the records, its description is compared with this description. Model and layout
-// must be the same. The numbers of the config may differ if the user allows this. Other functions
-// read a description back from a record. All functions are pure.
+// The records of a durable store contain a description of the run. Before another run continues
+// from the records, the description of the new run is compared with the description in the records.
+// Model and layout must be the same. The numbers of the config may differ if the user allows this.
+// Other functions read a description back from a record. All functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,14 @@ class DurableIdentity {
   std::uint64_t layout_hash() const { return layout_hash_; }
   std::uint64_t config_hash() const { return config_hash_; }
 
-  // Returns the settings for a record, as JSON. The settings contain everything that is named in
-  // messages about differences. If there is room, the settings also contain the units and their
-  // tensors. `changes` is a JSON array of the changes accepted so far.
+  // Returns the settings for a record, as JSON. The settings contain all values that messages about
+  // differences name. If there is room, the settings also contain the units and their tensors.
+  // `changes` is a JSON array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // Returns a text that describes how the model or layout of a record differs from those of this
-  // run. All arguments come from the record. The result is empty if model and layout are the same.
+  // Returns a text that says how a record's model or layout differs from the model or layout of
+  // this run. All arguments come from the record. The result is empty if model and layout are the
+  // same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
   // Returns one text for each number of the config that has changed since the record was written.

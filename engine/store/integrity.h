@@ -1,19 +1,19 @@
-// A table of the expected content on storage: a checksum and a version for each stored plane. The
-// table is kept in memory, so no drive can change it. Each plane's previous checksum is kept, too,
-// so that messages can name the kind of damage. The files contain no block numbers. So only the
-// table says which plane's bytes belong to a place on storage.
+// The table describes the expected content of storage. The table has a checksum and a version for
+// each stored plane. The table is kept in memory, so no drive can change it. Each plane's previous
+// checksum is kept, too, so that messages can name the kind of damage. The files contain no block
+// numbers. So only the table says which plane belongs to a place on storage.
 //
-// If bytes that were read do not match the table, the damage has one of three kinds.
+// If the bytes of a read do not match the table, there are three kinds of damage.
 // `stale`: a write was lost. The place has the bytes of the previous version, or has never been
 // written.
 // `misdirected`: a write went to the wrong place, so the bytes belong to another block.
 // `damaged`: the bytes match no version of any block, because bits flipped or a write was torn.
-// Blocks with equal bytes have equal checksums. If a drive exchanges two such blocks, this is not
-// reported, but it also changes no bytes.
+// Blocks with equal bytes have equal checksums. If a drive exchanges two blocks with equal bytes,
+// the table does not show this exchange. But the exchange changes no bytes.
 //
 // Thread rule: any thread may call wants(). The block store's thread calls everything else.
 // Invariant: `current` is the checksum of the present bytes, and `previous` is the checksum of the
-// bytes before them. A checksum is empty if it was not wanted.
+// former bytes. A checksum is empty if it was not wanted.
 #pragma once
 
 #include <cstddef>
@@ -33,12 +33,12 @@ struct Damage {
   std::uint64_t expected = 0;  // checksums
   std::uint64_t found = 0;
   std::uint32_t owner = 0;    // kMisdirected: the plane whose bytes were found
-  std::uint64_t version = 0;  // kStale, kMisdirected: version of the bytes found
+  std::uint64_t version = 0;  // kStale, kMisdirected: version of the bytes that were found
 };
 
 class Integrity {
  public:
-  // `plane_count` is the number of planes. The block store numbers the planes.
+  // `plane_count` is the number of planes. The block store gives each plane its number.
   Integrity(Verify verify, std::size_t plane_count);
 
   // Whether the table keeps a checksum of version `version` of the plane. Depending on `verify`,
@@ -47,8 +47,8 @@ class Integrity {
   // numbers select different planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
-  // Records `sum`, the checksum of the bytes written as `version`. `sum` is empty if wants()
-  // returned false.
+  // Enters `sum` into the table. `sum` is the checksum of the bytes that were written as version
+  // `version`. `sum` is empty if wants() returned false.
   void stored(std::uint32_t plane, std::uint64_t version, std::optional<std::uint64_t> sum);
 
   struct Stored {

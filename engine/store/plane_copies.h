@@ -33,12 +33,12 @@ class PlaneCopies {
 
   // Whether a write may replace the home itself.
   enum class InPlace : std::uint8_t { kNo, kYes };
-  // The copy that may be written next. This copy is not the home, and no commit names it. If there
-  // is no such copy, and no commit names the home, the result may be the home itself. A write to
-  // the home needs kYes, and no read of the home may be under way. If the result is empty, the
-  // write has to wait for a commit.
+  // The copy that may be written next. Usually, the result is a copy that is not the home and that
+  // no commit names. If there is no such copy, the result may be the home itself. In this case,
+  // `in_place` is kYes, and no commit names the home. A caller that passes kYes must make sure that
+  // no read of the home is under way. If the result is empty, the write has to wait for a commit.
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
-  // Called when a write to `copy` has ended. The call makes `copy` the home.
+  // Must be called when a write to `copy` has ended. The call makes `copy` the home.
   // Requires: `copy` came from target().
   void stored(std::uint32_t plane, std::uint8_t copy);
 

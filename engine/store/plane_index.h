@@ -1,6 +1,7 @@
 // The index gives a number to each plane that a block store moves. The index knows the place and
-// the name of each plane. The numbers begin with the two planes of each block. Then comes one plane
-// for each piece of activations, and then one plane for the gradients of each block.
+// the name of each plane. The first numbers are for the two planes of each block. The next numbers
+// are for the pieces of activations, one plane for each piece. The last numbers are for the
+// gradients, one plane for each block.
 //
 // Thread rule: the object is constant after construction, and any thread may use it.
 #pragma once
@@ -16,7 +17,7 @@ namespace sluice {
 // The kinds of planes. A block of state has two planes: the compute parameters, and the optimizer's
 // record. Two further kinds of data are stored beside the state: the gradients of a block, and
 // pieces of activations. The pieces of activations do not belong to blocks. Tiers gives numbers to
-// the pieces of activations. Each new content of a plane counts as a version.
+// the pieces of activations. Each new content of a plane is a new version of the plane.
 enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
 class PlaneIndex {

@@ -4,8 +4,8 @@
 // optimizer's lanes, and so needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
-// Invariant: between two calls, only reads of blocks for the next calls of read() may be in flight.
-// After invalidate(), nothing is in flight.
+// Invariant: between two calls, the only transfers in flight are reads of blocks for later calls of
+// read(). After invalidate(), nothing is in flight.
 #pragma once
 
 #include <cstdint>
@@ -47,16 +47,16 @@ class StateAccess {
   // Fills the homes in memory from the last commit of a durable store. A transfer may fail with
   // codes such as kIo.
   void open();
-  // Counts the filled homes as pool memory in use. restore() or open() has filled these homes. Must
-  // be called once, after all ranks have filled their homes.
+  // Tells the pool meter which homes in memory are in use. restore() or open() has filled these
+  // homes. Must be called once, after all ranks have filled their homes.
   void lend_homes();
 
   // Checks whether read() allows these arguments.
-  // Fails with kInvalidArgument if read() does not allow them. The message names the tensor and the
-  // numbers.
+  // Fails with kInvalidArgument if read() does not allow these arguments. The message names the
+  // tensor and the numbers.
   void check_read(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::uint64_t size_bytes) const;
-  // Copies the tensor's elements of `kind`, from `first_element` on, until `target` is full.
+  // Fills `target` with the tensor's elements of `kind`, beginning with `first_element`.
   // If successive calls move forward through a tensor, or from tensor to tensor, the call also
   // reads ahead. The next blocks are then read while the application uses the present blocks.
   // Requires: check_read() allows the arguments.
@@ -136,8 +136,8 @@ class StateAccess {
   std::optional<Position> read_end_;
   Order order_ = Order::kNone;
   PoolMarks filled_;  // homes that have their values
-  // By place: the block that the place's thread has loaded or will load. Used only while there are
-  // threads.
+  // By place: the block that the place's thread has loaded or will load. This member is used only
+  // while there are threads.
   std::vector<std::optional<BlockId>> requested_;
   std::optional<BlockPlaces> reading_;  // last: its threads use everything above
 };

@@ -28,9 +28,9 @@ struct TransferPool {
 };
 
 // Returns a queue of the kind that `storage` names. If the kind is "auto" and the kernel lacks
-// io_uring, the result is a queue of threads. For the transfers of `pool`, the queue's submit()
-// does not block. If a feature cannot be used, `explanation` gets one line that names the feature
-// and the reason.
+// io_uring, the result is a queue that uses threads. For the transfers of `pool`, the queue's
+// submit() does not block. If a feature cannot be used, `explanation` gets one line that names the
+// feature and the reason.
 // Fails with kUnsupported if the kernel does not support this kind of queue.
 // Fails with kInvalidArgument if queue_depth is not valid.
 std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const TransferPool& pool,

@@ -1,8 +1,8 @@
-// The files of a durable store: their names, their creation, and the check that no file is missing.
-// A store named NAME has a random id. Each storage path contains the lock file NAME.lock
-// (store_lock.h) and, for each rank, a data file NAME.ID.rRANK.dataK. The record files
-// NAME.ID.rRANK.commit0 and .commit1 lie on two different paths. If there is only one path, both
-// record files lie on it.
+// The functions give the files of a durable store their names, create these files, and check that
+// no file is missing. A store named NAME has a random id. Each storage path contains the lock file
+// NAME.lock (store_lock.h). Each path also contains one data file NAME.ID.rRANK.dataK for each
+// rank. The record files NAME.ID.rRANK.commit0 and .commit1 lie on two different paths. If there is
+// only one path, both record files lie on it.
 //
 // First, the files are made without names. Then the mark of every path is set to "creating ID".
 // Next, the data files get their names, and the folders are synced. Then the record files get their
@@ -85,18 +85,18 @@ class StoreFiles {
   // Fails with kDamaged if a file is damaged.
   static StoreFiles open_records(const Options& options);
   void open_data(std::uint32_t count);
-  // Extends each data file to at least its number of bytes in `data_bytes`.
+  // Extends the data files. Data file i then has at least data_bytes[i] bytes.
   // Requires: open_data() has opened the files.
   // Fails with kNoSpace and other codes. After a failure, every file has its former size.
   void extend_data(std::span<const std::uint64_t> data_bytes);
-  // Shortens the data files to their sizes before extend_data().
+  // Shortens the data files to the sizes that they had before extend_data().
   void cut_data() noexcept;
 
   std::span<const DirectFile> data() const { return data_; }
   // For each data file, the index of its directory.
   std::span<const std::uint32_t> data_paths() const { return data_paths_; }
-  // Returns copies of data() that share the open files. Each copy has the name that its file has
-  // now or will get.
+  // Returns copies of the objects in data(). The copies share the open files. Each copy has the
+  // final name of its file, even if the file has no name yet.
   std::vector<DirectFile> shared_data() const;
   // The open files, for the code that writes commits. This object owns the descriptors.
   CommitFiles commit_files() const;

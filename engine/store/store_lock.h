@@ -66,8 +66,8 @@ class StoreLock {
 // Fails with kDamaged or kInput if the file cannot be read.
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
 
-// Describes the process that holds the path's lock. The result is empty if this host knows no such
-// process. The call does not take the lock, and so never hinders another process.
+// Describes the process that holds the path's lock. The result is empty if no such process is known
+// on this host. The call does not take the lock, and so never hinders another process.
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name);
 
 }  // namespace sluice

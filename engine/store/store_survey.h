@@ -36,7 +36,7 @@ struct StoreSurvey {
   std::vector<std::string> directories;
   StoreId id{};
   StorePresence presence = StorePresence::kNone;
-  std::uint64_t file_bytes = 0;            // of all its files
+  std::uint64_t file_bytes = 0;            // of all files of the store
   std::vector<SurveyedRank> ranks = {};    // ranks with record files here
   std::optional<std::uint64_t> step = {};  // the step from which all ranks can continue
   std::string holder = {};                 // the job that has the store's lock, if any
@@ -58,12 +58,12 @@ std::string find_disagreement(const StoreSurvey& store);
 // Reads all data that a commit of `rank` names, and compares the data with the commit's checksums.
 // The function uses the commit of StoreSurvey::step, because a run would continue from this commit.
 // If the survey has no step, the function uses the newest commit. Returns a line for each plane
-// that differs from its checksum or cannot be read.
+// that cannot be read, or that does not match its checksum.
 // Fails with kInput if files are missing.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
 
-// Reads the copy that a record names for `plane`. Returns a text that describes the damage found.
-// The result is empty if there is no damage.
+// Reads the copy that a record names for `plane`. Returns a text that describes the damage. The
+// result is empty if there is no damage.
 // Requires: `buffer` has room for the copy.
 std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlane& plane,
                        std::span<std::byte> buffer);

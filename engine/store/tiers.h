@@ -28,12 +28,13 @@ struct Extent {
   std::uint64_t length_bytes = 0;
 };
 
-// Copies device memory to the host. The copy is slow, so the function is meant only for messages.
+// The function copies device memory to the host. The copy is slow, so the function is meant only
+// for messages.
 AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes);
 
 // The results that the device reports about one unit's gradients and update (see tally_bytes_of()).
 struct Tally {
-  double* leaves = nullptr;           // sums of squares, of the part that this rank owns
+  double* leaves = nullptr;           // sums of squares, for the part that this rank owns
   std::uint32_t* overflow = nullptr;  // 1 = an update has made a weight overflow
 };
 
@@ -78,7 +79,7 @@ class Tiers {
   Tally device_tally(UnitId unit) const;                      // Requires: its gradients wait there
 
   // The unit's whole set of gradients, in host memory or in device memory.
-  std::byte* gradient_set(UnitId unit) const;                  // Requires: waits in one of them
+  std::byte* gradient_set(UnitId unit) const;                  // Requires: gradients wait in memory
   std::byte* waiting_gradient(const BlockPlace& block) const;  // the block's part of it
 
   // Host memory.
@@ -98,8 +99,8 @@ class Tiers {
   std::byte* activation_staging(std::uint32_t slot) const;
   std::byte* commit_buffer(std::uint32_t buffer) const;
   std::span<std::byte> save_buffer(std::uint32_t buffer) const;
-  // The part of host memory that transfers from and to storage use. This part lies at the end of
-  // the arena. This memory contains the parameter slots, the lanes, and the staging buffers of
+  // The part of host memory that is used by transfers from and to storage. This part lies at the
+  // end of the arena. This part contains the parameter slots, the lanes, and the staging buffers of
   // activations and gradients.
   std::span<std::byte> transfer_memory() const;
 
@@ -126,8 +127,8 @@ class Tiers {
   std::uint32_t gradient_extent_count() const {
     return static_cast<std::uint32_t>(gradient_extents_.size());
   }
-  // The homes of activations are cut into pieces as large as a staging slot. The last piece of a
-  // home may be smaller. The pieces of all homes are numbered in one sequence.
+  // The homes of activations are cut into pieces. A piece is as large as a staging slot. The last
+  // piece of a home may be smaller. The pieces of all homes are numbered in one sequence.
   std::uint32_t activation_piece_count() const {
     return static_cast<std::uint32_t>(activation_pieces_.size());
   }
@@ -135,8 +136,8 @@ class Tiers {
     return first_activation_pieces_[home];
   }
   const Extent& activation_extent(std::uint32_t piece) const { return activation_pieces_[piece]; }
-  // Describes the piece in messages, for example: activations of unit "h.3", micro-batch 1, piece
-  // 0.
+  // Describes the piece for messages. An example is: activations of unit "h.3", micro-batch 1,
+  // piece 0.
   std::string describe_activation(std::uint32_t piece) const;
 
  private:
@@ -187,7 +188,7 @@ class Tiers {
   std::vector<Extent> record_extents_;       // by block, for each copy
   std::vector<Extent> gradient_extents_;     // by block; empty if none waits on storage
   std::vector<Extent> activation_pieces_;
-  std::vector<std::uint32_t> first_activation_pieces_;  // by home, then the number of all
+  std::vector<std::uint32_t> first_activation_pieces_;  // by home; at the end, the number of all
 };
 
 }  // namespace sluice

@@ -30,8 +30,8 @@ class TransferAges {
   void remove(const Transfer& transfer);  // the transfer has ended; no effect if it was not added
   std::size_t count() const { return in_flight_.size(); }
 
-  // Counts one tick. Calls `on_slow` for each transfer that has become slow, at most once per
-  // transfer. Returns whether a transfer is stuck.
+  // Must be called once per tick. Calls `on_slow` for each transfer that has become slow, but at
+  // most once per transfer. Returns whether a transfer is stuck.
   bool tick(const std::function<void(const Transfer&)>& on_slow);
 
   struct Age {
@@ -47,7 +47,7 @@ class TransferAges {
     const Transfer* transfer = nullptr;
     const IoRequest* request = nullptr;
     std::uint32_t ticks = 0;         // since it was added
-    std::uint32_t kernel_ticks = 0;  // since the kernel was seen to have it
+    std::uint32_t kernel_ticks = 0;  // since it was first seen in the kernel
     std::uint32_t silent_ticks = 0;  // since then, or since the drive's last completion
     bool is_noted = false;
   };

@@ -1,4 +1,4 @@
-// The error of a transfer that its queue could not complete. Any thread may call the function.
+// The error of a transfer that the queue could not complete. Any thread may call the function.
 #pragma once
 
 #include <string>

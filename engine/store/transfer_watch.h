@@ -47,7 +47,7 @@ class TransferWatch {
   // on, the transfers in flight may never end.
   bool is_stuck() const { return is_stuck_.load(std::memory_order_acquire); }
 
-  // One line for each transfer that was slow since the last call.
+  // One line for each transfer that has become slow since the last call.
   std::vector<std::string> take_notes();
 
  private:

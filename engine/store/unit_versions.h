@@ -24,7 +24,7 @@ class UnitVersions {
   explicit UnitVersions(const Layout& layout)
       : layout_(layout), versions_(layout.units().size(), 0) {}
 
-  // Sets the versions to the versions at `position`.
+  // Sets the version of every unit to the unit's version at `position`.
   // Fails with kInput if a tensor has seen more updates than there were steps, or if the tensors of
   // one unit have seen different numbers of updates. After a failure, nothing has changed.
   void restore(const StatePosition& position);
@@ -34,7 +34,7 @@ class UnitVersions {
   std::uint64_t of(UnitId unit) const { return versions_[index_of(unit)]; }
   // The versions of all units, by unit.
   std::span<const std::uint64_t> all() const { return versions_; }
-  // Returns StatePosition::tensor_updates as it is after step number `step`.
+  // Returns the value that StatePosition::tensor_updates has after step number `step`.
   std::map<std::string, std::uint64_t> tensor_updates(std::uint64_t step) const;
 
  private:

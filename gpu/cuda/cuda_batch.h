@@ -1,5 +1,5 @@
 // Enqueues several copies with one call of the driver (cuMemcpyBatchAsync, since CUDA 12.8). The
-// function is looked up at run time, because older drivers do not have this function.
+// driver's function is looked up at run time, because older drivers do not have this function.
 //
 // Thread rule: any thread may call every function.
 #pragma once
@@ -17,8 +17,8 @@ class CudaBatch {
   // `memory` is the memory of the current GPU, and must outlive the object.
   explicit CudaBatch(const CudaMemory& memory);
 
-  // Returns whether copy() accepts `pieces`. This is the case if there are several pieces, one end
-  // of each piece is in the GPU's memory, and the driver has the function.
+  // Returns whether copy() accepts `pieces`. copy() accepts `pieces` if there are several pieces,
+  // one end of each piece is in the GPU's memory, and the driver has the function.
   bool takes(std::span<const CopyPiece> pieces) const;
   // Enqueues the copies on `stream`, a cudaStream_t of the current GPU. Returns a cudaError_t. If
   // the driver refuses to take several copies at once, all copies are enqueued one by one from then

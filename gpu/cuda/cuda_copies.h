@@ -10,16 +10,16 @@
 
 namespace sluice {
 
-// The host memory (page-locked) and the device memory of one direction. Each piece of memory has
-// `size_bytes`. If a pointer is null, there are no copies in this direction.
+// The page-locked host memory and the device memory for the copies in one direction. Each of the
+// two has `size_bytes`. If a pointer is null, there are no copies in this direction.
 struct CopyEnds {
   std::byte* host = nullptr;
   std::byte* device = nullptr;
 };
 
-// The function copies `up` to the device and `down` to the host at the same time. The function
-// repeats the copies `rounds` times, each time in pieces of `piece_bytes`. Returns the elapsed
-// seconds.
+// The function copies in both directions at the same time. `up` has the ends of the copies to the
+// device, and `down` has the ends of the copies to the host. The function repeats the copies
+// `rounds` times, each time in pieces of `piece_bytes`. Returns the elapsed seconds.
 // Fails with the errors of SLUICE_CUDA.
 double plain_copies_s(CudaDevice& device, const CopyEnds& up, const CopyEnds& down,
                       std::uint64_t size_bytes, std::uint64_t piece_bytes, unsigned rounds);

@@ -1,6 +1,7 @@
-// Launches kernels. A launch that fails is a failure of the device, like a copy that fails. The
-// call synchronize() rethrows this failure. The launch itself does not throw, because the launching
-// thread could not handle an error in the middle of its work. Thread rule: the same as for Device.
+// The function launches a kernel. A launch that fails is a failure of the device, like a copy that
+// fails. The call synchronize() rethrows this failure. The launch itself does not throw, because
+// the launching thread could not handle an error in the middle of its work. Thread rule: the same
+// as for Device.
 #pragma once
 
 #include <new>
@@ -17,8 +18,8 @@ void enqueue_kernel(CudaDevice& device, const Launch& launch) {
   int status = 0;
   const CudaCurrentDevice current(device.ordinal(), std::nothrow, &status);
   if (status == 0) {
-    // An earlier call on this thread, perhaps of the application, may have left an error. That
-    // error does not belong to the launch.
+    // An earlier call on this thread may have left an error. The application may have made that
+    // call. That error does not belong to the launch.
     (void)take_cuda_error();
     launch();
     status = take_cuda_error();

@@ -1,23 +1,23 @@
 // The environment variables that the CUDA runtime reads at the first call. A program may set the
-// variables before the first call. A library inside another program's process does not set the
-// variables.
+// variables before the first call. If Sluice is a library inside another program's process, Sluice
+// does not set the variables.
 #pragma once
 
 #include <string>
 
 namespace sluice {
 
-// Sets CUDA_MODULE_LOADING=EAGER, which loads all code at the start. With this setting, no code has
-// to be loaded while a collective waits. Sets CUDA_DEVICE_MAX_CONNECTIONS=32, which gives each
-// stream its own hardware queue. The default is eight queues, but the engine has more than eight
-// streams. In a shared queue, a waiting copy would delay computation. The function does not change
-// variables that are already set. Requires: no other thread runs yet, and the runtime has not been
-// called.
+// The function sets CUDA_MODULE_LOADING=EAGER, which loads all code at the start. With this
+// setting, no code has to be loaded while a collective waits. The function also sets
+// CUDA_DEVICE_MAX_CONNECTIONS=32, which gives each stream its own hardware queue. The default is
+// eight queues, but the engine has more than eight streams. In a shared queue, a waiting copy would
+// delay computation. The function does not change variables that are already set. Requires: no
+// other thread runs yet, and the runtime has not been called.
 void prepare_cuda_environment();
 
 struct CudaEnvironment {
   std::string description;  // both settings, as a text for users
-  std::string advice;       // empty if both settings are at least as good as above
+  std::string advice;       // empty if both settings are at least as good as described above
 };
 CudaEnvironment look_at_cuda_environment();
 

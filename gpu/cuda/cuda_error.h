@@ -1,5 +1,5 @@
 // The functions turn errors of the CUDA runtime into sluice::Error. The message has the failed
-// call, its place in the source, CUDA's name and number of the error, and a remedy.
+// call, the place of the call in the source, the error's name and number in CUDA, and a remedy.
 #pragma once
 
 #include <string>

@@ -1,8 +1,10 @@
-// Runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. The header is only for .cu files,
-// because nvcc includes the declarations of the CUDA runtime. Thread rule: the same as for Device.
-// The device must outlive the launcher. Invariants: a team adds in the same order on every GPU. The
-// lanes of a warp are added by halves. Then the sums of the warps are added in order. Kernels run
-// over 64-bit indices with the stride of the grid.
+// The launcher runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. Only .cu files include
+// this header, because only nvcc provides the declarations of the CUDA runtime by itself. Thread
+// rule: the same as for Device. The device must outlive the launcher. Invariants: a team adds in
+// the same order on every GPU. A warp adds the values of its lanes in pairs. The distance between
+// the lanes of a pair is 16 at first, and is halved in each step. Then the sums of the warps are
+// added in order. Kernels use 64-bit indices. In each step, a thread's index grows by the number of
+// threads in the grid.
 #pragma once
 
 #include <algorithm>
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(kTeamThreads) teams_kernel(std::uint64_t count
   for (std::uint64_t i = blockIdx.x; i < count; i += gridDim.x) body(team, i);
 }
 
-// A leaf gets eight threads. Every thread of a warp takes part in the shuffles.
+// Eight threads compute each leaf. Every thread of a warp takes part in the shuffles.
 template <class Body>
 __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t count, Body body) {
   constexpr std::uint64_t kLeaves = kTeamThreads / 8;
@@ -87,8 +89,8 @@ __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t coun
   }
 }
 
-// Launches `kernel` for zero indices, so that the launch does no work. `kernel` is one of the
-// kernels above with a `Body`.
+// The function launches `kernel` for zero indices, so that the launch does no work. `kernel` is one
+// of the kernels above with a `Body`.
 template <class Body>
 void launch_nothing(const void* kernel, void* stream) {
   std::uint64_t count = 0;
@@ -149,8 +151,8 @@ class CudaLauncher {
     });
   }
 
-  // Enqueues body.store(i, sum) for every i in [0, count). `sum` adds body.lane(i, 0..7) in the
-  // tree ((0+4)+(2+6))+((1+5)+(3+7)).
+  // Enqueues body.store(i, sum) for every i in [0, count). `sum` is the sum of body.lane(i, 0..7),
+  // added in the order ((0+4)+(2+6))+((1+5)+(3+7)).
   template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedLeaves<Body>::kernel;

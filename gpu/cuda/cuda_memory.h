@@ -1,9 +1,10 @@
 // The memory of a CUDA device: zero-filled allocations under a budget, and page-locked host memory.
-// Memory is allocated and freed a few times per run, in large pieces that their owners divide.
+// A run allocates and frees memory only a few times, in large pieces. The owners divide the pieces
+// further.
 //
 // Thread rule: any thread may call every function.
-// Invariant: the ledger has every allocation, with the requested number of bytes. The GPU takes up
-// to 4 KiB more for each allocation.
+// Invariant: the ledger lists every allocation, with the requested number of bytes. The GPU takes
+// up to 4 KiB more for each allocation.
 #pragma once
 
 #include <cstddef>
@@ -34,9 +35,9 @@ class CudaMemory {
   ~CudaMemory();
 
   // Does the same as Device::allocate(). If the GPU has less memory than the budget says, the
-  // message includes the GPU's own report.
+  // message of the error includes the GPU's own report.
   std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose);
-  // Waits for the device's work and frees the memory. Returns the resulting cudaError_t.
+  // The call waits for the device's work and frees the memory. Returns the resulting cudaError_t.
   int free(std::byte* memory) noexcept;
   std::uint64_t capacity_bytes() const;
   std::uint64_t allocated_bytes() const;
@@ -47,9 +48,9 @@ class CudaMemory {
   }
   // Returns whether `memory` points into one of the allocations.
   bool contains(const std::byte* memory) const;
-  // Sets `is_foreign` to true if `memory` is GPU memory that other code, such as PyTorch, has
-  // allocated. Otherwise sets `is_foreign` to false. The function asks the runtime, and returns the
-  // runtime's cudaError_t. This error may be an error of earlier work.
+  // The function sets `is_foreign` to true if `memory` is GPU memory that other code, such as
+  // PyTorch, has allocated. Otherwise the function sets `is_foreign` to false. The function asks
+  // the runtime, and returns the runtime's cudaError_t. This error may be an error of earlier work.
   int ask_foreign(const std::byte* memory, bool& is_foreign) const;
 
   // Does the same as Device::register_host_memory().

@@ -6,7 +6,7 @@
 //
 // While functions wait, the thread polls at least every 100 us, which costs a few percent of a
 // core. The notifier polls often at first and then less often. So the delay of a function is at
-// most about a quarter of the time that the work took.
+// most about a quarter of the duration of the work before the function.
 //
 // Thread rule: any thread may call every function.
 // Invariant: the functions of one stream run in the order of add(), one at a time. The functions

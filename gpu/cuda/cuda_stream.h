@@ -1,4 +1,5 @@
-// A stream of the CUDA device: the runtime's handles, and the host functions that have not run yet.
+// A stream of the CUDA device. The struct has the runtime's handles, and the host functions that
+// have not run yet.
 // Thread rule: the comment at each member states the rule of that member.
 #pragma once
 

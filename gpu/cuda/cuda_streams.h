@@ -34,8 +34,8 @@ class CudaStreams {
   // Removes the stream from this object, so that later calls do not find the stream.
   // Requires: there is such a stream.
   std::unique_ptr<CudaStream> take(StreamId id);
-  // Releases the runtime's objects of a stream that take() has removed. Returns the first failure,
-  // a cudaError_t.
+  // The function releases the runtime's objects of a stream that take() has removed. Returns the
+  // first failure as a cudaError_t.
   // Requires: the stream's work has ended.
   int give_back(const CudaStream& stream) const noexcept;
 
@@ -46,7 +46,7 @@ class CudaStreams {
   const int ordinal_;
   const std::string name_;
   FailureLatch& failure_;
-  int high_priority_ = 0;  // the smallest number; constant after construction
+  int high_priority_ = 0;  // CUDA's smallest priority number; constant after construction
 
   mutable std::mutex mutex_;
   // Guarded by mutex_, except the objects that the pointers refer to.

@@ -1,6 +1,6 @@
-// Waits for work on a GPU before the memory of that work is freed. A wait may fail although the GPU
-// still works. So after a failed wait, the functions try other waits. If the GPU no longer works,
-// the other waits return at once.
+// These functions wait for work on a GPU before the memory of that work is freed. A wait may fail
+// while the GPU is still working. So after a failed wait, the functions try other waits. If the GPU
+// itself has failed, the other waits return at once.
 // Thread rule: any thread may call every function.
 #pragma once
 
@@ -9,8 +9,8 @@ namespace sluice {
 // Both functions return the first failure, a cudaError_t, or 0. `event` is a cudaEvent_t of the
 // GPU.
 int wait_for_cuda_event(int ordinal, void* event) noexcept;
-// Waits for the work that is on `stream`, a cudaStream_t. The function records `event` behind this
-// work.
+// The function waits for the work that is on `stream`, a cudaStream_t. To wait, the function
+// records `event` behind this work.
 int wait_for_cuda_stream(int ordinal, void* stream, void* event) noexcept;
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// Chooses the arithmetic of a device by the kind of the device. These functions are not in
-// gpu/math, because gpu/math does not know GPUs. Thread rule: the same as for DeviceMath.
+// These functions choose a device's DeviceMath by the kind of the device. These functions are not
+// in gpu/math, because gpu/math does not depend on CUDA. Thread rule: the same as for DeviceMath.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ namespace sluice {
 // `device` must outlive the result of this function and of the next function.
 // Fails with kUnsupported if this build has no code for the GPU.
 std::unique_ptr<DeviceMath> make_cuda_math(CudaDevice& device);
-// Makes the DeviceMath that `device` needs. On the host device, one thread computes element by
-// element.
+// Makes the DeviceMath that `device` needs. On the host device, a single thread computes one
+// element after another.
 // Fails with kInvalidArgument if the device is neither a GPU nor the host.
 std::unique_ptr<DeviceMath> make_device_math(Device& device);
 

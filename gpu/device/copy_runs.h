@@ -1,7 +1,7 @@
-// The copies on one stream. Adjacent copies become one run, and the runs go to the device together.
-// Joining copies saves time. Each call of a GPU's runtime takes some microseconds of the caller's
-// thread. Each copy adds a microsecond or more on the link. For comparison, the link moves a block
-// of 2 MiB in only 40 us.
+// The class joins copies on one stream. Adjacent copies become one run, and the runs go to the
+// device together. Joining copies saves time. Each call of a GPU's runtime keeps the calling thread
+// busy for some microseconds. Each copy also costs a microsecond or more on the link. For
+// comparison, the link moves a block of 2 MiB in only 40 us.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -20,9 +20,9 @@ class CopyRuns {
   // `device` must outlive the runs.
   CopyRuns(Device& device, StreamId stream) : device_(device), stream_(stream) {}
 
-  // Adds a copy. The copy is enqueued by flush(), or earlier. Every other call that enqueues work
-  // on the stream first calls flush(). A copy joins the previous copy if both its source and its
-  // target begin where those of the previous copy end.
+  // Adds a copy. The copy is enqueued at the next flush() or earlier. The caller calls flush()
+  // before enqueueing other work on the stream. A copy joins the previous copy if the source begins
+  // where the previous source ends, and the target begins where the previous target ends.
   // Requires: if two copies are adjacent, the memory on both sides of the boundary belongs to one
   // piece of registered memory. Between two calls of flush(), no copy reads or writes bytes that
   // another copy writes.

@@ -1,4 +1,5 @@
-// The errors of calls that Device forbids. Every device reports such errors in the same words.
+// These functions throw the errors of calls that Device forbids. Every device reports such errors
+// in the same words.
 //
 // Thread rule: any thread.
 #pragma once

@@ -1,7 +1,7 @@
-// The host functions of one CUDA stream that have not run yet, in the order in which they were
-// enqueued. The runtime calls back once for each function. After a failure, the runtime may not
-// call back, or may call back late or in another order. The functions still run in the order of the
-// queue. So when a function runs, all earlier functions have run.
+// A queue of the host functions of one CUDA stream. The queue has the functions that have not run
+// yet, in the order of the add() calls. The runtime calls back once for each function. After a
+// failure, the runtime may call back late, in another order, or never. The functions still run in
+// the order of the queue. So when a function runs, all earlier functions have run.
 //
 // Thread rule: any thread may call every function.
 // Invariant: functions run one at a time.
@@ -25,7 +25,7 @@ class HostCallQueue {
 
   // Returns the number of the function. The numbers count from 1.
   std::uint64_t add(std::function<void()> function);
-  // The runtime calls this function at the end of the work before function `number`. The call runs
+  // The runtime calls this function when the work before function `number` has ended. The call runs
   // the functions that have not run yet, up to function `number`. The call returns when all these
   // functions have run. If `failure` is given and some of these functions have not run yet, the
   // call first latches `failure`.

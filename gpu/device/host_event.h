@@ -23,10 +23,10 @@ class Ticket {
   void reuse();
   void complete();
 
-  // Blocks the calling thread until complete() has been called.
+  // The call blocks the calling thread until complete() has been called.
   void await();
   bool is_complete() const;
-  // The time of completion on the steady clock.
+  // Returns the time of completion on the steady clock.
   // Requires: is_complete().
   std::uint64_t completed_ns() const;
 
@@ -43,7 +43,7 @@ class HostEvent {
  public:
   // Returns the pending ticket of a new record. A stream completes the ticket later.
   std::shared_ptr<Ticket> begin_record();
-  // The ticket of the latest record. The result is null if the event was never recorded.
+  // Returns the ticket of the latest record. The result is null if the event was never recorded.
   std::shared_ptr<Ticket> latest() const;
 
  private:

@@ -1,16 +1,16 @@
 // A stream of the host device. A worker thread runs tasks in the order of their arrival. A thread
-// that waits for the stream runs the tasks that the worker has not begun. A record on an idle
-// stream completes on the thread that enqueues it. With `at_once_bytes_max`, short copies, fills
-// and notices on an idle stream also run on the thread that enqueues them. A run on this thread
-// saves time, because waking a sleeping thread takes as long as a small collective between ranks.
+// that waits for the stream itself runs the tasks that the worker has not begun. If the stream is
+// idle, a record completes on the thread that enqueues the record. If the stream is idle and
+// `at_once_bytes_max` is set, short copies, short fills and notices also run on the enqueueing
+// thread. Running these tasks on the calling thread saves time, because waking a sleeping thread
+// takes as long as a small collective between ranks.
 //
 // Thread rule: any thread may call every public function.
 // Invariants: tasks run one at a time, in order. A task's captures are destroyed before the next
 // task starts. On every thread, work and host functions run in the environment of
 // base/float_environment.h. After the first failure on any stream of the device, copies, fills and
-// launched work
-// are skipped. Records, waits and host functions still run, so that every waiter wakes. The queue
-// has no limit, because the caller's slots limit the work in flight.
+// launched work are skipped. Records, waits and host functions still run, so that every waiter
+// wakes. The queue has no limit, because the caller's slots limit the work in flight.
 #pragma once
 
 #include <atomic>
@@ -74,7 +74,8 @@ using HostTask = std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, Laun
 
 // Returns whether the calling thread is inside a call_host function.
 bool is_in_host_function();
-// Runs a call_host function on the calling thread and latches its exception in `failure`.
+// The function runs a call_host function on the calling thread. If the call_host function throws,
+// `failure` latches the exception.
 void run_host_function(const std::function<void()>& function, FailureLatch& failure);
 
 class HostStream {
@@ -91,10 +92,10 @@ class HostStream {
   // The destructor runs the enqueued tasks, and then joins the thread.
   ~HostStream();
 
-  // Returns at once, or after a short task that ran on the calling thread. `task` runs after all
-  // tasks that were enqueued earlier.
+  // `task` runs after all tasks that were enqueued earlier. The call returns at once, unless the
+  // calling thread runs a short `task` itself.
   void enqueue(HostTask task);
-  // Blocks until all tasks that were enqueued before this call have run.
+  // The call blocks until all tasks that were enqueued before this call have run.
   void await();
 
  private:
@@ -117,8 +118,8 @@ class HostStream {
   FailureLatch& failure_;
 
   // The time until which the emulated bus or computation is busy. Only the thread that has set
-  // is_running_ uses this member. Each task adds its nominal duration instead of the time slept. So
-  // the overshoot of many short sleeps does not add up.
+  // is_running_ uses this member. Each task adds its nominal duration, and not the time that the
+  // thread has slept. So the overshoot of many short sleeps does not add up.
   std::uint64_t free_ns_ = 0;
 
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
@@ -128,7 +129,7 @@ class HostStream {
   std::condition_variable finished_changed_;
 
   // Guarded by mutex_.
-  std::vector<Queued> queue_;  // from next_ on; earlier tasks have run
+  std::vector<Queued> queue_;  // the tasks before next_ have run
   std::size_t next_ = 0;
   bool is_running_ = false;  // a thread runs a task
   std::uint64_t enqueued_count_ = 0;

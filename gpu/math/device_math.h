@@ -1,7 +1,7 @@
 // The operations on gradients and state in device memory: accumulation, the squared norm, and the
-// optimizers. Every result has the bits of the scalar definitions, as on the CPU (sluice/dtype.h,
-// base/optimizer_math.h, base/norm_accumulator.h). Only the sign and the payload of a NaN may
-// differ.
+// optimizers. Every result has the same bits as the result of the scalar definitions
+// (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h), as on the CPU. Only the sign
+// and the payload of a NaN may differ.
 //
 // Thread rule: the same as for Device. Every call enqueues its work and returns. Later work on the
 // same stream may reuse the memory. Arrays are device memory and do not overlap. All arrays except
@@ -26,14 +26,14 @@ using DeviceCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, Li
 // A run of elements that share hyperparameters and are updated in place.
 struct DeviceUpdate {
   // With kFp32, `parameter` is the master. With kBf16, `parameter` and `low` together are the
-  // master (split_master). With kFp16, `parameter` is rounded from `master`, and the update writes
-  // `parameter` and never reads it.
+  // master (split_master). With kFp16, the update rounds `master` to `parameter`, and never reads
+  // `parameter`.
   DType parameter_type = DType::kFp32;
   DType gradient_type = DType::kFp32;
   void* parameter = nullptr;
   std::int16_t* low = nullptr;
   float* master = nullptr;
-  float* exp_avg = nullptr;  // the moments that the optimizer does not keep are null
+  float* exp_avg = nullptr;  // null if the optimizer does not keep this moment
   float* exp_avg_sq = nullptr;
   // The 8-bit codes that replace fp32 moments, and one scale for each group of kMomentGroupElements
   // elements (base/moment_codes.h). Scales have only the alignment of a float.
@@ -66,9 +66,9 @@ class DeviceMath {
   // target[i] = round(float(target[i]) + float(source[i])).
   virtual void accumulate(DType type, void* target, const void* source, std::uint64_t element_count,
                           StreamId stream) = 0;
-  // leaves[i] = the sum of the squares of leaf i, added in fp64 in the same tree as on the CPU.
-  // These sums are for NormAccumulator::add(). A shorter last leaf is summed as if it were padded
-  // with zeros.
+  // leaves[i] = the sum of the squares of the elements of leaf i. The squares are added in fp64 in
+  // the same order as on the CPU. These sums are for NormAccumulator::add(). A shorter last leaf is
+  // summed as if it were padded with zeros.
   virtual void norm_leaves(DType type, const void* gradient, std::uint64_t element_count,
                            double* leaves, StreamId stream) = 0;
   virtual void update(const DeviceCoefficients& coefficients, const DeviceUpdate& arrays,

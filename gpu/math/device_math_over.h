@@ -1,4 +1,4 @@
-// Implements DeviceMath with the kernel bodies of math_bodies.h and a launcher that runs the
+// The class implements DeviceMath with the kernel bodies of math_bodies.h. A launcher runs the
 // bodies. The launcher is CudaLauncher on a GPU and HostLauncher in tests. Thread rule: the same as
 // for DeviceMath.
 #pragma once

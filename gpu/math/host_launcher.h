@@ -1,6 +1,6 @@
-// Runs kernel bodies (gpu/math/kernel_elements.h) on the host device, one index after another. The
-// results are the reference for a GPU's results. Thread rule: the same as for Device. The device
-// must outlive the launcher.
+// The launcher runs kernel bodies (gpu/math/kernel_elements.h) on the host device, one index after
+// another. The results are the reference for a GPU's results. Thread rule: the same as for Device.
+// The device must outlive the launcher.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ void run_elements(std::uint64_t count, const Body& body) {
   for (std::uint64_t i = 0; i < count; ++i) body(i);
 }
 
-// Runs body.store(i, sum) for every i in [0, count). `sum` adds body.lane(i, 0..7) in the tree
-// ((0+4)+(2+6))+((1+5)+(3+7)).
+// Runs body.store(i, sum) for every i in [0, count). `sum` is the sum of body.lane(i, 0..7), added
+// in the order ((0+4)+(2+6))+((1+5)+(3+7)).
 template <class Body>
 void run_leaves(std::uint64_t count, const Body& body) {
   for (std::uint64_t i = 0; i < count; ++i) {

@@ -1,8 +1,8 @@
-// The building blocks of kernel bodies. The building blocks are stored elements with conversions to
-// fp32, and teams of threads that share a row. With these blocks, the same source runs on the GPU
-// and, in tests, on the host. A body is a function object with a call operator for one index. The
-// header gpu/cuda/cuda_launcher.h runs bodies on a GPU, and gpu/math/host_launcher.h runs bodies on
-// the host device. The functions are pure.
+// The building blocks of kernel bodies. There are two kinds of building blocks: stored elements
+// with conversions to fp32, and teams of threads that share a row. With these blocks, the same
+// source runs on the GPU and, in tests, on the host. A body is a function object with a call
+// operator for one index. The header gpu/cuda/cuda_launcher.h runs bodies on a GPU, and
+// gpu/math/host_launcher.h runs bodies on the host device. The functions are pure.
 //
 // A team has rank(), size(), sum() and max(). The functions sum() and max() combine the values of
 // all members. All members must call sum() and max(), and all members get the same result. On the
@@ -16,8 +16,8 @@
 
 namespace sluice {
 
-// Eight elements that one thread reads or writes together, in accesses of 16 bytes. The array of
-// the elements is aligned to 16 bytes.
+// One thread reads or writes the eight elements of a pack together, in accesses of 16 bytes. The
+// array of the elements is aligned to 16 bytes.
 inline constexpr std::uint64_t kPackElements = 8;
 template <class T>
 struct alignas(16) Pack {

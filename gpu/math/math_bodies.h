@@ -17,9 +17,9 @@ SLUICE_HOST_DEVICE inline bool is_finite_below(float value, std::uint32_t magnit
   return (bits_from_float(value) & 0x7fffffffu) < magnitude;
 }
 
-// These functions load or store pack number `index` of an array of `count` elements. Elements
-// beyond the end of the array are read as zero, and are not written. Every loop over a pack has
-// eight rounds, so that the compiler unrolls the loop and keeps the pack in registers.
+// These functions load or store pack number `index` of an array of `count` elements. Beyond the end
+// of the array, loads give zeros, and stores write nothing. Every loop over a pack has eight
+// rounds, so that the compiler unrolls the loop and keeps the pack in registers.
 template <class T>
 SLUICE_HOST_DEVICE inline Pack<T> load_pack(const T* array, std::uint64_t index,
                                             std::uint64_t count) {
@@ -56,7 +56,7 @@ struct AccumulateBody {
   }
 };
 
-// Lane j of a leaf sums the squares of its elements j, j + 8, j + 16, ... in order.
+// Lane j adds the squares of the leaf's elements j, j + 8, j + 16, ... in order.
 template <class T>
 struct NormLeavesBody {
   const T* gradient;
@@ -156,8 +156,8 @@ SLUICE_RULE(AdagradCoefficients, adagrad_element, false, true);
 SLUICE_RULE(SgdCoefficients, sgd_element, true, false);
 #undef SLUICE_RULE
 
-// The array of a moment. The array has fp32 or bf16 values, and the pointer for the other type is
-// null.
+// The array of a moment. If the array has fp32 values, `bf16` is null. If the array has bf16
+// values, `values` is null.
 struct DeviceMoment {
   float* values;
   std::uint16_t* bf16;
@@ -210,8 +210,8 @@ struct UpdateBody {
       p.values[i] = updated.master;
       m.values[i] = updated.exp_avg;
       v.values[i] = updated.exp_avg_sq;
-      // Beyond the end of the array, the update of zeros gives finite values. A moment that the
-      // optimizer does not keep is finite, too.
+      // The elements beyond the end of the array are zeros, and an update of zeros gives finite
+      // values. A moment that the optimizer does not keep is finite, too.
       is_finite = is_finite && is_finite_below(updated.master, Masters::kNonFinite) &&
                   is_finite_below(updated.exp_avg, kInfinite) &&
                   is_finite_below(updated.exp_avg_sq, kInfinite);
@@ -223,7 +223,8 @@ struct UpdateBody {
   }
 };
 
-// All kernels call one compiled function, because the search and its tables are long.
+// On a GPU, these functions are not inlined, because the search for a code and the tables of the
+// search are long.
 #ifdef __CUDACC__
 #define SLUICE_ONCE __noinline__
 #else
@@ -270,8 +271,9 @@ struct DeviceCodes {
 };
 
 // The counterpart of UpdateBody for moments that are stored as 8-bit codes. A team updates one
-// group. Every thread updates its packs twice. The first update finds the new scales, and the
-// second update encodes with these scales. So a thread keeps no results between the two updates.
+// group. Every thread computes the update of its packs twice. The first computation finds the new
+// scales, and the second computation encodes the moments with these scales. So a thread keeps no
+// results between the two computations.
 template <class Masters, class Gradient, class Coefficients>
 struct UpdateCodesBody {
   using R = Rule<Coefficients>;

@@ -1,7 +1,7 @@
-// This code adds the elements that ranks have exchanged. The sum runs on a device, in the order of
-// base/ordered_sum.h. This rank's own elements are not moved. The elements of the other ranks lie
-// side by side in one buffer. The same kernel body runs on the GPU and, in tests, on the host. The
-// functions are pure.
+// This code adds the elements that ranks have exchanged. The sum is computed on a device, in the
+// order of base/ordered_sum.h. This rank's own elements are not moved. The elements of the other
+// ranks lie side by side in one buffer. The same kernel body runs on the GPU and, in tests, on the
+// host. The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,8 @@ struct ExchangedSumBody {
   }
 };
 
-// The body sums eight elements per index. Requires: every array begins at a multiple of 16 bytes.
+// For each index, the body computes the sums of eight elements. Requires: every array begins at a
+// multiple of 16 bytes.
 template <class To, class From>
 struct PackedSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
@@ -62,7 +63,7 @@ struct PackedSumBody : ExchangedSumBody<To, From> {
   }
 };
 
-// The body sums one element per index. Arrays may begin at any address.
+// For each index, the body computes the sum of one element. Arrays may begin at any address.
 template <class To, class From>
 struct SingleSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {

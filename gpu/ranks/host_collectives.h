@@ -1,7 +1,7 @@
 // The common part of collectives over host memory. Operations become work on the streams of the
 // host device. Operations are numbered in the order of the calls. After the first failure, all
-// later operations fail. A derived class implements run(), which does one operation on a stream's
-// thread and blocks until the operation is done.
+// later operations fail. A derived class implements run(). run() does one operation on a stream's
+// thread, and returns when the operation is done.
 //
 // Thread rule: the same as for Collectives. The function run() is called on threads of the device,
 // one at a time per object.
@@ -29,9 +29,9 @@ enum class RankPath {
 
 // The settings for waiting, for reports about waits, and for the sums of elements.
 struct HostCollectivesOptions {
-  // The number of seconds that an operation waits for another rank; at least 0.1. With a small
-  // value, a rank whose drive or computation is slow counts as failed. With a large value, a dead
-  // rank is noticed late.
+  // The number of seconds that an operation waits for another rank; at least 0.1. If the value is
+  // small, a rank with a slow drive or slow computation counts as failed. If the value is large, a
+  // dead rank is noticed late.
   double timeout_s = 120;
   SumFunction sum = nullptr;  // required; see cpu_optim/rank_sum.h
   // The function is called about four times per second while an operation waits for other
@@ -75,7 +75,7 @@ class HostCollectives : public Collectives {
   HostCollectives(HostDevice& device, std::shared_ptr<RankFailure> failure, RankGroup group)
       : device_(device), failure_(std::move(failure)), group_(std::move(group)) {}
 
-  // Runs operation number `sequence` of the object. The function throws if the operation fails.
+  // The function does operation number `sequence` of the object, and throws if the operation fails.
   virtual void run(const AllGather& gather, std::uint64_t sequence) = 0;
   virtual void run(const ReduceScatter& reduce, std::uint64_t sequence) = 0;
   virtual void run(const AllReduce& reduce, std::uint64_t sequence) = 0;

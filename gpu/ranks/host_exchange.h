@@ -1,20 +1,21 @@
 // One sequence of collectives between ranks of one host, without messages. Data moves in one of two
-// ways. The size of the operation determines the way, so every rank uses the same way.
-// Data of up to 16 KiB for each other rank goes through the ranks' slots in shared memory. A rank
-// writes data to its slot, reads the other ranks' slots and goes on. The rank does not wait until
-// the other ranks have read the rank's slot.
+// ways. The size of the operation selects one of the two ways. So every rank uses the same way. If
+// a rank has at most 16 KiB of data for each other rank, the data goes through the ranks' slots in
+// shared memory. Each rank writes its data to its own slot, reads the other ranks' slots, and goes
+// on. The rank does not wait until the other ranks have read the slot.
 // Larger data stays in the memory of its rank. Each rank publishes the address of its data, and the
-// other ranks copy the data once (process_vm_readv). Data that needs no addition may be copied
-// directly to the target. Data to be added is copied in pieces that are small enough to stay in the
-// cache until the addition. A rank goes on when all other ranks have read its data.
+// other ranks copy the data once (process_vm_readv). If the data need not be added, the other ranks
+// may copy the data directly to the target. If the data has to be added, the other ranks copy the
+// data in small pieces. These pieces stay in the cache until the addition. A rank goes on when all
+// other ranks have read its data.
 //
 // Thread rule: one thread at a time.
-// Invariants: most operations are one step of the sequence. An all_reduce by reading takes two
-// steps. An all_reduce of integers takes one step for each slot that its words fill. The data of a
-// published step does not change until all ranks have consumed the step. A slot is reused two steps
-// later. A rank that fails retracts its published data before the memory of the data can change. A
-// rank that has read another rank's data checks the other rank's signals again. So half-written
-// data never becomes a result.
+// Invariants: most operations are one step of the sequence. If an all_reduce does not use slots,
+// the all_reduce takes two steps. An all_reduce of integers takes one step for each slot that the
+// words fill. The data of a published step does not change until all ranks have consumed the step.
+// A slot is reused two steps later. A rank that fails retracts its published data before the memory
+// of the data can change. After a rank has read another rank's data, the reader checks the other
+// rank's signals again. So half-written data never becomes a result.
 #pragma once
 
 #include <atomic>
@@ -36,7 +37,8 @@ namespace sluice {
 
 class HostExchange {
  public:
-  // The size of `staging`. In this memory, a rank reads and adds the other ranks' data.
+  // The size of `staging`. A rank copies the other ranks' data to this memory, and adds the data
+  // there.
   static constexpr std::uint64_t kStagingBytes = 256_KiB;
   // The largest number of ranks. With this number, each rank still has a few cache lines of
   // `staging`.
@@ -49,7 +51,7 @@ class HostExchange {
                const RankFailure& failure, RankGroup group, std::uint32_t place,
                std::span<std::byte> staging);
 
-  // Each call blocks until the operation is done.
+  // Each call returns when the operation is done.
   // Fails with kRanks if ranks do not answer within the timeout. The message names these ranks.
   void run(const AllGather& gather);
   void run(const ReduceScatter& reduce);

@@ -1,12 +1,12 @@
 // The neighbors of a rank. Neighbors are ranks of the same host that exchange data without
-// messages. Neighbors share memory, in which they signal their progress and exchange small data.
-// Neighbors may also read each other's memory. If the system does not let one rank of a host share
-// or read memory, all ranks of the host use messages.
+// messages. Neighbors share memory. In the shared memory, neighbors signal their progress and
+// exchange small data. Neighbors may also read each other's memory. If one rank of a host cannot
+// share memory or cannot read other ranks' memory, all ranks of the host use messages.
 //
 // The shared memory is one segment, allocated at the start. The segment has kPlaces places per
-// rank, one place per sequence of operations. The segment takes 2 MiB of addresses per rank. Only
-// addresses that are used take memory, at most 128 KiB per sequence. Sluice makes the segment
-// (gpu/ranks/shared_segment.h), so no other user can open the segment.
+// rank, one place per sequence of operations. The segment takes 2 MiB of address space per rank.
+// Only the addresses that are used take memory. This memory has at most 128 KiB per sequence.
+// Sluice makes the segment (gpu/ranks/shared_segment.h), so no other user can open the segment.
 //
 // Thread rule: the constructor runs on the thread that has opened the port. Any thread may call the
 // other functions. Only one thread at a time writes to a rank's place.
@@ -33,8 +33,8 @@ class MessagePort;
 // rank's signals fill two cache lines, because processors fetch lines in pairs.
 struct alignas(128) RankSignals {
   // `published` is the last step whose data is ready. `consumed` is the last step that this rank
-  // has finished reading. `published` and `consumed` are 0 if the rank has failed in an operation
-  // and other ranks must not use its data.
+  // has finished reading. If the rank has failed in an operation, other ranks must not use the
+  // rank's data. In this case, `published` and `consumed` are 0.
   std::atomic<std::uint64_t> published{0};
   std::atomic<std::uint64_t> consumed{0};
   // The value is not 0 if this rank has failed. The value helps other ranks to name the rank that
@@ -52,8 +52,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share 
 class ReadPermit {
  public:
   ReadPermit() = default;
-  // The permit grants nothing if the parent is the first process, because then every process could
-  // read.
+  // If the parent is the first process, the permit grants nothing. Otherwise every process could
+  // read the memory.
   static ReadPermit for_siblings();
   ReadPermit(ReadPermit&& other) noexcept : is_given_(std::exchange(other.is_given_, false)) {}
   ReadPermit& operator=(ReadPermit&& other) noexcept {
@@ -69,8 +69,8 @@ class ReadPermit {
 class HostNeighbors {
  public:
   static constexpr std::uint32_t kPlaces = 16;
-  // The size of one slot. A rank alternates between two slots, because other ranks may still read
-  // the last slot when the rank writes the next slot.
+  // The size of one slot. A rank alternates between two slots, because other ranks may still be
+  // reading the previous slot when the rank writes the next slot.
   static constexpr std::uint64_t kSlotBytes = 64_KiB;
   // Before each wait, the constructor calls this function with the name of the wait.
   using Progress = std::function<void(std::string_view wait)>;
@@ -101,8 +101,8 @@ class HostNeighbors {
     std::atomic<std::uint64_t> number;
     ~Proof() { number.store(0); }
   };
-  // The data with which other ranks find the process of a rank, and the proof in the memory of the
-  // process.
+  // With this data, other ranks find the process of a rank. Other ranks also find the proof in the
+  // memory of the process.
   struct Process {
     std::int32_t id = 0;
     std::uint64_t proof_address = 0;

@@ -1,6 +1,6 @@
-// The function finds this process's rank in the environment variables that its launcher has set.
-// The launcher is mpirun of Open MPI or of MPICH (hydra), srun of Slurm, or torchrun. The result
-// depends only on the argument.
+// The function finds this process's rank in the environment variables that the launcher of the
+// process has set. The launcher is mpirun of Open MPI or of MPICH (hydra), srun of Slurm, or
+// torchrun. The result depends only on the argument.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 
 // Returns nothing if no launcher is found. The program then runs with one rank.
 // Fails with kConfig if a variable is not a number or is out of range, or if a launcher's variables
-// are incomplete. The call also fails if two launchers contradict each other, and the message then
-// names both.
+// are incomplete. The call also fails if the variables of two launchers contradict each other. The
+// message then names both launchers.
 std::optional<Launch> find_launch(const EnvironmentLookup& environment);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // Collectives between threads of one process. Each thread has its own host device. These
-// collectives are the plain version. They are the oracle in tests of the other versions. Every rank
-// reads the other ranks' memory directly.
+// collectives are the plain version of Collectives, and the oracle in tests of the other versions.
+// Every rank reads the other ranks' memory directly.
 //
 // Thread rule: any thread may use a LocalWorld. The collectives of a rank follow the rule of
 // Collectives.

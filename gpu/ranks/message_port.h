@@ -22,7 +22,7 @@ class MessagePort {
   MessagePort(const MessagePort&) = delete;
   MessagePort& operator=(const MessagePort&) = delete;
   // Ends the connection of this process. If ends_with_others() is true, the destructor waits until
-  // the other ranks end their ports, too.
+  // all other ranks destroy their ports.
   virtual ~MessagePort() = default;
   virtual bool ends_with_others() const { return true; }
 
@@ -31,24 +31,25 @@ class MessagePort {
   virtual std::uint32_t rank_count() const = 0;
   virtual int tag_max() const = 0;
 
-  // A message has at most 2^31 - 1 bytes. Returns the number that test() will report. Numbers are
-  // reused. Messages between two ranks with one tag arrive in the order in which they were started.
+  // A message has at most 2^31 - 1 bytes. Returns a number for the message. test() reports the end
+  // of the message by this number. The numbers of ended messages are reused. Messages with the same
+  // tag between the same two ranks arrive in the order of their starts.
   virtual std::uint32_t start_send(const std::byte* data, std::uint64_t size_bytes,
                                    std::uint32_t peer, int tag) = 0;
   virtual std::uint32_t start_receive(std::byte* data, std::uint64_t size_bytes, std::uint32_t peer,
                                       int tag) = 0;
-  // Appends to `ended` the numbers of the messages that have ended since the last call. If messages
-  // cannot go on, `failure` receives the reason.
+  // Appends to `ended` the numbers of the messages that have ended since the last call. If the
+  // connection fails, `failure` receives the reason.
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
 
-  // The next three functions wait for other ranks without a deadline. The callers of these
-  // functions have a deadline. The call host_ranks() returns the ranks of this host in order,
+  // The next three functions wait for other ranks without a deadline. So the callers of these
+  // functions set a deadline. The call host_ranks() returns the ranks of this host in order,
   // including this rank. The result is empty if the connection does not know these ranks. Every
   // rank calls host_ranks() once, at the same time.
   virtual std::vector<std::uint32_t> host_ranks() = 0;
   // Every rank of the host calls the next two functions at the same time. Requires: host_ranks()
-  // has returned at least two ranks. Sends the first rank's data to all ranks of the host. Returns
-  // whether the data has arrived.
+  // has returned at least two ranks. The call sends the first rank's data to all ranks of the host.
+  // Returns whether the data has arrived.
   virtual bool broadcast_on_host(std::span<std::byte> data) = 0;
   // Returns whether `own` is true on all ranks of the host.
   virtual bool agree_on_host(bool own) = 0;
@@ -57,9 +58,10 @@ class MessagePort {
   [[noreturn]] virtual void abort() = 0;
 };
 
-// The only symbol of the library that is linked to MPI. The symbol's name contains the hash of this
-// file. So a library of another build, which may have other virtual functions, is refused. If MPI
-// does not start, the function returns null and writes the reason to `why`.
+// The library for MPI exports only this symbol. The symbol's name contains the hash of this file. A
+// library of another build may have other virtual functions. Such a library is refused, because its
+// symbol has another name. If MPI does not start, the function returns null and writes the reason
+// to `why`.
 using OpenMpiPort = MessagePort* (*)(std::string& why);
 
 }  // namespace sluice

@@ -1,13 +1,13 @@
 // The messages between ranks. One thread at a time starts and tests messages, and wakes the threads
 // that wait for a batch. A waiting thread moves the messages itself, so that a small operation
-// passes through no other thread. The class also has a thread, which moves large batches while the
-// threads that started them compute. Each wait has a deadline, because only a deadline can detect a
-// stopped rank or a dead link.
+// needs no other thread. The class also has its own thread. This thread moves large batches while
+// the threads that started the batches compute. Each wait has a deadline, because only a deadline
+// can detect a stopped rank or a dead link.
 //
 // Thread rule: any thread may call every function.
 // Invariants: at most one thread is inside the port. Batches start in the order of the start()
 // calls, and the messages of a batch start in the order of the batch. After a failure, no messages
-// are moved. Messages that the port has begun stay unfinished, and the process is about to end.
+// are moved. Messages that the port has begun stay unfinished. The process is expected to end soon.
 #pragma once
 
 #include <chrono>
@@ -42,8 +42,8 @@ struct Message {
 // memory of its messages must live until wait() has returned or thrown.
 struct MessageBatch {
   std::vector<Message> messages;
-  // The value is true if the batch's owner computes between start() and wait() while the class's
-  // thread moves the messages.
+  // The value is true if the batch's owner computes between start() and wait(). In this time, the
+  // class's thread moves the messages.
   bool is_large = false;
 
   // Only the MessageThread uses the next members.
@@ -55,8 +55,8 @@ struct MessageBatch {
 // A way to connect the ranks.
 struct Connection {
   std::string_view kind;     // Collectives::name()
-  std::string_view opening;  // the waits at the connection's begin and end, in words
-  std::string_view closing;
+  std::string_view opening;  // names the wait while the connection opens
+  std::string_view closing;  // names the wait while the connection closes
   // Returns the connected port, or throws. The MessageThread's own thread calls this function once.
   std::function<std::unique_ptr<MessagePort>()> open;
 };
@@ -65,7 +65,7 @@ class MessageThread {
  public:
   struct Options {
     Connection connection;
-    double timeout_s = 0;  // for each wait while the connection begins and ends
+    double timeout_s = 0;  // for each wait while the connection opens or closes
     std::function<void(const std::string& waiting)> on_wait;  // as in RankWait
   };
 
@@ -80,9 +80,9 @@ class MessageThread {
   // within the timeout. After kRanks, the thread may still be inside the connection. This object
   // must stay alive until has_ended() returns true.
   void await_open();
-  // Ends the connection in the regular way, unless something has failed. Returns an empty text when
-  // the thread has ended. After the timeout, the call returns a sentence about the part that has
-  // not ended. No other call may follow.
+  // Ends the connection in the regular way, unless something has failed. The call returns an empty
+  // text when the thread has ended. If the timeout passes earlier, the call returns a sentence that
+  // says what has not ended. No other call may follow.
   std::string await_end();
   bool has_ended() const;
 
@@ -91,7 +91,7 @@ class MessageThread {
   int tag_max() const { return tag_max_; }
   const std::string& version() const { return version_; }
   std::string_view kind() const { return options_.connection.kind; }
-  // The ranks to which this rank sends no messages.
+  // Returns the ranks to which this rank sends no messages.
   const HostNeighbors& neighbors() const { return neighbors_; }
 
   void start(const std::shared_ptr<MessageBatch>& batch);
@@ -104,8 +104,8 @@ class MessageThread {
   // messages among themselves. Only the first failure is kept.
   void fail(const std::string& failure);
 
-  // Asks the thread to end every process of the run. The call waits until the processes have ended,
-  // but no longer than the timeout.
+  // The call asks the thread to end every process of the run. The call then waits for the end of
+  // the processes, but no longer than the timeout.
   void abort() noexcept;
 
  private:
@@ -155,7 +155,8 @@ class MessageThread {
   std::optional<Error> open_failure_;
   bool is_open_ = false;
   bool has_ended_ = false;  // the thread has finished
-  // The thread's current step inside the port or the system, and the time at which the step began.
+  // The current step of the thread inside the port or the system, and the time at which this step
+  // began.
   std::string_view wait_ = "the start of a thread";
   TimePoint wait_begin_ = std::chrono::steady_clock::now();
   bool is_moving_ = false;  // a thread may be inside the port, which may touch messages' memory

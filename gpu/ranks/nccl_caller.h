@@ -1,5 +1,5 @@
-// The thread that makes NCCL's calls for threads that must not wait. NCCL may take a while to put
-// an operation on its stream. So the engine's scheduler lets another thread call the operations
+// A thread that calls NCCL for threads that must not wait. NCCL may take a while to enqueue an
+// operation. So the engine's scheduler lets another thread call the operations
 // (Collectives::hand_over()).
 //
 // Thread rule: any thread may call every function.
@@ -25,7 +25,8 @@ class NcclCaller {
 
   // Returns immediately. `work` must not throw.
   void post(std::function<void()> work);
-  // Returns when all work that was posted earlier has run, and its captures have been destroyed.
+  // Returns when all work that was posted earlier has run. The captures of this work are then
+  // destroyed, too.
   void drain();
 
  private:

@@ -1,7 +1,7 @@
-// Collectives between GPUs, which NCCL connects. Reductions are exact by default. The ranks
-// exchange their elements all to all, and each rank adds its part in rank order. So the bits equal
-// those of the host's collectives. By default, NCCL's own reductions are not used, because their
-// order of additions depends on the size of the message.
+// Collectives between GPUs that NCCL connects. Reductions are exact by default. The ranks exchange
+// their elements all to all, and each rank adds its part in rank order. So the results have the
+// same bits as with the host's collectives. By default, NCCL's own reductions are not used, because
+// their order of additions depends on the size of the message.
 //
 // Thread rule: the same as for Collectives. Failures are reported on a separate thread.
 // Failure: NCCL reports that a rank is gone, but seldom says which rank. So error messages name the
@@ -32,13 +32,13 @@ struct NcclOptions {
 
 // Returns the reason why NCCL cannot be used. The result is empty if NCCL can be used.
 std::string why_no_nccl(const std::string& library = "");
-// Returns the version of NCCL, such as "2.28.9". If the version lacks abilities, a text about them
-// follows the version. Fails with kUnsupported if NCCL cannot be used.
+// Returns the version of NCCL, such as "2.28.9". If this version lacks abilities, the text also
+// names the missing abilities. Fails with kUnsupported if NCCL cannot be used.
 std::string describe_nccl(const std::string& library = "");
-// Sets the environment variables that NCCL and the CUDA runtime read at their first call. With
-// these variables, NCCL makes the connections when the communicator is made, instead of at the
-// first operation. The function also calls prepare_cuda_environment(). The function does not change
-// variables that are already set.
+// The function sets the environment variables that NCCL and the CUDA runtime read at their first
+// call. With these variables, NCCL makes the connections together with the communicator, and not at
+// the first operation. The function also calls prepare_cuda_environment(). The function does not
+// change variables that are already set.
 // Requires: no other thread runs yet.
 void prepare_nccl_environment();
 
@@ -46,7 +46,7 @@ void prepare_nccl_environment();
 // Fails with kUnsupported if NCCL cannot be used, and with kRanks if NCCL makes no id.
 NcclId make_nccl_id(const std::string& library = "");
 // Returns a source of memory for CudaDeviceOptions. Copy engines can gather data into this memory.
-// If NCCL's version has no memory for copy engines, the source gives plain memory. Fails with
+// If this version of NCCL has no memory for copy engines, the source gives plain memory. Fails with
 // kUnsupported if NCCL cannot be used.
 CudaMemorySource nccl_memory_source(const std::string& library = "");
 

@@ -1,12 +1,12 @@
-// One NCCL communicator. NCCL's calls do not block. NcclCommunicator waits for NCCL's background
-// work with a deadline, so that a missing rank is noticed.
+// One NCCL communicator. NCCL's calls do not block. NcclCommunicator sets a deadline when it waits
+// for NCCL's background work. So NcclCommunicator notices a missing rank.
 //
 // Thread rule: one thread at a time enqueues on a communicator. Any thread may call failure(),
 // abort() and notes(), also at the same time as other calls.
 // Invariants: after abort() every call throws, and NCCL's work on the device ends. A call that
-// fails does not abort the communicator. An abort would end earlier work, and the data of this work
-// would look like a result before the failure is known. So the caller first makes the failure
-// known, and then calls abort(). If the caller does not call abort(), the destructor does.
+// fails does not abort the communicator. An abort would end earlier work. Until the failure is
+// known, the data of this unfinished work would look like a result. So the caller first makes the
+// failure known, and then calls abort(). If the caller does not call abort(), the destructor does.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ struct NcclMessage {
 class NcclCommunicator {
  public:
   struct Options {
-    double timeout_s = 120;  // the limit of a call's wait for other ranks
+    double timeout_s = 120;  // the longest time that a call waits for other ranks
     // If this option is true, copy engines move the data of all-gathers. Copy engines need
     // registered memory and a version of NCCL that can use copy engines.
     bool prefers_copy_engines = true;
@@ -46,8 +46,8 @@ class NcclCommunicator {
   // Fails with kRanks.
   NcclCommunicator(const NcclLibrary& library, const Options& options, CudaDevice& device,
                    const NcclId& id, std::uint32_t rank, std::uint32_t rank_count);
-  // The destructor ends the communicator together with the other ranks, unless the communicator has
-  // failed.
+  // If the communicator has not failed, the destructor waits for the other ranks, and all ranks end
+  // the communicator together.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -66,15 +66,16 @@ class NcclCommunicator {
   void reduce_scatter(std::byte* target, const std::byte* source, DType type,
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
-  // The call reduces words of 64 bits: the first `sum_count` words are added, and the next
-  // `minimum_count` words become their minimum. One launch computes both the sums and the minima.
-  // The order of the ranks does not change the result.
+  // The call reduces words of 64 bits. Each of the first `sum_count` words becomes the word's sum
+  // over the ranks. Each of the next `minimum_count` words becomes the word's minimum over the
+  // ranks. One launch computes both the sums and the minima. The order of the ranks does not change
+  // the result.
   void all_reduce_words(std::byte* data, std::uint64_t sum_count, std::uint64_t minimum_count,
                         void* stream);
 
   // Every rank calls register_memory() in the same way. Operations on registered memory need no
-  // copies inside NCCL. Does nothing if NCCL's version has no registration. If this machine does
-  // not support windows, the memory is registered without a window.
+  // copies inside NCCL. The call does nothing if NCCL's version has no registration. If this
+  // machine does not support windows, the memory is registered without a window.
   void register_memory(std::span<std::byte> memory);
   void deregister_memory() noexcept;
   // Returns notes about abilities that NCCL or the machine lacks, and about what is done instead.
@@ -97,8 +98,8 @@ class NcclCommunicator {
   template <class Body>
   void call(const char* name, const Body& body);
   void settle(int result, const char* name);
-  // Returns the address of given_. A call of NCCL stores the object that it makes at this address.
-  // Only one such call may be under way.
+  // Returns the address of given_. A call of NCCL makes an object, and stores a pointer to the
+  // object at this address. Only one such call may be under way.
   template <class Pointer>
   Pointer* given_as();
   void* register_window(std::span<std::byte> memory);
@@ -114,7 +115,7 @@ class NcclCommunicator {
   std::atomic<bool> has_failed_ = false;  // whether a call has failed
 
   // The communicator or window that a call makes. A thread of NCCL writes this member. If the call
-  // has timed out, the thread may still write until the communicator is aborted.
+  // has timed out, NCCL's thread may still write this member until the communicator is aborted.
   void* given_ = nullptr;
 
   std::mutex mutex_;

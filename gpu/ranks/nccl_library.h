@@ -23,9 +23,9 @@ class NcclLibrary {
 
   int version() const { return version_; }  // 22809 for 2.28.9
   std::string version_text() const;
-  // The call has_registration() returns whether buffers can be registered (NCCL 2.19). The call
-  // has_windows() returns whether buffers can be registered as windows (NCCL 2.28). Copy engines
-  // gather into windows.
+  // has_registration() returns whether buffers can be registered (since NCCL 2.19). has_windows()
+  // returns whether buffers can be registered as windows (since NCCL 2.28). Copy engines can gather
+  // data into windows.
   bool has_registration() const;
   bool has_windows() const;
   // Returns a text about abilities that the version lacks, and about what is done instead. The text

@@ -1,8 +1,8 @@
 // The watch supervises NCCL's operations. An operation may wait for other ranks only for a limited
-// time, counted from the end of earlier work. The watch also looks for errors that NCCL reports
-// from its background work. The first failure becomes a failure of the device, and then is latched
-// (RankFailure). NCCL's work is ended only after the failure is latched, so that no unfinished
-// operation looks like a result.
+// time. This time begins at the end of earlier work. The watch also looks for errors that NCCL
+// reports from its background work. The first failure becomes a failure of the device, and then is
+// latched (RankFailure). The watch ends NCCL's work only after the failure is latched. So no
+// unfinished operation looks like a result.
 //
 // Thread rule: any thread may call every function.
 #pragma once
@@ -35,7 +35,8 @@ class NcclWatch {
     Event ended;
     NcclCommunicator* communicator = nullptr;
     std::string_view kind;
-    // The text is a copy, because the original may be gone before the watch has seen the end.
+    // The text is a copy, because the original may be gone before the watch notices the end of the
+    // operation.
     std::array<char, 96> subject{};
     std::size_t subject_bytes = 0;
     std::optional<std::chrono::steady_clock::time_point> begun_at;
@@ -51,13 +52,14 @@ class NcclWatch {
   // Waits until the communicator's operations are over, and then forgets the communicator.
   void remove(NcclCommunicator& communicator);
 
-  // begin() is called before the calls that enqueue one operation. The function end() is called
-  // after these calls, with the result of begin().
+  // The caller calls begin() before the calls that enqueue an operation. After these calls, the
+  // caller calls end() with the result of begin().
   std::unique_ptr<Operation> begin(StreamId stream);
   void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
            std::string_view kind, std::string_view subject, StreamId stream);
 
-  // On return, the device has failed, the failure is latched, and NCCL's work ends.
+  // When the call returns, the device has failed, the failure is latched, and NCCL's work has been
+  // aborted.
   void fail(const Error& error);
 
  private:
@@ -70,7 +72,7 @@ class NcclWatch {
   const double timeout_s_;
 
   std::mutex mutex_;
-  std::condition_variable came_;   // an operation came, or must_stop_ is set
+  std::condition_variable came_;   // there is an operation, or must_stop_ is set
   std::condition_variable ended_;  // operations ended
   // Guarded by mutex_.
   std::vector<NcclCommunicator*> communicators_;

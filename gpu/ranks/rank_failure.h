@@ -1,5 +1,5 @@
-// The first failure of a rank's collectives, shared by all sequences of the rank. The failure is
-// latched and passed to one handler. Every later operation fails with the same error.
+// The first failure of a rank's collectives. All sequences of the rank share this failure. The
+// failure is latched and passed to one handler. Every later operation fails with the same error.
 //
 // Thread rule: any thread may call every function.
 #pragma once
@@ -14,7 +14,7 @@ namespace sluice {
 
 class RankFailure {
  public:
-  // Keeps `error` and calls the handler, if no error was set before.
+  // If no error was set before, the call keeps `error` and calls the handler.
   void set(const Error& error);
   bool is_set() const;
   void throw_if_set() const;

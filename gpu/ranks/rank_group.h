@@ -1,5 +1,5 @@
-// A group consists of some ranks of a world. The order of the ranks is the same on every member.
-// The group also knows the place of this rank in the order.
+// A group consists of some ranks of a world. All members of the group have the same list of ranks,
+// in the same order. The group also has this rank's place in the list.
 //
 // Thread rule: the struct is a value.
 #pragma once

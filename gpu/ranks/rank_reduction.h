@@ -1,6 +1,6 @@
-// One reduction, as one rank sees it. The struct says which elements of the source each rank adds
-// in rank order (base/ordered_sum.h). The struct does not depend on the way in which ranks exchange
-// their sources.
+// One reduction from the view of one rank. The struct says which elements of the source each rank
+// adds in rank order (base/ordered_sum.h). The struct does not depend on the way in which ranks
+// exchange their sources.
 //
 // Thread rule: the structs are values.
 #pragma once
@@ -32,7 +32,7 @@ struct RankReduction {
   DType source_type = DType::kFp32;
   std::byte* target = nullptr;  // where the sum of the rank's own range goes
   DType target_type = DType::kFp32;
-  std::uint64_t share = 0;  // elements of the longest range
+  std::uint64_t share = 0;  // the number of elements in the longest range
   std::uint64_t count = 0;  // the number of all elements
   std::string_view kind;
   std::string_view subject;

@@ -13,19 +13,19 @@
 
 namespace sluice {
 
-// After this many polls without news, a thread sleeps between polls. The number is so large that a
-// thread does not sleep while a peer only computes sums. The number is so small that the thread
-// leaves the core to a peer that computes longer.
+// After this many polls without news, a thread sleeps between polls. The number is large enough
+// that a thread does not sleep while a peer only computes sums. The number is small enough that a
+// peer with a longer computation soon gets the core.
 inline constexpr std::uint32_t kLooksBeforeSleep = 4000;
 inline constexpr std::chrono::microseconds kSleepBetweenLooks{50};
 
 struct RankWait {
   double timeout_s = 120;
-  // The operation, and the data that the operation moves.
+  // The name of the operation, and the name of the data that the operation moves.
   std::string_view kind;
   std::string_view subject;
-  // This function is called about four times per second, with a text about the wait. The function
-  // may be null or empty.
+  // A waiting thread calls this function about four times per second, with a text about the wait.
+  // The pointer may be null, and the function may be empty.
   const std::function<void(const std::string& waiting)>* on_wait = nullptr;
 
   std::chrono::nanoseconds timeout() const;

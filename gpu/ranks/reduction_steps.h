@@ -1,7 +1,7 @@
-// The steps of an exact reduction (gpu/ranks/nccl_collectives.h). In each step a rank receives a
-// piece from every other rank in its staging memory, and adds the pieces. If the staging memory has
-// two halves, the pieces of one step arrive while the pieces of the previous step are added. The
-// functions are pure.
+// The steps of an exact reduction (gpu/ranks/nccl_collectives.h). In each step, a rank receives one
+// piece from every other rank. The rank stores these pieces in its staging memory, and adds them.
+// If the staging memory has two halves, the pieces of one step arrive while the pieces of the
+// previous step are added. The functions are pure.
 //
 // For example, 1,024 ranks share 2^33 bf16 elements: 2^23 elements, or 16 MiB, for each rank. The
 // staging memory of 1,023 MiB has two halves, each with 512 KiB for every other rank. So there are
@@ -20,9 +20,9 @@ namespace sluice {
 // need more kernels.
 inline constexpr std::uint64_t kStagingBytesMin = 8_MiB;
 // The room that each half has for the messages of one other rank. All steps have equal length. So
-// if a share needs more than one step, its messages have at least 2/3 of this size. With shorter
-// messages, most of the time would be latency. With longer messages, many ranks would need more
-// memory.
+// if a share needs more than one step, the messages of the share have at least 2/3 of this size.
+// With shorter messages, most of the time would be latency. With longer messages, many ranks would
+// need more memory.
 inline constexpr std::uint64_t kStagedMessageBytes = 512_KiB;
 inline constexpr std::uint64_t kPieceAlignElements = 64;  // pieces begin at a line of 128 bytes
 

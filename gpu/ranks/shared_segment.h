@@ -1,7 +1,7 @@
-// Unnamed memory that processes of one host share. One process makes the segment and tells the
-// others its place. The other processes open the segment at this place. The system lets only the
-// same user and root open the segment. The segment vanishes when the processes end, even if they
-// crash.
+// Unnamed memory that processes of one host share. One process makes the segment, and tells the
+// other processes the place of the segment. The other processes open the segment at this place. The
+// system lets only the same user and root open the segment. The segment vanishes when the processes
+// end, even if they crash.
 //
 // Thread rule: the objects are values.
 // Invariant: an open segment is the segment that the first process made, and has the same size.
@@ -27,7 +27,7 @@ class SharedSegment {
  public:
   // Makes an object without a segment.
   SharedSegment() = default;
-  // Makes a segment of zeros. The result has no segment if the system refuses.
+  // Makes a segment of zeros. If the system refuses, the result has no segment.
   static SharedSegment make(std::uint64_t size_bytes);
   // Opens the segment at `place`. The result has no segment if the system refuses, or if the place
   // no longer holds this segment.
@@ -37,8 +37,8 @@ class SharedSegment {
   ~SharedSegment();
 
   std::byte* data() const { return data_; }  // null without a segment
-  // The place of a segment that this process made. Other processes can open the segment until
-  // close_place().
+  // Returns the place of a segment that this process made. Other processes can open the segment
+  // until close_place().
   SegmentPlace place() const;
   void close_place() { file_ = UniqueFd(); }
 

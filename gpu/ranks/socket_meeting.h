@@ -1,6 +1,6 @@
 // These functions let ranks find each other and connect over sockets. Every rank connects to the
-// ranks with lower numbers, and accepts connections from the ranks with higher numbers. Both sides
-// prove that they know each other's secret.
+// ranks with lower numbers, and accepts connections from the ranks with higher numbers. Each side
+// proves that it knows the other side's secret.
 //
 // Thread rule: one thread.
 #pragma once

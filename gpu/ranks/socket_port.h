@@ -1,11 +1,11 @@
-// Messages between processes over TCP. Such messages are for programs that MPI has not started,
-// such as programs started by torchrun. Each rank opens a door, which is a listening socket. A
+// Messages between processes over TCP. Such messages are for programs that MPI has not started. For
+// example, torchrun starts such programs. Each rank opens a door, which is a listening socket. A
 // text, called the endpoint, describes the door. The program itself has to send every rank's
 // endpoint to all ranks. Then every rank connects to every other rank. An endpoint contains a
 // secret, so that other processes cannot connect. Data on the connections is not encrypted.
 //
-// A receiver asks for data when its receive begins, and the data is sent only then. So no rank
-// stores data that nothing waits for, and a late message does not delay other messages.
+// When a receive begins, the receiver asks for the data. The data is sent only then. So no rank has
+// to store data before a receive waits for the data. A late message does not delay other messages.
 //
 // Thread rule: one thread uses a door. The port follows the rule of MessagePort.
 #pragma once
@@ -35,7 +35,7 @@ struct SocketEndpoint {
 class SocketDoor {
  public:
   // The door listens at `address`, an IP address of this host that all other ranks can reach.
-  // Fails with kInvalidArgument if the rank is beyond `rank_count` or the text is no IP address,
+  // Fails with kInvalidArgument if `rank` is not below `rank_count` or `address` is no IP address,
   // and with kUnsupported if the system refuses the address.
   SocketDoor(const std::string& address, std::uint32_t rank, std::uint32_t rank_count);
 
@@ -50,7 +50,7 @@ class SocketDoor {
 // Connects the rank of `door` to all other ranks. `endpoints` has the text of every rank, in the
 // order of the ranks. The call blocks until all ranks are connected, but no longer than the
 // timeout. Fails with kInvalidArgument if a text is not the endpoint of its rank, and with kRanks
-// if ranks have not come. The message names these ranks.
+// if some ranks have not connected. The message names these ranks.
 std::unique_ptr<MessagePort> connect_ranks(const SocketDoor& door,
                                            std::span<const std::string> endpoints,
                                            double timeout_s);

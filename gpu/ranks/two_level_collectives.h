@@ -1,11 +1,12 @@
 // Collectives in two levels. One level is among the ranks of a node. The other level is among the
 // ranks that have the same place in their nodes. With two levels, the network between nodes carries
-// each gathered byte once per node instead of once per rank. The messages between nodes are longer
-// by the same factor.
+// each gathered byte once per node instead of once per rank. A rank exchanges messages with only
+// one rank of each other node.
 //
-// The sums of floating-point values differ from the sums in one level. A sum in two levels first
-// adds the ranks of each node in rank order, and then adds the nodes in order. All additions are in
-// fp32, with one rounding at the end.
+// Two levels add floating-point values in another order than one level. So the sums may have other
+// bits. A sum in two levels first adds the values of each node's ranks, in rank order. Then the sum
+// adds the results of the nodes, in the order of the nodes. All additions are in fp32, with one
+// rounding at the end.
 //
 // Thread rule: the same as for Collectives.
 #pragma once
@@ -28,13 +29,14 @@ class TwoLevelCollectives final : public Collectives {
   // Requires: node_ranks divides the number of ranks.
   TwoLevelCollectives(Collectives& whole, std::uint32_t node_ranks, Device& device);
 
-  // Sets the device memory for the sums of this rank's node. This memory must outlive the last
-  // reduction. Requires: 4 / node_ranks bytes for each element of the longest reduction's source.
+  // The call sets the device memory for the sums of this rank's node. This memory must outlive the
+  // last reduction. Requires: `memory` has 4 / node_ranks bytes for each element in the source of
+  // the longest reduction.
   void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
-  // Sets the device memory for the shards that this rank brings to its node. This memory must live
-  // as long as the memory for sums. A gather never changes this rank's own part of the target. So
-  // other ranks may read that part during the gather. Requires: 1 / node_ranks of the bytes of the
-  // longest gather's target.
+  // The call sets the device memory for the shards that this rank brings to its node. This memory
+  // must live as long as the memory for sums. A gather never changes this rank's own part of the
+  // target. So other ranks may read that part during the gather. Requires: `memory` has 1 /
+  // node_ranks of the bytes in the target of the longest gather.
   void use_for_gathers(std::span<std::byte> memory) { shards_ = memory; }
 
   std::string_view name() const override { return whole_.name(); }
@@ -73,7 +75,7 @@ class TwoLevelCollectives final : public Collectives {
   void gather_through(std::span<std::byte> shards, const AllGather& gather, StreamId stream);
 
   // Constant after construction.
-  Collectives& whole_;  // only opens sequences
+  Collectives& whole_;  // used only to open sequences
   Device& device_;
   std::unique_ptr<Collectives> node_;    // the ranks of this rank's node
   std::unique_ptr<Collectives> across_;  // this rank's peers, one per node

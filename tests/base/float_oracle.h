@@ -1,5 +1,5 @@
-// Oracles for the 16-bit conversions. The oracles do not use bit patterns. Values are doubles, and
-// rounding uses division and nearbyint. The functions are slow, plain and pure.
+// Oracles for the 16-bit conversions. The oracles compute with doubles instead of bit patterns, and
+// round with a division and nearbyint. The functions are slow, plain and pure.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // The duties of every implementation of Collectives, as test cases. A case is a body that each rank
 // runs on its own device. With one factory, all ranks are threads of this process. With another
-// factory, this process is one rank (tests/gpu/ranks/local_collectives_test.cc,
+// factory, each process is one rank (tests/gpu/ranks/local_collectives_test.cc,
 // mpi_collectives_test.cc). The values are computed from rank and index. Plain loops in this file
 // compute the expected results.
 #pragma once
@@ -24,7 +24,7 @@
 
 namespace sluice {
 
-// The list includes sizes near those of the pieces that implementations move.
+// Implementations move data in pieces. The list includes sizes near the sizes of these pieces.
 constexpr std::uint64_t kShardBytes[] = {0, 1, 255, 4096, 16_KiB, 16_KiB + 1, 70'001, 9_MiB + 13};
 constexpr std::uint64_t kShardElementsMax = 600'000;
 constexpr std::uint64_t kShardElements[] = {
@@ -233,8 +233,8 @@ TEST_P(CollectivesContract, OperationsRunInTheOrderOfTheirStream) {
   });
 }
 
-// Rank 0 is held back, and so the other ranks stay in the barrier. After a barrier in a second
-// sequence, rank 0 is released.
+// Rank 0 is held back, so the other ranks stay in the barrier. All ranks pass a barrier in a second
+// sequence, and then rank 0 is released.
 TEST_P(CollectivesContract, BarrierWaitsForEveryRank) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> all;

@@ -51,7 +51,7 @@ class HostArray {
   AlignedBuffer buffer_;
 };
 
-// Holds a stream back until the gate is opened. A gate may be opened twice, or never.
+// A gate holds a stream back until the gate is opened. A gate may be opened twice, or never.
 class Gate {
  public:
   ~Gate() { open(); }
@@ -62,7 +62,7 @@ class Gate {
       opened.wait();
     });
   }
-  // Blocks until the stream has reached the gate.
+  // The call blocks until the stream has reached the gate.
   void await_reached() { reached_->wait(false); }
   void open() {
     if (!is_open_) promise_.set_value();

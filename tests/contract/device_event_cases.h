@@ -51,9 +51,9 @@ TEST_P(DeviceContract, WaitOnAnEventOfTheSameStreamPasses) {
   device().synchronize(stream.id());
 }
 
-// The second record can complete only after the wait has passed. So the case would hang if a wait
-// used the state of the event at the time when the wait runs. The wait has to use the state at the
-// time of the call.
+// The second record can complete only after the wait has passed. The wait has to use the state of
+// the event at the time of the call. If the wait used the state at the time when the wait runs, the
+// case would hang.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");
@@ -72,9 +72,9 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   device().synchronize(event.id());
 }
 
-// This case differs from the previous case: the earlier record has completed, but the stream has
-// not reached the wait yet. CUDA runs one callback at a time, so the gates must be reached in the
-// order in which they open.
+// Unlike in the previous case, the earlier record has completed, but the stream has not reached the
+// wait yet. CUDA runs one callback at a time, so the gates must be reached in the order in which
+// they open.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");

@@ -138,8 +138,8 @@ TEST_P(DeviceContract, FillZeroLeavesTheNeighbours) {
   }
 }
 
-// The case copies pieces that lie apart, adjacent pieces, empty pieces, and pieces whose two ends
-// are on the host.
+// The case copies four kinds of pieces: pieces that lie apart, adjacent pieces, empty pieces, and
+// pieces with both ends on the host.
 TEST_P(DeviceContract, SeveralCopiesAtOnceAreAsOneAfterAnother) {
   constexpr std::uint64_t kPieceBytes = 3000;
   constexpr std::uint64_t kPieces = 40;

@@ -51,7 +51,8 @@ TEST_P(DeviceContract, NullRangesAndEmptyFunctionsAreRefused) {
   device().synchronize(stream.id());
 }
 
-// The error is a failure of the stream's work, like every exception of a host function.
+// The error becomes a failure of the stream's work, like every exception that a host function
+// throws.
 TEST_P(DeviceContract, AHostFunctionThatCallsTheDeviceFails) {
   const Event event(device());
   const Stream stream(device(), "test");

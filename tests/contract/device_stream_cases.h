@@ -87,8 +87,9 @@ TEST_P(DeviceContract, DestroyingAStreamWaitsForItsWork) {
   EXPECT_EQ(count, 100);
 }
 
-// The case makes only a few reports, because a GPU accepts a limited number of calls behind work
-// that does not end. On an H100, the calls of 100 reports blocked, and the gate was never opened.
+// The case makes only a few reports. A GPU accepts only a limited number of calls behind work that
+// does not end. On an H100, a test with 100 reports blocked in these calls, and never opened the
+// gate.
 TEST_P(DeviceContract, ReportsComeInOrderAfterTheWorkBeforeThem) {
   constexpr int kReports = 20;
   const Stream stream(device(), "test");

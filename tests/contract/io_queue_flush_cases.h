@@ -1,6 +1,6 @@
 // The cases of the IoQueue contract about flushes. This file is a part of io_queue_contract.h. A
-// program cannot see which data is durable. So the only sign that a flush reaches the kernel is a
-// refusal by the kernel.
+// program cannot see which data is durable. So only a refusal by the kernel shows that a flush has
+// reached the kernel.
 #pragma once
 
 #include <unistd.h>

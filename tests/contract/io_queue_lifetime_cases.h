@@ -93,8 +93,8 @@ TEST_P(IoQueueContract, WaitIdleReturnsAfterTheCallbacksHave) {
   }
 }
 
-// Two threads keep the queue busy without a pause. The call wait_idle() waits only for the requests
-// that were submitted before the call.
+// Two threads keep the queue busy without a pause. wait_idle() waits only for the requests that
+// were submitted before the call of wait_idle().
 TEST_P(IoQueueContract, WaitIdleIsNotStarvedByOthers) {
   const UniqueFd file = open_plain(4096);
   const auto queue = make_queue(4);
@@ -151,7 +151,7 @@ TEST_P(IoQueueContract, CountersTellWhatTheCallerAskedFor) {
   batch.set(1, IoKind::kWrite, file.get(), 100, std::span(data).subspan(100, 50));
   batch.set(2, IoKind::kRead, file.get(), 1000, std::span(data).subspan(200, 7));
   for (std::uint64_t round = 1; round <= 3; ++round) {
-    batch.submit_and_wait(*queue);  // no wait_idle(), because counts precede callbacks
+    batch.submit_and_wait(*queue);  // no wait_idle(), because counting precedes callbacks
     const IoCounters counters = queue->counters();
     EXPECT_EQ(counters.write_requests, 2 * round);
     EXPECT_EQ(counters.write_bytes, 150 * round);

@@ -1,7 +1,7 @@
 // The cases of the IoQueue contract about priorities. The queue has depth 1, and the callback of
-// one request blocks the queue until all other requests wait. Then requests complete in the order
-// in which they start. The sync queue cannot be blocked, so this queue keeps the order of one
-// submit(). This file is a part of io_queue_contract.h.
+// one request blocks the queue until all other requests wait. Then the requests start one after
+// another, and complete in the order of their starts. The sync queue cannot be blocked, but it
+// orders the requests of one submit() by priority. This file is a part of io_queue_contract.h.
 #pragma once
 
 #include <future>
@@ -77,7 +77,7 @@ TEST_P(IoQueueContract, LowPriorityIsNotStarved) {
     return static_cast<std::size_t>(std::ranges::find(order, request) - order.begin());
   };
   EXPECT_EQ(place(2), kPassedOver);          // after sixteen requests with high priority
-  EXPECT_EQ(place(0), kPassedOver + 1);      // has waited equally long
+  EXPECT_EQ(place(0), kPassedOver + 1);      // request 0 has waited equally long
   EXPECT_EQ(place(1), 2 * kPassedOver + 2);  // after sixteen other requests
 }
 

@@ -1,5 +1,5 @@
-// The cases of the IoQueue contract about bytes. The cases test the place of the moved bytes, and
-// the end of a transfer. This file is a part of io_queue_contract.h.
+// The cases of the IoQueue contract about bytes. The cases test to which place bytes are moved, and
+// how a transfer ends. This file is a part of io_queue_contract.h.
 #pragma once
 
 #include <sys/mman.h>
@@ -20,8 +20,9 @@
 
 namespace sluice::test {
 
-// Compares many simultaneous random reads and writes of a scratch file with a copy in memory.
-// Requests of one round touch different blocks, because the queue promises no order.
+// The case makes many random reads and writes of a scratch file at the same time, and compares the
+// results with a copy in memory. Requests of one round touch different blocks, because the queue
+// promises no order.
 TEST_P(IoQueueContract, RandomDirectTransfersKeepEveryByte) {
   constexpr std::uint64_t kBlocks = 48;
   constexpr std::uint64_t kBlockBytes = 64_KiB;
@@ -164,9 +165,9 @@ TEST_P(IoQueueContract, FailuresNameTheirErrnoAndLeaveOthersAlone) {
   EXPECT_EQ(counters.write_requests, 0u);
 }
 
-// A test can force only one kind of short write from a kernel: a write that stops at the limit of
-// the file size. If the limit is at a page's end, the resumed write gets the kernel's errno. If the
-// limit is inside a page, the resumed write makes no progress, and the queue gives up.
+// A test can force only one kind of short write: the kernel stops a write at the limit of the file
+// size. If the limit is at the end of a page, the kernel answers the resumed write with an errno.
+// If the limit is inside a page, the resumed write makes no progress, and the queue gives up.
 TEST_P(IoQueueContract, ShortWriteIsResumed) {
   struct Case {
     std::uint64_t limit_bytes;
@@ -193,8 +194,8 @@ TEST_P(IoQueueContract, ShortWriteIsResumed) {
   }
 }
 
-// The lengths of these transfers are beyond 32 bits. /dev/null accepts such transfers without
-// reading the memory, which has no pages.
+// The lengths of these transfers need more than 32 bits. The memory of the transfers has no pages.
+// /dev/null accepts such transfers, because /dev/null does not read the memory.
 TEST_P(IoQueueContract, LargeTransfersMoveWholly) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer would look at all 5 GiB";

@@ -1,4 +1,5 @@
-// Moments as 8-bit codes, which own their memory, for tests. The objects are not thread-safe.
+// Moments as 8-bit codes, for tests. Each object owns the memory of its codes. The objects are not
+// thread-safe.
 #pragma once
 
 #include <cstdint>

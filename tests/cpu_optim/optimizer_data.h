@@ -1,8 +1,8 @@
 // Arrays for the optimizer's tests. The arrays hold seeded values. By default, the values are
-// ordinary. With Values::kAny, special values of every kind are mixed in. The memory of the arrays
-// begins at a chosen offset from an aligned address. Guard elements lie on both sides of the
-// arrays. Two copies of one object start equal. So every error of a kernel shows as a difference,
-// even outside of the kernel's range. The class is not thread-safe.
+// ordinary. With Values::kAny, there are also special values of every kind. The memory of the
+// arrays begins at a chosen offset from an aligned address. Guard elements lie on both sides of the
+// arrays. At first, all copies of one object are equal. So every error of a kernel shows as a
+// difference between two copies, even outside of the kernel's range. The class is not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -109,8 +109,8 @@ class OptimizerData {
   float exp_avg(std::uint64_t i) const { return exp_avg_[i + options_.offset_elements]; }
   float exp_avg_sq(std::uint64_t i) const { return exp_avg_sq_[i + options_.offset_elements]; }
 
-  // Describes the first difference. The text is empty if all bits are equal. NaN counts as equal to
-  // NaN.
+  // Returns a text about the first difference. The text is empty if all bits are equal. One NaN
+  // counts as equal to another NaN.
   std::string difference(const OptimizerData& other) const {
     for (std::size_t i = 0; i < exp_avg_.size(); ++i) {
       if (!same(master_at(i), other.master_at(i)))
@@ -166,7 +166,7 @@ class OptimizerData {
 
   Options options_;
   std::vector<float> fp32_;
-  std::vector<std::uint16_t> high_;  // the compute parameter, if it is not the master itself
+  std::vector<std::uint16_t> high_;  // the compute parameter, unless it is the master itself
   std::vector<std::int16_t> low_;
   std::vector<float> exp_avg_;
   std::vector<float> exp_avg_sq_;

@@ -1,10 +1,11 @@
-// The formulas of base/optimizer_math.h in fp64, for one element. Each value has a bound on its
-// distance from the fp32 result. The bound is the running error bound of numerical analysis
-// (Higham, "Accuracy and Stability of Numerical Algorithms", 3.3). Every fp32 operation adds an
-// error of half a unit in the last place of its result. This error is kUnit times the result's
-// magnitude, or half of the smallest denormal number. The errors of the operands propagate by the
-// rules of the operation. The coefficients have fp32 values. So the bound covers only the
-// arithmetic, and not the fp32 rounding of a coefficient such as 0.999.
+// The formulas of base/optimizer_math.h in fp64, for one element. Each fp64 value has a bound on
+// the distance between this value and the fp32 result. In numerical analysis, this bound is called
+// a running error bound (Higham, "Accuracy and Stability of Numerical Algorithms", 3.3). Every fp32
+// operation adds an error of at most half a unit in the last place of the result. This error is
+// kUnit times the result's magnitude, or half of the smallest denormal number. The operation
+// determines how the errors of the operands propagate. The coefficients have fp32 values. So the
+// bound covers only the arithmetic. The bound does not cover the fp32 rounding of a coefficient
+// such as 0.999.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +63,8 @@ struct BoundedElement {
   Bounded p, m, v;
   double largest = 0;     // the largest |p| so far
   double absolute_m = 0;  // exp_avg of |g|, which has no cancellation
-  // The closed form of docs/architecture.md for AdamW, in units in the last place of `largest`.
+  // The terms of the closed form for AdamW in docs/architecture.md. The unit is one unit in the
+  // last place of `largest`.
   double weight_roundings = 0;
   double updates = 0;  // sum of (3 t + 9) U_t
 

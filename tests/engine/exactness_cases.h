@@ -104,7 +104,8 @@ inline const Case kCases[] = {
        c.memory = {.device_bytes = 300_KiB, .host_bytes = 8_MiB};
        c.memory.unified = UnifiedMemory::kOff;
      }},
-    // The device updates state that is at home elsewhere.
+    // In the cases "*_streamed", the device updates state that has its home in other memory or on
+    // storage.
     {"in_memory_streamed",
      [](Config& c) {
        c.placement = {TierChoice::kDevice, TierChoice::kHost};
@@ -137,8 +138,8 @@ inline const Case kCases[] = {
      }},
 };
 
-// A policy, and a bound on the gradient norm. A bound of 0 means that there is no bound. Any other
-// bound never clips, sometimes clips, or always clips.
+// A policy, and a bound on the gradient norm. A bound of 0 means that there is no bound. There are
+// bounds that never clip, bounds that sometimes clip, and bounds that always clip.
 struct PolicyCase {
   std::string name;
   OverlapPolicy policy = OverlapPolicy::kSerial;

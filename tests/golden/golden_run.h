@@ -1,5 +1,5 @@
-// Reads the files that twin.py has written. The files have the configuration and the results of a
-// training run in PyTorch.
+// The functions read the files that twin.py has written. The files have the configuration and the
+// results of a training run in PyTorch.
 #pragma once
 
 #include <nlohmann/json.hpp>

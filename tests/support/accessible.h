@@ -1,5 +1,5 @@
 // These functions return whether this process may read or write an address. The functions ask the
-// kernel, so an inaccessible address does not cause a crash.
+// kernel. So an inaccessible address does not cause a crash.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // The boundary activations of a training job. Each use compares every byte of its inputs with the
-// expected value. Each use passes on bytes that depend on walk, boundary, micro-batch and kind. So
-// each use notices a stale, misplaced, torn or early activation.
+// expected value. The bytes that a use passes on depend on walk, boundary, micro-batch and kind. So
+// the next use notices a stale, misplaced, torn or early activation.
 // Thread rule: one thread at a time. Any thread may read the results.
 #pragma once
 
@@ -22,8 +22,8 @@ class ActivationRelay {
     Pass pass = Pass::kForward;
   };
 
-  // `device` and the relay must outlive the work on the streams. Jobs with different `key`s pass on
-  // different bytes.
+  // `device` and the relay must outlive the work on the streams. If two jobs have different `key`s,
+  // the jobs pass on different bytes.
   ActivationRelay(HostDevice& device, std::vector<std::uint64_t> boundary_bytes,
                   std::uint64_t key = 0)
       : device_(device), boundary_bytes_(std::move(boundary_bytes)), key_(key) {}

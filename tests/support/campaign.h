@@ -1,9 +1,9 @@
-// The number of cases and the first seed of a randomized test. These numbers come from
-// SLUICE_TEST_CASES and SLUICE_TEST_SEED in the environment, which tools/test.sh sets for --cases
-// and --seed. SLUICE_TEST_CASES_SCALE multiplies the default number (--slow). If the environment
-// gives no first seed, one more case has a seed from the date, so that not every run repeats the
-// same cases. The seed from the date is printed. The functions are pure, except for the
-// environment, the date and standard output.
+// The number of cases and the first seed of a randomized test. These numbers come from the
+// environment variables SLUICE_TEST_CASES and SLUICE_TEST_SEED. The options --cases and --seed of
+// tools/test.sh set these variables. SLUICE_TEST_CASES_SCALE multiplies the default number of cases
+// (--slow). If the environment gives no first seed, one more case has a seed from the date. So runs
+// on different days have different cases. The seed from the date is printed. The functions are
+// pure, except for the environment, the date and standard output.
 #pragma once
 
 #include <chrono>
@@ -30,8 +30,8 @@ inline Campaign campaign(std::uint64_t default_cases) {
       .cases = number("SLUICE_TEST_CASES", default_cases * number("SLUICE_TEST_CASES_SCALE", 1))};
 }
 
-// Returns the seeds of a campaign. If the environment gives no first seed, the date follows as one
-// more seed, such as 20261122.
+// Returns the seeds of a campaign. If the environment gives no first seed, the last seed is the
+// date, such as 20261122.
 inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
   std::vector<std::uint64_t> seeds;
   for (std::uint64_t i = 0; i < campaign.cases; ++i) seeds.push_back(campaign.first_seed + i);
@@ -45,8 +45,9 @@ inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
 }
 
 // Returns a stride that visits each of the numbers 0 .. count - 1 once. The golden ratio keeps the
-// first few numbers far apart for every count. Use this function if the count depends on timing. A
-// fixed stride may be next to a multiple of the count, and then all cases stay at one end.
+// first few numbers far apart for every count. This function is for counts that depend on timing.
+// With such a count, a fixed stride may be next to a multiple of the count. Then all cases would
+// stay at one end.
 inline std::uint64_t even_stride(std::uint64_t count) {
   auto stride = static_cast<std::uint64_t>(static_cast<double>(count) * 0.6180339887);
   while (std::gcd(stride, count) != 1) ++stride;

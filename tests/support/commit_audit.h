@@ -1,7 +1,7 @@
 // An IoQueue that wraps a real queue and checks the order of a durable store's requests.
 //
-//   - a commit record is written after all data that the record names. This data has been written
-//     with the record's checksums, and flushed;
+//   - a commit record is written only after all data that the record names is written and flushed.
+//     The checksums in the record match this data;
 //   - the record's twin is written after the record is flushed;
 //   - data is not overwritten if the last durable record or the record under way names this data.
 // The audit knows only the files and the format of the records, and nothing else of the engine.

@@ -1,5 +1,6 @@
-// Counts the allocations by operator new, in programs that are linked with counted_new.cc. Thread
-// rule: any thread may allocate memory. One thread calls the functions below.
+// These functions count the allocations by operator new in programs that are linked with
+// counted_new.cc. Thread rule: any thread may allocate memory. One thread calls the functions
+// below.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Random delays before every task of the engine's threads, of the device's streams and of storage.
-// There is also a watchdog, for tests that may hang.
+// This header has random delays before the tasks of the engine's threads, of the device's streams
+// and of storage. There is also a watchdog for tests that may hang.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@
 
 namespace sluice::test {
 
-// While this object exists, each task of the engine's threads (scheduler, worker) first waits for
-// at most `us_max`. Most tasks do not wait. Only one such object may exist at a time.
+// While this object exists, tasks of the engine's threads (scheduler, worker) are delayed by at
+// most `us_max`. Most tasks are not delayed. Only one such object may exist at a time.
 class TaskDelays {
  public:
   TaskDelays(std::uint64_t seed, std::uint32_t us_max);
@@ -24,12 +24,12 @@ class TaskDelays {
   TaskDelays& operator=(const TaskDelays&) = delete;
 };
 
-// Returns a host device whose work first waits, as with TaskDelays. The device uses `inner` for
-// everything else.
+// Returns a host device that delays its work in the same way as TaskDelays. The device uses `inner`
+// for everything else.
 std::unique_ptr<HostDevice> make_delayed_device(std::unique_ptr<HostDevice> inner,
                                                 std::uint64_t seed, std::uint32_t us_max);
 
-// The watchdog ends the program with a message, unless it is destroyed in time.
+// The watchdog ends the program with a message, unless the watchdog is destroyed in time.
 class Watchdog {
  public:
   Watchdog(std::chrono::seconds limit, std::string message);

@@ -1,8 +1,8 @@
 // An IoQueue that wraps a real queue and injects faults that are rare on real drives and kernels.
-// Faults of the kernel (errno, short transfers) are injected below the rules of
-// io/transfer_progress.h. The rules have to handle these faults. Faults of the drive (lost,
-// misplaced and altered writes) are not reported. The same seed and the same order of submission
-// give the same faults.
+// Some faults are faults of the kernel: errno and short transfers. The rules of
+// io/transfer_progress.h have to handle these faults. Other faults are faults of the drive: lost,
+// misplaced and altered writes. The queue does not report faults of the drive. The same seed and
+// the same order of submission give the same faults.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ enum class Fault : std::uint8_t {
 struct FaultOptions {
   std::uint64_t seed = 1;
   Fault fault = Fault::kErrno;
-  // The number of the request that meets the fault, counted from 0 over the queue's life. If
+  // The number of the request that meets the fault. The first request of the queue has number 0. If
   // `sticky` is true, later requests meet the fault, too.
   std::uint64_t at = UINT64_MAX;
   int error = 0;  // for kErrno

@@ -1,4 +1,4 @@
-// The function damages a byte in a file, and restores the byte.
+// The function damages a byte in a file. A second call restores the byte.
 #pragma once
 
 #include <gtest/gtest.h>

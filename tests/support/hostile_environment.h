@@ -1,5 +1,5 @@
-// Floating-point environments in which an application may call Sluice. The function run_under()
-// runs work in such an environment.
+// Floating-point environments in which an application may call Sluice. run_under() runs work in
+// such an environment.
 #pragma once
 
 #include <cfenv>
@@ -22,7 +22,7 @@ inline constexpr unsigned kDefault = 0x1f80;
 inline constexpr unsigned kHostile[] = {
     0x1f80 | 0x8040,           // flush to zero, denormals are zero
     0x1f80 | 0x6000,           // round toward zero
-    0x1f80 | 0x8040 | 0x2000,  // all of it: flush, and round down
+    0x1f80 | 0x8040 | 0x2000,  // flush to zero, denormals are zero, round down
 };
 // Returns the control register without the sticky exception flags.
 inline unsigned control() {
@@ -56,9 +56,9 @@ inline unsigned control() {
 inline void set_control(unsigned) {}
 #endif
 
-// Runs `body` in the environment `hostile`, and returns the value of the control register after the
-// run. On x86, the x87 unit also rounds downward during the run, because libc asks this unit for
-// the rounding mode.
+// The function runs `body` in the environment `hostile`. Returns the value of the control register
+// after the run. On x86, libc asks the x87 unit for the rounding mode. So during the run, the x87
+// unit also rounds downward.
 template <class Body>
 unsigned run_under(unsigned hostile, const Body& body) {
   (void)std::fesetround(FE_DOWNWARD);

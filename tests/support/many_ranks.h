@@ -1,6 +1,6 @@
 // One rank of a world of any size, on a host device. The other ranks are imaginary. The other ranks
-// add nothing to reductions. Apart from that, the other ranks contribute the same data as this
-// rank, unless a test changes their data.
+// add nothing to sums of floating-point values. In gathers and reductions of integers, the other
+// ranks contribute the same data as this rank, unless a test changes their data.
 //
 // Thread rule: the same as for Collectives.
 #pragma once
@@ -20,7 +20,8 @@
 
 namespace sluice::test {
 
-// Changes the data of another rank. `said` holds this rank's data, or a piece of this data.
+// A function of this type changes the data of another rank. At first, `said` holds this rank's data
+// or a piece of this data.
 using OtherRank =
     std::function<void(std::uint32_t rank, std::string_view subject, std::span<std::byte> said)>;
 

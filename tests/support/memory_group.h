@@ -36,12 +36,12 @@ class MemoryGroup {
     if (exists()) ::rmdir(folder_.c_str());
   }
 
-  // Returns whether the group could be made. A group needs root, and a hierarchy that is not
-  // mounted read-only.
+  // Returns whether the group could be made. Making a group requires root, and a hierarchy that is
+  // not mounted read-only.
   bool exists() const { return !folder_.empty(); }
 
-  // Runs `body` in a child that is in the group. Returns the text from `body`. If the child fails,
-  // the result begins with "status N".
+  // The function runs `body` in a child that is in the group. Returns the text that `body` returns.
+  // If the child fails, the result begins with "status N".
   std::string run(const std::function<std::string()>& body) const {
     std::array<int, 2> pipe{};
     if (::pipe(pipe.data()) != 0) return "no pipe";
@@ -64,7 +64,8 @@ class MemoryGroup {
   }
 
  private:
-  // The folders in which this process may make groups, each with the file name of the limit.
+  // Returns the folders in which this process may make groups. Each folder comes with the name of
+  // the file that has the limit.
   static std::vector<std::pair<std::string, std::string>> parents() {
     std::vector<std::pair<std::string, std::string>> found;
     std::ifstream file("/proc/self/cgroup");

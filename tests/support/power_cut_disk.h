@@ -1,10 +1,10 @@
-// An IoQueue over files in memory that simulates a drive whose power can be cut. A cut keeps, drops
-// or tears unflushed data, sector by sector. The seed decides what happens to each sector. A read
-// returns written data even before a flush, as a drive's cache does.
+// An IoQueue that simulates a drive whose power can be cut. The files are in memory. A cut keeps,
+// drops or tears each sector of unflushed data. The seed decides what happens to each sector. As
+// with a drive's cache, a read returns written data even before a flush.
 //
-// All requests wait until run_one() is called. Each call of run_one() completes one request, which
-// the seed selects. If code waits for its requests, submit() can complete requests itself
-// (complete_at_once()). At a given point, submit() then throws PowerCut.
+// All requests wait until run_one() is called. Each call of run_one() completes one request. The
+// seed selects this request. For code that waits for its requests, submit() can complete requests
+// itself (complete_at_once()). In this mode, submit() throws PowerCut at a given point.
 //
 // Thread rule: one thread.
 #pragma once
@@ -36,7 +36,7 @@ class PowerCutDisk final : public IoQueue {
 
   // Completes one waiting request. Returns false if no request waits.
   bool run_one();
-  // After this call, submit() completes its requests itself. After `requests` completions, submit()
+  // After this call, submit() completes requests itself. After `requests` completions, submit()
   // throws PowerCut.
   void complete_at_once(std::uint64_t requests);
   void let_requests_wait() { is_at_once_ = false; }
@@ -49,9 +49,11 @@ class PowerCutDisk final : public IoQueue {
   // The call flips stored bits, as a failing medium does.
   void flip(int file, std::uint64_t offset_bytes, std::uint8_t bits);
 
-  // Cuts the power. Waiting requests have no effect or a partial effect, and are forgotten.
+  // The call cuts the power. The disk forgets all waiting requests. Such a request has no effect or
+  // a partial effect.
   void cut();
-  // Ends the process. Written data stays. Each waiting write may be done or lost.
+  // The call ends the process. Written data stays. The disk either does or loses each waiting
+  // write.
   void kill();
 
  private:
@@ -67,7 +69,7 @@ class PowerCutDisk final : public IoQueue {
   };
   struct Waiting {
     IoRequest* request = nullptr;
-    std::uint64_t sequence = 0;  // number of the last write that was complete when the request came
+    std::uint64_t sequence = 0;  // the last write that was complete when the request came
   };
 
   File& file_of(const IoRequest& request) {

@@ -1,5 +1,6 @@
-// This header is for libraries that LD_PRELOAD puts before libc. The header counts the calls on the
-// files of a folder, writes a log of the calls, and says which call goes wrong.
+// This header is for libraries that LD_PRELOAD puts before libc. The functions count the calls on
+// the files in a folder, and write a log of the calls. The functions also decide which call goes
+// wrong.
 //
 //   SLUICE_FAULT_FOLDER=DIR  absolute, without links
 //   SLUICE_FAULT_AT=N        the call that goes wrong, counted from 1; 0 = none
@@ -47,7 +48,7 @@ inline bool is_inside(const char* path) {
          (path[length] == '/' || path[length] == '\0');
 }
 
-// The path that is open as `descriptor`.
+// The path of the file that is open as `descriptor`.
 struct OpenPath {
   explicit OpenPath(int descriptor) {
     char link[64];
@@ -74,7 +75,8 @@ inline void log_call(const char* name, const char* path) {
 
 enum class Fate { kPass, kFail, kPart };
 
-// Counts the call if `path` is inside of the folder. If the result is kFail, errno holds the error.
+// The function counts the call if `path` is inside of the folder. If the result is kFail, errno
+// holds the error.
 inline Fate fate_of(const char* name, const char* path) {
   static std::atomic<long> calls{0};
   if (!is_inside(path)) return Fate::kPass;

@@ -1,4 +1,4 @@
-// A random run for tests of planning. Every kind of run that can be planned may occur. A run has a
+// A random run for tests of planning. The run may be of any kind that can be planned. A run has a
 // small model, a config, and ranks. The same seed gives the same run. Thread rule: one thread.
 #pragma once
 
@@ -33,7 +33,7 @@ class RandomRun {
 
   std::uint64_t below(std::uint64_t limit) { return random_() % limit; }
   bool one_in(std::uint64_t count) { return below(count) == 0; }
-  // A random number from 1 to `most`, with a random magnitude.
+  // Returns a random number from 1 to `most`, with a random magnitude.
   std::uint64_t any_magnitude(double most) {
     return static_cast<std::uint64_t>(
         std::exp2(std::uniform_real_distribution<double>(0, std::log2(most))(random_)));

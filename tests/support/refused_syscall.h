@@ -1,6 +1,7 @@
-// Runs a piece of a test on a thread for which the kernel refuses one system call. Older kernels,
-// containers and simpler file systems refuse calls in the same way. A seccomp filter refuses the
-// call. The filter needs no privilege and ends with its thread.
+// The function runs a part of a test on a thread of its own. On this thread, the kernel refuses one
+// system call. Older kernels, containers and simpler file systems refuse calls in the same way. A
+// seccomp filter makes the kernel refuse the call. The filter needs no privilege and ends with its
+// thread.
 #pragma once
 
 #include <linux/filter.h>

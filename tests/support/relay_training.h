@@ -1,6 +1,7 @@
 // A training job that tests only boundary activations (tests/support/activation_relay.h). The
-// gradients are zeros, so updates only decay the parameters. Each use checks the parameters, too.
-// At any time, the job holds as many leases as the model allows. Thread rule: one thread at a time.
+// gradients are zeros. So the updates only decay the parameters. Each use checks the parameters,
+// too. At any time, the job holds as many leases as the model allows. Thread rule: one thread at a
+// time.
 #pragma once
 
 #include <atomic>
@@ -30,19 +31,19 @@ struct RelayDelays {
 
 class Relay {
  public:
-  // The uses are distributed over `streams` streams in turn.
+  // There are `streams` streams, and consecutive uses run on consecutive streams.
   Relay(const Config& config, const ModelSpec& model, std::uint32_t streams = 1,
         const QueueDecorator& decorate = {}, const RelayDelays& delays = {});
 
   StepReport step(std::uint32_t micro_batches, MicroBatchOrder order);
   void evaluate();
-  // Stops after `uses` uses and abandons the step.
+  // The function makes `uses` uses, and then abandons the step.
   void abandon_after(std::uint32_t uses, std::uint32_t micro_batches, MicroBatchOrder order);
 
   Engine& engine() { return *engine_; }
   HostDevice& device() { return *device_; }
-  // The number of wrong activations and units, and the number of activations and units that were
-  // checked.
+  // wrong() returns the number of wrong activations and units. checked() returns the number of
+  // checked activations and units.
   std::uint64_t wrong() const { return wrong_.load() + activations_->wrong(); }
   std::uint64_t seen() const { return seen_.load() + activations_->seen(); }
 

@@ -1,6 +1,7 @@
-// A number of I/O requests that a test waits for together. The batch records how often each request
-// completed. Thread rule: one thread fills the batch and waits for the batch. The callbacks may
-// come from any thread. Invariant: the batch must outlive its requests' completions.
+// A batch of I/O requests. A test waits for all requests of the batch together. The batch records
+// how often each request has completed. Thread rule: one thread fills the batch and waits for the
+// batch. The callbacks may come from any thread. Invariant: the batch must outlive its requests'
+// completions.
 #pragma once
 
 #include <condition_variable>
@@ -44,7 +45,7 @@ class RequestBatch {
     request.length_bytes = data.size();
   }
 
-  // Returns when there have been `rounds` completions for each request, on average.
+  // Returns when the number of completions is `rounds` times the number of requests.
   void wait(std::size_t rounds = 1) {
     std::unique_lock lock(mutex_);
     completed_.wait(lock, [&] { return completion_count_ >= rounds * pointers_.size(); });
@@ -77,7 +78,7 @@ class RequestBatch {
     const std::scoped_lock lock(mutex_);
     ++entry.completions;
     ++completion_count_;
-    completed_.notify_all();  // under the lock, because the waiter may free the batch next
+    completed_.notify_all();  // under the lock, because the waiter may then free the batch
   }
 
   // Constant after construction.

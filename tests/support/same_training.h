@@ -1,6 +1,6 @@
 // Compares a run of the toy training with its oracle. The comparison covers the state at the end,
-// and the activations that were loaded. The comparison also covers the parameters that every use of
-// every step and evaluation found on the device. The functions are pure.
+// and the loaded activations. Every use of a step or an evaluation finds parameters on the device.
+// The comparison covers these parameters, too. The functions are pure.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -47,8 +47,8 @@ inline testing::AssertionResult same_training(const ToyResult& actual, const Toy
   return same_sights(actual.sights, expected.sights);
 }
 
-// Returns whether `error` says that an unexpected use finds no place beside the leased units. With
-// several leases, the engine can only report this error.
+// Returns whether `error` says that there is no place for an unexpected use beside the leased
+// units. With several leases, the engine cannot avoid this error.
 inline bool leases_lie_in_the_way(const Error& error) {
   return error.code() == ErrorCode::kOutOfMemory &&
          std::string(error.what()).find("beside the units still leased") != std::string::npos;

@@ -1,6 +1,6 @@
-// Runs the cases of a randomized test at the same time. Such cases wait for random delays most of
-// the time. So several cases together take little longer than one case alone. Thread rule: one
-// thread.
+// The function runs several cases of a randomized test at the same time. Most of the time, such
+// cases only wait for random delays. So several cases together take little longer than one case
+// alone. Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,9 +14,9 @@
 
 namespace sluice::test {
 
-// Calls `body(seed)` for each of the seeds, on `threads` threads. After a failure, no further case
-// begins. The failure messages of `body` have to name the seed. If `body` throws, the test fails
-// with a message that names the seed.
+// The function calls `body(seed)` for each of the seeds, on `threads` threads. After a failure, no
+// further case begins. The failure messages of `body` have to name the seed. If `body` throws, the
+// test fails with a message that names the seed.
 template <class Body>
 void side_by_side(const std::vector<std::uint64_t>& seeds, const Body& body,
                   std::size_t threads = 4) {

@@ -1,5 +1,6 @@
-// Slows down the writes of a checkpoint that is saved during training. So the steps of a test
-// overtake the checkpoint. The functions below can also make one of these writes fail.
+// A SlowWrites object slows down the writes of a checkpoint that is saved during training. So the
+// steps of a test overtake the checkpoint. The functions below can also make one of these writes
+// fail.
 //
 // Thread rule: an object is made and destroyed while no checkpoint is being written.
 #pragma once
@@ -8,8 +9,8 @@
 
 namespace sluice::test {
 
-// While this object exists, each call of pwrite() by a thread that writes a checkpoint first waits.
-// Only one SlowWrites object may exist at a time.
+// While this object exists, every call of pwrite() first waits if the calling thread writes a
+// checkpoint. Only one SlowWrites object may exist at a time.
 class SlowWrites {
  public:
   explicit SlowWrites(std::chrono::microseconds wait);
@@ -18,10 +19,11 @@ class SlowWrites {
   SlowWrites& operator=(const SlowWrites&) = delete;
 };
 
-// Returns the number of calls of pwrite() that threads writing checkpoints have made so far.
+// Returns the number of pwrite() calls so far. Only calls by threads that write checkpoints are
+// counted.
 int count_writes();
-// Call number `number` of pwrite() or of fsync() fails with `error`. Only calls by threads that
-// write checkpoints are counted. The next such call has number 0.
+// Makes call number `number` of pwrite() or of fsync() fail with `error`. Only calls by threads
+// that write checkpoints are counted. The next such call has number 0.
 void fail_write(int number, int error);
 void fail_sync(int number, int error);
 

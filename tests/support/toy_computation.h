@@ -1,5 +1,5 @@
-// The computation of the toy training (tests/support/toy_training.h). The run through the engine
-// and the oracle both use this computation. The functions are pure.
+// The computation of the toy training (tests/support/toy_training.h). Both the oracle and the run
+// through the engine use this computation. The functions are pure.
 #pragma once
 
 #include <algorithm>
@@ -46,8 +46,8 @@ inline float initial_value(const std::string& tensor, std::uint64_t index) {
   return uniform(key + index);
 }
 
-// Returns the uses of a step in `order`. In every order, the number of a use is the use's place in
-// horizontal order.
+// Returns the uses of a step in `order`. In every order, the number of a use is the place that the
+// use has in horizontal order.
 inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
                             MicroBatchOrder order) {
   const std::size_t forward = model.forward_order.size();
@@ -70,7 +70,7 @@ inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
   return uses;
 }
 
-// Returns the place of a planned use, which follows from the use's number.
+// Returns the place of a planned use. The number of the use determines the place.
 inline ActivationRelay::Use activation_use_of(const ToyUse& use) {
   const auto forward = static_cast<std::uint32_t>(toy_boundary_bytes().size() + 1);
   const auto number = static_cast<std::uint32_t>(use.number % kUsesOfRank);
@@ -88,7 +88,7 @@ inline ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOpti
 }
 
 // Returns the digest of the parameters of one tensor at one use. `digest` is the digest of the
-// unit's previous tensor, so that the digests of a unit are chained.
+// unit's previous tensor. So the digests of a unit form a chain.
 inline std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
                                std::uint64_t digest) {
   digest = mix(digest + size_bytes);

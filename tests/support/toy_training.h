@@ -1,10 +1,10 @@
-// A small training job with a made-up computation. The job runs through the engine and, as the
-// oracle, in plain arrays (toy_oracle.cc). The "gradient" of an element depends on the parameter's
-// bits, the step, the micro-batch and the use. So a stale or misplaced parameter, a lost gradient
-// or a wrong order of additions changes the result. Uses in the forward pass, uses of frozen units,
-// and inferences change no state. So every use also computes two digests of the bytes on the
-// device: one at the beginning of its lease, and one at the end. The digests are computed on the
-// use's stream. The header tests/support/same_training.h compares both digests.
+// A small training job with a made-up computation. The job runs twice: through the engine, and in
+// plain arrays as the oracle (toy_oracle.cc). The "gradient" of an element depends on the
+// parameter's bits, the step, the micro-batch and the use. So a stale or misplaced parameter, a
+// lost gradient or a wrong order of additions changes the result. Uses in the forward pass, uses of
+// frozen units, and inferences change no state. So every use also computes two digests of the bytes
+// on the device: one at the beginning of its lease, and one at the end. The digests are computed on
+// the use's stream. The header tests/support/same_training.h compares both digests.
 #pragma once
 
 #include <cstdint>
@@ -46,13 +46,13 @@ struct ToyOptions {
   bool evaluate = false;
   std::vector<std::uint32_t> frozen_units = {};
   ToySize size = ToySize::kUsual;
-  // The number of leases held at the same time, if run_toy() makes the engine. Otherwise the model
-  // gives this number.
+  // The number of leases that are held at the same time. This number counts only if run_toy() makes
+  // the engine. Otherwise the model gives the number.
   std::uint32_t leases = 1;
-  // Gives the model of run_toy() boundary activations. If config.activations lets the engine keep
-  // these activations, every use saves and loads them.
+  // Whether the model of run_toy() has boundary activations. If config.activations lets the engine
+  // keep these activations, every use saves and loads activations.
   bool has_boundaries = false;
-  // The number of streams on which the uses take turns.
+  // The number of streams. Consecutive uses run on consecutive streams.
   std::uint32_t streams = 1;
   // Whether the device of run_toy() imitates a GPU.
   bool has_own_memory = false;
@@ -63,19 +63,20 @@ struct ToyOptions {
   // The number of announced units in the model of run_toy(). These units come after all other
   // units. `change` puts uses of announced units into a step.
   std::uint32_t experts = 0;
-  // Whether a pass announces all of its uses at its first use. If false, each run of uses is
-  // announced right before the run.
+  // Whether a pass announces all of its uses at its first use. If false, each group of consecutive
+  // uses is announced right before the group.
   bool announces_ahead = false;
   // Whether a rank computes in a use of an announced unit. A rank that does not compute announces
   // nothing, and gives a gradient of zeros. If the function is empty, every rank always computes.
   std::function<bool(std::uint32_t rank, const ToyUse& use)> computes = {};
   // Each rank computes different gradients. The oracle computes the gradients of all ranks. Without
-  // `reduces_each`, the oracle adds the micro-batches of each rank before it adds the ranks.
+  // `reduces_each`, the oracle first adds the gradients of each rank's micro-batches, and then adds
+  // the sums of the ranks.
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
   bool reduces_each = true;
-  // The source of the state for run_toy(), instead of toy_values(). The count of steps continues
-  // from the count of the source.
+  // The source of the initial state for run_toy(). If null, the values come from toy_values(). The
+  // first step of the run follows the last step of the source.
   StateSource* source = nullptr;
 };
 
@@ -109,8 +110,8 @@ struct ToyResult {
   Traffic predicted;
 };
 
-// Runs the job on `engine`, which is not yet initialized. `device` is the engine's device. With a
-// durable store, the job continues from the last commit.
+// Runs the job on `engine`. Before the call, `engine` is not initialized. `device` is the engine's
+// device. With a durable store, the job continues from the last commit.
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
                   const ToyOptions& options);
 
@@ -118,7 +119,7 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
 // calls run_toy().
 ToyResult run_toy(const Config& config, const ToyOptions& options);
 
-// Does the training of run_toy() in plain arrays, with the scalar definitions.
+// The oracle does the training of run_toy() in plain arrays, with the scalar definitions.
 ToyResult toy_oracle(const Config& config, const ToyOptions& options);
 
 // Returns the initial masters, for tests that call an engine without run_toy().

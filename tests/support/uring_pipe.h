@@ -1,5 +1,6 @@
 // A fixture with an io_uring queue and a pipe. A read from the pipe stays in the kernel until the
-// test writes to the pipe. If the test writes too few bytes, the read is short.
+// test writes to the pipe. If the test writes fewer bytes than the read asks for, the read is
+// short.
 #pragma once
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 // The benchmark compares the speed of Adam with the speed of the memory. The update and the
 // comparison workloads, such as memcpy, run in turns in one process. A disturbance of the machine
-// therefore affects the update and these workloads equally.
+// therefore affects the update and the comparison workloads equally.
 // Thread rule: not thread-safe. Only one measurement may run at a time.
 #pragma once
 
@@ -51,7 +51,7 @@ struct BenchResult {
   Spread limit_gb_per_s;    // move_like_update(): the update's streams without arithmetic
   Spread percent_of_limit;  // spread of the ratios, one ratio per round
   Spread memcpy_gb_per_s;   // bytes read plus bytes written
-  Spread triad_gb_per_s;    // the triad of STREAM: a = b + s * c in fp64, 24 bytes per element
+  Spread triad_gb_per_s;    // STREAM's triad: a = b + s * c in fp64, 24 bytes per element
 };
 
 // The memory that one measurement needs, in bytes.
@@ -65,8 +65,7 @@ struct BenchOptions {
   unsigned rounds = 0;
 };
 
-// Before each round, calls `progress` with the number of the round. The first round has the number
-// 0.
+// Calls `progress` before each round, with the number of the round. Rounds are numbered from 0.
 BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
                        const std::function<void(unsigned)>& progress);
 

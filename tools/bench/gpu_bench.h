@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// The median, the least and the largest of the values that the rounds measured.
+// The median, the smallest and the largest of the values that the rounds measured.
 struct GpuSpread {
   double median = 0;
   double least = 0;
@@ -30,7 +30,7 @@ GpuSpread gpu_spread(std::vector<double> values);
 
 struct CopyBench {
   std::string direction;     // "up", "down", "both"
-  GpuSpread gb_per_s;        // through Device, as in the engine; "both": the sum of up and down
+  GpuSpread gb_per_s;        // through Device, as in the engine; for "both", the sum of up and down
   GpuSpread plain_gb_per_s;  // the same copies in a plain loop, in the same rounds
   GpuSpread percent;         // spread of the ratios, one ratio per round
 };
@@ -40,8 +40,9 @@ struct CopyBenchOptions {
   std::uint64_t unit_bytes = 0;
   unsigned rounds = 0;
 };
-// A function of type PlainCopies copies between these addresses. The function copies to the device
-// and back to the host in a plain loop. The function returns the seconds that the loop took.
+// A function of type PlainCopies copies data in a plain loop. The function copies from `host_up` to
+// `device_up`, and from `device_down` to `host_down`. The function returns the seconds that the
+// loop took.
 struct PlainCopy {
   std::byte* host_up = nullptr;  // null = no copy in this direction
   std::byte* device_up = nullptr;
@@ -52,8 +53,8 @@ using PlainCopies = std::function<double(const PlainCopy& ends)>;
 std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& options,
                                     const PlainCopies& plain);
 
-// The bytes that AdamW reads and writes per parameter, with bf16 parameters, a split master and
-// bf16 gradients. AdamW reads the parameter, the low half of the master, both moments and the
+// The bytes that AdamW reads and writes per parameter. Parameters and gradients are bf16, and the
+// master is split. AdamW reads the parameter, the low half of the master, both moments and the
 // gradient. AdamW writes the same values, except the gradient.
 inline constexpr std::uint64_t kAdamBytesPerParameter = 14 + 12;
 struct AdamKernelBench {
@@ -74,12 +75,13 @@ struct TrainingBench {
   double stall_s = 0;         // in the median step
   double compute_step_s = 0;  // time of the same passes without transfers and updates
   double percent_of_compute = 0;
-  // `t_min_s` is the busy time of the scarcest resource in a step (engine/bound/bound.h). The
-  // percentage compares `t_min_s` with the time of the median step.
+  // `t_min_s` is the busy time of the scarcest resource in a step (engine/bound/bound.h).
+  // `percent_of_t_min` is `t_min_s` as a percentage of the time of the median step.
   double t_min_s = 0;
   double percent_of_t_min = 0;
-  // The time of a step in the ideal schedule under the policies that `config` permits
-  // (engine/bound/bound.h). `t_bound_s` assumes that all uses of units take equally long.
+  // `t_bound_s` is the time of a step in the ideal schedule (engine/bound/bound.h). The schedule
+  // follows the fastest policy that `config` permits. `t_bound_s` assumes that all uses of units
+  // take equally long.
   double t_bound_s = 0;
   double percent_of_t_bound = 0;
   // The peak memory use of the engine.
@@ -89,8 +91,8 @@ struct TrainingBench {
   std::uint64_t nvme_bytes = 0;
   std::uint64_t activation_bytes = 0;
 };
-// `rates` gives the rates of storage, copies and the optimizer. The function itself measures the
-// rate of computation.
+// `rates` gives the rates of storage, copies and the optimizer. The function measures only the rate
+// of computation.
 // Fails with kOutOfMemory, kNoSpace and others if the machine is too small for `config`.
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);

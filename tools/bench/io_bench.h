@@ -1,7 +1,7 @@
 // IoBench measures the drives behind storage paths under the engine's conditions: scratch files
 // without a name, O_DIRECT, an arena on huge pages, and one queue. Every page contains a stamp,
-// which is the page's position and version. Every read checks the stamps, because a rate is worth
-// nothing if the bytes are wrong.
+// which is the page's position and version. Every read checks the stamps, because a measured rate
+// is worthless if the bytes are wrong.
 //
 // Thread rule: one thread uses an IoBench. Completions come from the queue's threads.
 #pragma once
@@ -34,7 +34,7 @@ struct IoCase {
   IoPattern pattern = IoPattern::kRead;
   std::uint64_t request_bytes = 0;  // a multiple of 4096
   std::uint32_t depth = 0;          // requests in flight
-  // The number of the only path that is measured. If `drive` is empty, all paths are measured at
+  // The number of the path that is measured alone. If `drive` is empty, all paths are measured at
   // the same time.
   std::optional<std::uint32_t> drive = std::nullopt;
 };
@@ -57,9 +57,9 @@ class IoBench {
   using OpenQueue = std::function<std::unique_ptr<IoQueue>(std::span<std::byte> memory,
                                                            std::span<const int> files)>;
 
-  // Creates the files. The constructor also writes every byte once, because the first write into
-  // fresh space costs more than later writes. `open_queue` receives the buffers and files of all
-  // requests. The returned queue must have a depth of at least depth_max.
+  // Creates the files, and writes every byte once. The first write to new space takes longer than
+  // later writes, so the first write must not be measured. `open_queue` receives the buffers and
+  // files of all requests. The returned queue must have a depth of at least depth_max.
   // Fails with kNoSpace, kInput, kIo (storage paths) or kOutOfMemory.
   IoBench(const IoBenchOptions& options, const OpenQueue& open_queue);
   ~IoBench();
@@ -103,7 +103,7 @@ class IoBench {
   std::condition_variable completed_;
   std::vector<Slot*> ended_;
 
-  std::unique_ptr<IoQueue> queue_;  // the last member, because its callbacks use the members above
+  std::unique_ptr<IoQueue> queue_;  // last, because the queue's callbacks use the members above
 };
 
 }  // namespace sluice

@@ -1,7 +1,8 @@
-// The functions measure drives by pattern, request size and depth, and return the results as the
-// text of a calibration file. `sluice bench io` prints the results and writes the file. `sluice
-// plan` can read the file, and the config key `storage.calibration` can name it. `sluice tune`
-// calls the same functions, and searches with the measured rates.
+// The functions measure the rates of drives for each pattern, request size and depth.
+// calibration_json() returns the results in the form of a calibration file. `sluice bench io`
+// prints the results and writes the file. `sluice plan` can read the file. The config key
+// `storage.calibration` can name the file. `sluice tune` calls the same functions, and uses the
+// measured rates in its search.
 //
 // Thread rule: one measurement at a time.
 #pragma once
@@ -43,36 +44,36 @@ struct IoCalibration {
   bool is_direct = false;
 };
 
-// For each combination of pattern, request size and depth, returns a case that measures all paths
-// at the same time. If there are several paths, the list also has cases that measure each path
-// alone.
+// Returns one case for each combination of pattern, request size and depth. Such a case measures
+// all paths at the same time. If there are several paths, the list also has cases that measure each
+// path alone.
 std::vector<IoSeries> io_cases(const std::vector<IoPattern>& patterns,
                                const std::vector<std::uint64_t>& requests,
                                const std::vector<std::uint32_t>& depths, std::size_t paths);
 
 // The functions that measure_io() calls to report its progress. Both functions may be empty.
 struct IoListener {
-  // Called once the files have been written, before the first round. If the machine refuses an I/O
-  // backend, `note` gives the reason. Otherwise `note` is "".
+  // This function is called after the files have been written and before the first round. If the
+  // machine refuses an I/O backend, `note` gives the reason. Otherwise `note` is "".
   std::function<void(const IoBench& bench, const std::string& note)> began = {};
-  // Called before each measurement. The first round has the number 0.
+  // This function is called before each measurement. Rounds are numbered from 0.
   std::function<void(std::uint32_t round, const IoCase& io_case)> goes_on = {};
 };
 
-// Each round measures every case of `series` once, so that a drift of a shared drive's rate affects
-// all cases.
+// Each round measures every case of `series` once. If the rate of a shared drive changes slowly,
+// the change therefore affects all cases equally.
 // Requires: each request size divides the largest size, and the file holds at least one request of
 // the largest size.
 // Fails with the errors of IoBench.
 IoCalibration measure_io(const IoCalibrationOptions& options, std::vector<IoSeries> series,
                          const IoListener& listener = {});
 
-// Returns the case of `pattern` with the highest rate, for one drive or for all drives together.
-// Returns null if there is no such case.
+// Returns the case with the highest rate among the cases with this `pattern` and `drive`. An empty
+// `drive` stands for all drives together. Returns null if there is no such case.
 const IoSeries* best_of(const std::vector<IoSeries>& all, IoPattern pattern,
                         std::optional<std::uint32_t> drive = std::nullopt);
-// Returns the ratio of two times. The first time is that of reading and writing at once. The second
-// time is the sum of the times of reading alone and of writing alone. The ratio is 1 for a
+// Returns the ratio of two times. The first time is the time of reading and writing at once. The
+// second time is the time of reading alone plus the time of writing alone. The ratio is 1 for a
 // half-duplex drive. The ratio is 0.5 for a drive that reads and writes at full rate at the same
 // time. The result is empty if a pattern was not measured.
 std::optional<double> interference_of(const std::vector<IoSeries>& all);

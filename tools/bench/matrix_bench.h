@@ -1,7 +1,7 @@
 // The bench runs the engine for every cell of the table that `sluice plan --matrix` prints. The
-// table has a cell for each ZeRO stage with each way to offload the state. The ranks, the memory
-// and the collectives are real. The bench limits computation, Adam, the bus and the drive to fixed
-// rates, so that the planned times can be compared with the measured times.
+// table has one cell for each combination of a ZeRO stage and a way to offload the state. The
+// ranks, the memory and the collectives are real. The bench limits computation, Adam, the bus and
+// the drive to fixed rates, so that the planned times can be compared with the measured times.
 //
 // Thread rule: one thread of each rank. All ranks must make the same calls.
 #pragma once

@@ -1,8 +1,8 @@
-// The bench runs the engine under emulated computation. The model has equal units. The compute
-// stream of the host device is busy for given times, and storage lies behind a throttled queue.
-// Everything else is real. The limits of a step's time are therefore known exactly, and do not
-// depend on the machine's drive and processor. The bench compares the measured time of a step with
-// the limits.
+// The bench runs the engine with emulated computation. The model has equal units. The compute
+// stream of the host device is busy for given times, and storage lies behind a throttled queue. All
+// other parts of the run are real. The limits of a step's time are therefore known exactly, and do
+// not depend on the machine's drive and processor. The bench compares the measured time of a step
+// with the limits.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -23,8 +23,8 @@
 
 namespace sluice {
 
-// A model of equal units, each of one tensor. All units together have at least `parameters`
-// parameters.
+// Returns a model of equal units. Each unit has one tensor. All units together have at least
+// `parameters` parameters.
 ModelSpec equal_units(std::uint64_t parameters, std::uint32_t units);
 
 struct StepBenchModel {
@@ -47,11 +47,11 @@ struct StepBenchModel {
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;  // of the throttled drive; 0 = none
   // The number of steps from one checkpoint to the next; 0 = no checkpoints. Checkpoints are
-  // written beside training. The throttle does not slow down checkpoints.
+  // written while training continues. The throttle does not slow down checkpoints.
   std::uint32_t save_every = 0;
   // `experts` is the number of experts that follow each unit. A step uses `active_experts` experts
-  // per unit. An expert is an announced unit, and has the size of any other unit. Every step
-  // chooses its experts anew, and does not use the other experts.
+  // per unit. An expert is an announced unit, and all units have the same size. Every step chooses
+  // its experts anew, and does not use the other experts.
   std::uint32_t experts = 0;
   std::uint32_t active_experts = 0;
   // If true, only the first unit has experts. The experts then stand for groups of rows of a table.
@@ -85,15 +85,15 @@ struct CpuRates {
 struct MeasuredStep {
   double step_s = 0;  // from begin_step() to the next begin_step()
   StepReport report;
-  // The bytes of state that the step would read and write for its units under the serial policy.
+  // The bytes of state that a step under the serial policy would read and write for the same units.
   std::uint64_t wanted_read_bytes = 0;
   std::uint64_t wanted_write_bytes = 0;
 };
 
-// The number and the costs of the checkpoints that were written beside the steps.
+// The number and the costs of the checkpoints that were written while steps ran.
 struct SaveCosts {
   std::uint32_t count = 0;
-  double duration_s = 0;  // these times are sums of SavedCheckpoint's times
+  double duration_s = 0;  // each of the three times is a sum over checkpoints
   double blocked_s = 0;
   double update_wait_s = 0;
 };
@@ -106,24 +106,26 @@ class StepBench {
   StepBench(const StepBenchModel& model, OverlapPolicy policy, const Rates& rates);
   ~StepBench();
 
-  // Runs `warm` steps, then `measured` steps, and then one more step, which ends the last measured
-  // step. Waits until the engine has drained. Returns the measured steps. If checkpoints are
-  // written, a checkpoint begins with the first measured step, and the last checkpoint ends with
-  // the last measured step.
+  // Runs `warm` steps, then `measured` steps, and then one more step. The last measured step ends
+  // when the additional step begins. The call then waits until the engine has drained, and returns
+  // the measured steps. If checkpoints are written, the first checkpoint begins with the first
+  // measured step. The last checkpoint ends with the last measured step.
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
-  // The parameters of the frozen units.
+  // The number of parameters in the frozen units.
   std::uint64_t frozen_parameters() const;
   // The rates of Adam and of the gradient norms in the last run(). The rates were measured during
   // the steps, beside all other work.
   const CpuRates& cpu_rates() const { return cpu_rates_; }
   const SaveCosts& saves() const { return saves_; }
-  // The sum of the delays of all requests so far, in seconds. The delay of a request is the time by
-  // which the real drive ended the request later than the emulated drive.
+  // The sum of the delays of all requests so far, in seconds. A request has a delay if the real
+  // drive ended the request later than the emulated drive. The delay is the time between the two
+  // ends.
   double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }
 
-  // The bounds of the step time for this engine's plan, at the rates `rates`.
+  // bound() returns T_bound, and minimum() returns T_min, for this engine's plan and the rates
+  // `rates`.
   StepCost bound(const Rates& rates) const;
   StepCost minimum(const Rates& rates) const;
 

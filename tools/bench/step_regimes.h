@@ -1,9 +1,9 @@
-// The bench measures steps under every overlap policy, in several regimes. The policies differ in
-// these regimes. In most regimes, a single resource limits the step: computation, the drive, Adam
+// The bench measures steps under every overlap policy, in several regimes. The regimes show how the
+// policies differ. In most regimes, a single resource limits the step: computation, the drive, Adam
 // at a fixed rate, or Adam at full speed. In the regime "balanced", computation and the drive limit
 // the step equally. In the regimes "experts" and "rows", a step announces and uses only a part of
-// the units. In the regime "lora", most units are frozen. The policies run in turns of a few steps,
-// so that the disturbances of a shared machine affect all policies.
+// the units. In the regime "lora", most units are frozen. The policies run in turns of a few steps.
+// A disturbance of a shared machine therefore affects all policies.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -47,12 +47,12 @@ Summary summary_of(std::vector<double> values);
 
 struct PolicyResult {
   OverlapPolicy policy{};
-  bool is_bare = false;              // no commits or checkpoints; compared with a run that has them
+  bool is_bare = false;              // true: the run has no commits and no checkpoints
   std::unique_ptr<StepBench> bench;  // null once all steps are measured
   double late_s = 0;
   SaveCosts saves{};
   std::vector<MeasuredStep> steps{};
-  std::vector<double> adam{}, norm{};  // parameters per second during the steps, by turn
+  std::vector<double> adam{}, norm{};  // parameters per second during the steps of each turn
   StepCost bound{};                    // at the rates `adam` and `norm`
   StepCost predicted{};                // at the rates measured between the runs
 
@@ -81,13 +81,13 @@ struct RegimeResult {
   std::optional<bool> states_equal = std::nullopt;
 };
 
-// The cost of commits and checkpoints. The comparison pairs each step that has commits and
-// checkpoints with the same step without them.
+// The cost of commits and checkpoints. The comparison forms pairs of steps. One step of a pair has
+// commits and checkpoints, and the other step has neither.
 struct CostResult {
   OverlapPolicy policy{};
   std::size_t pairs = 0;
   Summary ratio{};        // the median and the 10th and 90th percentiles over all pairs
-  double mean_ratio = 0;  // ratio of the sums, because few steps begin a checkpoint
+  double mean_ratio = 0;  // sum of times with / without; few steps begin a checkpoint
   double planned_ratio = 0;
 };
 std::vector<CostResult> costs_of(const RegimeResult& regime);
@@ -98,7 +98,7 @@ const std::vector<std::string>& step_regimes();
 
 // Requires: `regime` is one of step_regimes().
 // If interrupted() (tools/cli/interrupt.h) returns true, the call ends early. The result then has
-// the steps that were measured so far.
+// the steps that were measured before the interrupt.
 // Fails with the errors of Engine.
 RegimeResult measure_regime(const StepRegimeOptions& options, const std::string& regime);
 

@@ -1,6 +1,6 @@
-// The functions write the manual page and the completion scripts for shells. All of these texts
-// come from the parser's table of commands and options, as the text of --help does. The functions
-// are pure.
+// The functions write the manual page and the completion scripts for shells. The functions take
+// these texts from the parser's table of commands and options. The text of --help comes from the
+// same table. The functions are pure.
 //
 // Thread rule: at start-up.
 #pragma once

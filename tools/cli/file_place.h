@@ -1,5 +1,5 @@
 // Finds the file to which a path leads. Links are followed, even to a file that does not exist yet.
-// Before the command opens any file, it can therefore notice that two paths lead to the same file.
+// The command can therefore notice, before it opens any file, that two paths lead to the same file.
 // Thread rule: any thread.
 #pragma once
 
@@ -16,8 +16,8 @@ struct FilePlace {
   std::string path;    // the path as given by the user
   std::string folder;  // the target's folder; absolute, without links; empty = no such folder
   std::string target;  // the path at the end of all links; the file need not exist
-  // Set if the path names a descriptor of this process. For example, /dev/stdout names the
-  // descriptor 1.
+  // This field is set if the path names a descriptor of this process. For example, /dev/stdout
+  // names the descriptor 1.
   std::optional<int> descriptor;
   int error = 0;  // errno if the path cannot be followed
   FileKind kind = FileKind::kMissing;
@@ -32,12 +32,13 @@ struct FilePlace {
 
 FilePlace place_of(const std::string& path);
 
-// Whether both places are the same regular file. If neither file exists, the result says whether
-// both places have the same target. The result is false for devices and pipes.
+// Returns true if `a` and `b` are the same regular file. If neither file exists, the result says
+// whether both places have the same target. The result is false for devices and pipes.
 bool is_same_file(const FilePlace& a, const FilePlace& b);
 
-// Returns the place of the regular file that is open as `descriptor`, such as standard output. The
-// kind is kOther if `descriptor` is no regular file.
+// Returns the place of the regular file that is open as `descriptor`. For example, `descriptor` is
+// standard output. If `descriptor` does not belong to a regular file, the result has the kind
+// kOther.
 FilePlace place_of_descriptor(int descriptor);
 
 }  // namespace sluice

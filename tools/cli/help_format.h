@@ -1,5 +1,6 @@
-// The texts of --help: options with the values they take, wrapped to the terminal's width. The
-// parser's own texts show names of types and ranges as the code has them.
+// The texts of --help. A text lists the options and the values that the options take. The lines fit
+// the terminal's width. The parser's own texts are not used, because they show types and ranges
+// under the names from the code.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -14,8 +15,9 @@ namespace sluice {
 // Returns an empty string for a flag.
 std::string value_word(const CLI::Option& option);
 
-// Returns the description of `option` with its range, its default and the options that it needs or
-// excludes: "Ranks that share the state (1 to 16777216; default 1)".
+// Returns the description of `option`, such as "Ranks that share the state (1 to 16777216; default
+// 1)". The description includes the range, the default, and other options that `option` needs or
+// excludes.
 std::string full_description(const CLI::Option& option);
 
 class HelpFormat final : public CLI::Formatter {

@@ -1,9 +1,9 @@
-// The command's handler of Ctrl-C, SIGTERM and SIGHUP. The handler prints a line immediately after
-// each signal. If there is nothing to save yet, the first signal ends the process. Later in a run,
-// the first signal sets a flag that a loop checks between steps, and the second signal ends the
-// process. An ended process leaves no file behind, because storage files have no names and the
-// handler removes temporary files. A signal that was ignored when the process started (nohup) stays
-// ignored.
+// The command's signal handler for Ctrl-C, SIGTERM and SIGHUP. The handler prints a line
+// immediately after each signal. If there is nothing to save yet, the first signal ends the
+// process. Later in a run, the first signal sets a flag that a loop checks between steps, and the
+// second signal ends the process. An ended process leaves no file behind, because storage files
+// have no names and the handler removes temporary files. If a signal was ignored when the process
+// started, as under nohup, the signal stays ignored.
 //
 // Thread rule: one thread. Any thread may call interrupted().
 #pragma once
@@ -19,8 +19,8 @@ void catch_interrupts();
 // line feed and live as long as the process.
 void defer_interrupts(const char* answer);
 
-// From this call on, the handler prints nothing. The effect of signals does not change. The call is
-// for a rank that would print the same line as another rank.
+// From this call on, the handler prints nothing. The effect of signals does not change. A rank
+// makes this call if another rank prints the same lines.
 void silence_interrupts();
 
 bool interrupted();

@@ -3,9 +3,9 @@
 // the machine do not know the token.
 //
 // Thread rule: one thread.
-// Invariants: a slow or silent client does not delay other clients. The server drops such a client
-// after a few seconds, even if the client sends a byte now and then. If there are too many clients,
-// a new client replaces the oldest client that is not receiving an answer.
+// Invariants: a slow or silent client does not delay other clients. The server drops a slow or
+// silent client after a few seconds, even if the client sends a byte now and then. If there are too
+// many clients, a new client replaces the oldest client that is not receiving an answer.
 #pragma once
 
 #include <chrono>
@@ -34,8 +34,8 @@ class LocalServer {
   static constexpr std::size_t kClientsMax = 32;
 
   // If `port` is 0, the constructor chooses a free port. The constructor also makes a random token.
-  // A client must send its request within `client_time`, and must receive the answer within the
-  // same time.
+  // A client must send its request within `client_time`. The client must then receive the answer
+  // within another `client_time`.
   // Fails with kConfig if the port is in use or not allowed. The message names the port.
   explicit LocalServer(std::uint16_t port, std::chrono::milliseconds client_time = kClientTime);
 

@@ -15,15 +15,15 @@ namespace sluice {
 struct OptionWord {
   std::string_view key;     // "storage.paths"
   std::string_view option;  // "--path"
-  bool is_given = true;     // false: the config gives the value, so messages keep the key
+  bool is_given = true;     // false: the config gives the value, so messages name the key
 };
 
-// Returns a copy of `error`. In the copy's message, the options of `words` replace their keys. Keys
-// with and without quotes are replaced.
+// Returns a copy of `error`. In the copy's message, each key of `words` is replaced by its option.
+// Keys with and without quotes are replaced.
 Error in_words_of(std::initializer_list<OptionWord> words, const Error& error);
 
 // Runs `work` and returns its result.
-// Fails with the errors of `work`, but their messages name options instead of keys.
+// Fails with the errors of `work`. The messages of these errors name options instead of keys.
 template <class Work>
 auto with_words(std::initializer_list<OptionWord> words, const Work& work) {
   try {

@@ -1,19 +1,21 @@
 // These classes write all output files of the command. Before an output is opened,
 // OutputFiles::check() compares the output's path with the paths of all inputs and all other
 // outputs. OutputFiles::check() also tests whether the output's folder is writable. After the
-// check, the output is created under a temporary name, and a rename gives the output its final
-// name:
+// check, the output is created under a temporary name. A rename later gives the output its final
+// name. The calls have one of these two orders:
 //
-//   begin() .. write() .. commit()              once, whole: models, JSON, pages
-//   begin() .. accept() .. write() .. commit()  growing files: the final name comes as soon as the
-//                                               run is accepted, so that a killed run leaves the
-//                                               part that was written
+//   begin() .. write() .. commit()              for files that are written as a whole: models,
+//                                               JSON, pages
+//   begin() .. accept() .. write() .. commit()  for files that grow during a run. accept() gives
+//                                               the file its final name. A killed run therefore
+//                                               leaves the part that was written.
 //
 // Until accept() or commit(), an older file with the final name stays unchanged. If an OutputFile
 // is destroyed before accept() or commit(), no file is left. If the path is a symbolic link, the
-// link's target is replaced. A path that is not a regular file (/dev/null, a pipe, /dev/stdout) is
-// opened directly, and several outputs may write to such a path. The path "-" stands for standard
-// output. If an output goes to standard output, text for people goes to standard error.
+// link's target is replaced. A path that is not a regular file is opened directly. Examples are
+// /dev/null, a pipe and /dev/stdout. Several outputs may write to such a path. The path "-" stands
+// for standard output. If an output goes to standard output, text for people goes to standard
+// error.
 //
 // Thread rule: one thread uses an OutputFiles and its files.
 #pragma once
@@ -53,7 +55,8 @@ class OutputFile {
   const std::string& path() const { return place_.path; }
   const FilePlace& place() const { return place_; }
 
-  // Throws an error if the output certainly cannot be written. The call leaves no file behind.
+  // Throws an error if it is certain that the output cannot be written. The call leaves no file
+  // behind.
   // Fails with kInput, kNoSpace or kUnsupported. The message names the path, the reason and a
   // remedy.
   void check();
@@ -158,8 +161,8 @@ class OutputFiles {
 // Writes `text` as the whole content of `output`, and commits the output.
 void write_whole(OutputFile& output, std::string_view text);
 
-// Writes several outputs, even if some of them fail. A disk that is too full for one output may
-// still have space for the next output.
+// Tries to write several outputs, even if some of them fail. A disk that is too full for one output
+// may still have space for the next output.
 class FirstFailure {
  public:
   template <class Write>
@@ -170,8 +173,7 @@ class FirstFailure {
       note(error);
     }
   }
-  // Throws the first failure, if there was one. The class has printed all other failures when they
-  // occurred.
+  // Throws the first failure, if there was one. attempt() has already printed all other failures.
   void rethrow() const;
 
  private:

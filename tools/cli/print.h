@@ -1,8 +1,8 @@
 // Text for people, on standard output (`say`) and standard error (`warn`). The functions of this
-// file do not throw. A run therefore goes on even if its log is on a full disk. Text that cannot be
-// printed is lost. If text for standard output is lost, one line on standard error reports the
-// loss. On a terminal, `say` breaks lines that are too long for the terminal. `say_text` prints its
-// text unchanged, which is needed for JSON.
+// file do not throw. A run therefore continues even if its log cannot be written because the disk
+// is full. Text that cannot be printed is lost. If text for standard output is lost, one line on
+// standard error reports the loss. On a terminal, `say` breaks lines that are too long for the
+// terminal. `say_text` prints its text unchanged, which is needed for JSON.
 //
 // Thread rule: any thread.
 #pragma once
@@ -13,17 +13,17 @@
 
 namespace sluice {
 
-// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed. Without this call, the
-// next opened file would get such a descriptor, and printed text would go into that file. Must be
-// called at the start of main().
+// If one of the descriptors 0, 1 and 2 is closed, the call opens /dev/null under this descriptor.
+// Without this call, a file that is opened later would get the closed descriptor. Printed text
+// would then go into that file. Must be called at the start of main().
 void keep_standard_descriptors() noexcept;
 
 // From this call on, say() prints to standard error, because standard output receives the data of
 // an output file.
 void leave_standard_output_to_data() noexcept;
 
-// Returns the descriptor to which say() writes: standard output, or standard error after
-// leave_standard_output_to_data(). Callers pass this descriptor to coloured().
+// Returns the descriptor to which say() writes. The descriptor is standard output or, after
+// leave_standard_output_to_data(), standard error. Callers pass this descriptor to coloured().
 int said_descriptor() noexcept;
 
 void say_text(std::string_view text) noexcept;

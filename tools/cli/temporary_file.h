@@ -1,9 +1,10 @@
-// A new file under a unique name, in the folder of the file that it will replace. The destructor
-// removes the temporary name. The handler of a signal that ends the process removes the name, too.
-// If a process is killed, the file stays. The file is locked (flock) while its process keeps the
-// file open. By this lock, a later process distinguishes a leftover file from a file that is being
-// written. Process numbers cannot replace locks, because the same numbers occur in several
-// containers.
+// A new file with a unique temporary name. The new file lies in the folder of the target, which is
+// the file that the new file will replace. The destructor removes the temporary name. If a signal
+// ends the process, the signal handler removes the temporary name. If the process is killed without
+// a call of the handler, the file stays. The process holds a lock on the file (flock) as long as
+// the file is open. The lock lets a later process distinguish a leftover file from a file that is
+// being written. Process numbers cannot replace the lock, because processes in different containers
+// can have the same number.
 //
 // Thread rule: one thread per object. Any thread and any signal handler may call
 // remove_temporary_files().
@@ -47,8 +48,9 @@ class TemporaryFile {
   UniqueFd descriptor_;
 };
 
-// Returns the temporary files for `target` that ended processes have left. The list does not
-// contain files that are being written. On a file system without locks, the list is empty.
+// Returns the leftover temporary files for `target`, which come from processes that have ended. The
+// list does not contain files that are being written. On a file system without locks, the list is
+// empty.
 std::vector<std::string> leftovers_of(const std::string& target);
 
 // Removes the names of all temporary files of this process. A signal handler may call this

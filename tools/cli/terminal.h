@@ -20,18 +20,19 @@ bool is_terminal(int descriptor);
 std::size_t terminal_columns(int descriptor);
 
 enum class Colour { kGood, kWarning, kBad };
-// Returns `text` in colour if `descriptor` is a terminal, NO_COLOR is not set
-// (https://no-color.org), and TERM is not "dumb". Otherwise, the result is `text` without colour.
+// Returns `text` in colour if three conditions hold: `descriptor` is a terminal, the variable
+// NO_COLOR is not set, and TERM is not "dumb". https://no-color.org defines NO_COLOR. Otherwise,
+// the result is `text` without colour.
 std::string coloured(int descriptor, Colour colour, std::string_view text);
 
-// Returns `text`, with line breaks between words in each line that is longer than `columns`. In a
-// line of a table, two spaces precede the last column. If such a line is broken, the rest of the
-// line goes under the last column, so that the table stays readable.
+// Returns `text` with additional line breaks. Each line that is longer than `columns` is broken
+// between words. In a line of a table, two spaces precede the last column. If a line of a table is
+// broken, the rest of the line goes under the last column, so that the table stays readable.
 std::string fitted(std::string_view text, std::size_t columns);
 
-// Shows the progress of one piece of work. When the work has taken longer than a second, a line on
-// standard error names the work and its duration so far. If standard error is not a terminal, no
-// line is shown. The destructor removes the line.
+// Shows the progress of one piece of work. After one second, a line on standard error shows the
+// name of the work and the time since the work began. If standard error is not a terminal, no line
+// is shown. The destructor removes the line.
 class Progress {
  public:
   explicit Progress(std::string what, bool is_quiet = false);

@@ -13,7 +13,7 @@ namespace sluice {
 // `error` is the exception that the parser threw for `app`. Returns a message that describes the
 // user's mistake and says where to find help. If a command or an option is unknown, the message
 // suggests the nearest known name. The function also describes an argument that no option accepts.
-// For all other mistakes, the message is that of the parser.
+// For all other mistakes, the function returns the parser's own message.
 std::string usage_mistake(const CLI::App& app, const CLI::ParseError& error);
 
 // Returns the text that `sluice help WORDS` prints.

@@ -1,5 +1,6 @@
-// `sluice bench adam` measures the speed of the CPU update. The command compares the speed of the
-// update with the limit that the machine's memory sets, and measures this limit in the same run.
+// `sluice bench adam` measures the speed of the CPU update. The speed of the machine's memory
+// limits the speed of the update. The command measures the limit in the same run, and compares the
+// speed of the update with the limit.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct BenchAdamOptions {
 // Returns the exit code (tools/cli/exit_codes.h).
 // Fails with:
 // - kOutOfMemory: the arrays do not fit into the machine's memory.
-// - kConfig: SLUICE_SIMD is wrong, or 8-bit moments should lie in unaligned arrays.
+// - kConfig: SLUICE_SIMD is wrong, or the options combine 8-bit moments with unaligned arrays.
 // - kInput: the JSON file cannot be written.
 int run_bench_adam(const BenchAdamOptions& options);
 

@@ -14,7 +14,7 @@ struct BenchGpuOptions {
   std::uint32_t steps = 3;
   std::uint32_t micro_batches = 1;
   double clip_norm = 1;
-  double seconds = 300;  // no measurement begins later than this
+  double seconds = 300;  // no measurement begins after this time
   std::string json_file;
   std::string plot_file;
 };

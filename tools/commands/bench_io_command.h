@@ -1,5 +1,5 @@
-// `sluice bench io` measures the rates of the drives behind storage paths, by request size and
-// depth. The command writes the rates to a calibration file.
+// `sluice bench io` measures the rates of the drives behind storage paths, for each request size
+// and depth. The command writes the rates to a calibration file.
 #pragma once
 
 #include <cstdint>

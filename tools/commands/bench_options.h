@@ -29,8 +29,8 @@ struct BenchCommands {
   }
 };
 
-// Adds the subcommands to `app`. Parsing writes the options to `commands`, which must live until
-// `app` has parsed.
+// Adds the subcommands to `app`. The parser writes the options to `commands`. `commands` must live
+// until `app` has parsed the command line.
 void add_bench(CLI::App& app, BenchCommands& commands);
 
 }  // namespace sluice

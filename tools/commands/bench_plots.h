@@ -17,12 +17,13 @@
 
 namespace sluice {
 
-// The picture shows the rates of all paths together and of each path alone, by pattern, request
-// size and depth. The picture also shows the smallest and the largest rate that the rounds
+// The picture shows the rates of all paths together and of each path alone, for each pattern,
+// request size and depth. The picture also shows the smallest and the largest rate that the rounds
 // measured.
 // Requires: at least one series.
 std::string io_plot(std::span<const IoSeries> series, const std::vector<std::string>& paths);
-// The picture shows the speed of the update beside the limit, memcpy and triad, with quartiles.
+// The picture shows the median and the quartiles of four speeds: the update, the limit, memcpy and
+// triad.
 // Requires: at least one result.
 std::string adam_plot(std::span<const BenchResult> results);
 // The picture shows the times of steps beside T_bound and T_min.

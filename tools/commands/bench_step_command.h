@@ -1,5 +1,6 @@
-// `sluice bench step` measures the time of a training step under every overlap policy. The command
-// compares the times with the limits that emulated computation and a throttled drive set.
+// `sluice bench step` measures the time of a training step under every overlap policy. Emulated
+// computation and a throttled drive set limits for the times of steps. The command compares the
+// measured times with the limits.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct BenchStepOptions {
   std::string rate = "1GB";            // bytes per second of the throttled drive
   std::optional<std::uint32_t> lanes;  // empty = a tenth of the blocks
   std::uint32_t window_units = 3;      // the units that fit the device window
-  std::string trace_file;              // empty = none; otherwise needs one regime and one policy
+  std::string trace_file;              // empty = none; a trace needs one regime and one policy
   double memory_share = 0;             // the share of the state in host memory
   std::uint32_t commit_every = 0;      // steps per commit of a durable store; 0 = scratch files
   double flush_ms = 5;                 // the time for which a flush occupies the drive

@@ -1,5 +1,5 @@
-// The command line of `sluice config` and its subcommands. The file also defines the options that
-// replace the value "auto" in a DeepSpeed file.
+// The command line of `sluice config` and its subcommands. This header also declares the options
+// whose values replace "auto" in a DeepSpeed file.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -31,8 +31,8 @@ struct ConfigCommands {
   }
 };
 
-// Adds the subcommands to `app`. Parsing writes the options to `commands`, which must live until
-// `app` has parsed.
+// Adds the subcommands to `app`. The parser writes the options to `commands`. `commands` must live
+// until `app` has parsed the command line.
 void add_config(CLI::App& app, ConfigCommands& commands);
 
 // Adds --batch, --lr and similar options. The function does not add --steps, because some commands

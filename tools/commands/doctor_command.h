@@ -1,6 +1,6 @@
-// `sluice doctor` checks the features of this machine. Each finding says whether a feature is fine,
-// slower than possible, or an obstacle. If a feature is not fine, a line says how to repair the
-// problem.
+// `sluice doctor` checks the features of this machine. Each finding says that a feature is fine,
+// that it is slower than possible, or that it prevents a run. If a feature is not fine, the finding
+// also says how to repair the problem.
 #pragma once
 
 #include <cstdint>

@@ -24,11 +24,11 @@ struct PlanOptions {
   std::optional<std::uint64_t> sequence;  // only with `model`: tokens per sequence
   // The name of the GPU to plan for; empty = as in the config.
   std::string gpu;
-  // `host_memory` replaces the config's memory.host, unless `host_memory` is empty. If `nodes` is
-  // given, `host_memory` is the memory of one host.
+  // If `host_memory` is not empty, it replaces the config's memory.host. If `nodes` is given,
+  // `host_memory` is the memory of one host.
   std::string host_memory;
   std::string drive;                 // a name, or "name:count"; empty = none
-  std::string drive_space;           // of all drives; empty = the space of `drive`, or unlimited
+  std::string drive_space;           // of all drives; empty = as `drive`; no limit without `drive`
   std::optional<double> parameters;  // of the whole model; replaces the config's model
   std::uint32_t layers = 1;          // with `parameters`: the number of equal units
   std::optional<double> tokens;      // per step and rank; empty = from the config's batch

@@ -1,6 +1,6 @@
-// The model for which `sluice plan` plans. The model has one of three sources. The sources are the
-// config's GPT, a config.json (--model), and a number of parameters (--parameters) in equal units
-// (--layers).
+// The model that `sluice plan` uses for its plan. The model comes from one of three sources: the
+// GPT in the config, a config.json (--model), or a number of parameters. With --parameters, the
+// parameters are divided into equal units (--layers).
 //
 // Thread rule: any thread.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// Plans assume that matrix products run at this share of the rate in the GPU's data sheet.
+// A plan assumes that matrix products reach this share of the rate in the GPU's data sheet.
 inline constexpr double kReachedShare = 0.4;
 // The part of a GPU's memory that the driver and the libraries occupy.
 inline constexpr std::uint64_t kGpuContextBytes = std::uint64_t{1} << 30;

@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-// Adds the subcommand to `app`. Parsing writes to `options`, which must live until `app` has
-// parsed.
+// Adds the subcommand to `app`. The parser writes to `options`. `options` must live until `app` has
+// parsed the command line.
 void add_plan(CLI::App& app, PlanOptions& options);
 
 }  // namespace sluice

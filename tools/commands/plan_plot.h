@@ -1,5 +1,5 @@
-// `sluice plan --plot` draws how the time of a step depends on the budget of host memory. The
-// picture also shows how long each resource works during the step.
+// `sluice plan --plot` draws the time of a step against the budget of host memory. The picture also
+// shows how long each resource works during the step.
 #pragma once
 
 #include <optional>

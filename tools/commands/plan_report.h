@@ -16,13 +16,13 @@ namespace sluice {
 
 struct PlanFindings {
   std::string verdict;  // the first line
-  // The least number of tokens per step and rank with which computation hides all other work.
+  // The smallest number of tokens per step and rank at which computation hides all other work.
   std::optional<double> free_tokens;
   std::vector<MatrixRow> matrix;  // with --matrix
 };
 
 // Returns the verdict. The verdict says whether the config fits, how long a step takes, and which
-// resource limits the step. The verdict also names the smallest change that would help.
+// resource limits the step. The verdict also suggests the smallest change that would help.
 std::string plan_verdict(const std::vector<PlannedPlacement>& all, const PlanSubject& subject);
 
 // The first element of `all` is the placement that the config names.

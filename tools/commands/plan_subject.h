@@ -19,7 +19,7 @@ struct PlanSubject {
   bool is_on_host = true;
   unsigned host_threads = 0;  // computing threads, if the plan is for this machine; otherwise 0
   // If true, the plan is for this machine and the config's model. `sluice train` could then run the
-  // plan here.
+  // planned config here.
   bool is_of_this_machine = true;
   HostMemory host;
   std::uint64_t activation_bytes = 0;  // the activations that the application keeps
@@ -28,14 +28,14 @@ struct PlanSubject {
   // the host's memory and drives.
   std::uint32_t sharing_ranks = 1;
   std::optional<std::uint64_t> drive_bytes;  // space on storage for this rank
-  std::optional<double> rated_bytes;         // this rank's share of the drives' rated writes
+  std::optional<double> rated_bytes;         // bytes that this rank may write in the drives' life
   std::array<OrderPlan, 2> orders;
-  std::string obstacle_here;  // why `sluice train` would refuse, on this machine, a plan that fits
+  std::string obstacle_here;  // why `sluice train` would refuse the plan on this machine
   std::string remedy;         // a further remedy if the config does not fit, or ""
   double parameters = 0;      // of the whole model
   double active_parameters = 0;
-  // The operations of the matrix products that a step computes on this rank, forward and backward.
-  // Recomputation is not included.
+  // The number of operations in the matrix products that a step computes on this rank. The number
+  // covers the forward pass and the backward pass. Recomputation is not included.
   double model_flops = 0;
   std::optional<double> peak_flops;  // of the GPU that --gpu names
   std::string tensors;               // JSON, if --tensors asks for it

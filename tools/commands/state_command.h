@@ -13,8 +13,8 @@ struct StateOptions {
   std::string config_file;
   std::vector<std::string> assignments;
   std::string json_file;
-  // For `export`, the folder in which the checkpoint is written. For `import`, a checkpoint or a
-  // folder of checkpoints.
+  // For `export`, `folder` is the folder in which the checkpoint is written. For `import`, `folder`
+  // is a checkpoint or a folder of checkpoints.
   std::string folder;
   std::string shard_size = "5GB";  // for `export`
   bool has_sha256 = false;         // for `export`
@@ -23,7 +23,7 @@ struct StateOptions {
 };
 
 void add_state(CLI::App& app, StateOptions& options);
-// Runs the subcommand of `state` that was parsed. The subcommand `verify` fails if a store is
+// Runs the subcommand that the parser found in `state`. The subcommand `verify` fails if a store is
 // damaged.
 // Fails with kInput, kConfig or kDamaged, and with the errors of export_state() and import_state().
 int run_state(const CLI::App& state, const StateOptions& options);

@@ -1,5 +1,6 @@
-// `sluice state export` and `import` copy between durable stores and portable checkpoints. This
-// file also declares the functions that all subcommands of `sluice state` use.
+// `sluice state export` copies the state of a durable store to a portable checkpoint. `sluice state
+// import` copies a checkpoint to a store. This header also declares the functions that all
+// subcommands of `sluice state` use.
 #pragma once
 
 #include <string>

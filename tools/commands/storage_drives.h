@@ -16,9 +16,9 @@ struct StorageDrive {
   std::string write_cache;  // "write back", "write through"; empty = not reported
 };
 
-// Returns the drives on which the file system of `folder` lies. The list has several drives for
-// RAID and similar arrays. The list is empty for tmpfs and network mounts. `sysfs` is the folder in
-// which the kernel describes devices, "/sys".
+// Returns the drives that contain the file system of `folder`. The list has several drives for RAID
+// and similar arrays. The list is empty for tmpfs and network mounts. `sysfs` is the folder in
+// which the kernel describes devices, such as "/sys".
 std::vector<StorageDrive> storage_drives(const std::string& folder, const std::string& sysfs);
 
 }  // namespace sluice

@@ -1,4 +1,5 @@
-// Protects the files of durable stores, so that no output of a command replaces them.
+// The function protects the files of durable stores. No output of a command can then replace such a
+// file.
 //
 // Thread rule: one thread.
 #pragma once
@@ -10,8 +11,8 @@
 
 namespace sluice {
 
-// Adds the files of store `name` in the folders `paths` to the inputs of `files`. Does nothing if
-// `name` is empty.
+// Finds the files of the store `name` in the folders `paths`, and adds the found files to the
+// inputs of `files`. Does nothing if `name` is empty.
 void add_store_inputs(OutputFiles& files, std::span<const std::string> paths,
                       const std::string& name);
 

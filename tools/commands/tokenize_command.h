@@ -1,5 +1,5 @@
-// `sluice tokenize` turns a text into a token file. `sluice train` also makes a token file by
-// itself, if a tokenizer is given and the data is a text.
+// `sluice tokenize` turns a text into a token file. `sluice train` makes a token file itself if a
+// tokenizer is given and the data is a text.
 #pragma once
 
 #include <string>

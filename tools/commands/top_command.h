@@ -1,4 +1,4 @@
-// `sluice top` shows what running jobs are doing. The command reads the status pages of these jobs.
+// `sluice top` shows what running jobs are doing. The command reads the status pages of the jobs.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct TopOptions {
 
 // Shows all runs of this user. On a terminal, the command refreshes the view every second until
 // Ctrl-C.
-// Fails with kConfig if XDG_RUNTIME_DIR is not set, or if `port` cannot be taken.
+// Fails with kConfig if XDG_RUNTIME_DIR is not set, or if `port` is not available.
 int run_top(const TopOptions& options);
 
 }  // namespace sluice

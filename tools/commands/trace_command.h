@@ -22,7 +22,8 @@ struct TraceHtmlOptions {
   std::string calibration;
 };
 
-// The command writes each of the four outputs whose file name is not empty.
+// There are four possible outputs. The command writes an output if the output's file name is not
+// empty.
 struct TraceExportOptions {
   std::string steps;  // FIRST-LAST; empty = all
   std::vector<std::string> files;
@@ -36,7 +37,7 @@ struct TraceDiffOptions {
   std::string steps;  // FIRST-LAST; empty = all
   std::string before;
   std::string after;
-  double percent = 5;  // a step that is longer by more than this is a regression (exit code 3)
+  double percent = 5;  // exit code 3 if the step has become longer by more than this
   std::string json_file;
   std::string page_file;
 };

@@ -25,8 +25,8 @@ struct TraceCommands {
   }
 };
 
-// Adds the subcommands to `app`. Parsing writes the options to `commands`, which must live until
-// `app` has parsed.
+// Adds the subcommands to `app`. The parser writes the options to `commands`. `commands` must live
+// until `app` has parsed the command line.
 void add_trace(CLI::App& app, TraceCommands& commands);
 
 }  // namespace sluice

@@ -15,9 +15,9 @@
 namespace sluice {
 
 struct TrainOutputs {
-  // The constructor compares the paths of all files, and checks each output. Must be called while
-  // `config.data_file` is still the text, because the conversion of the text into tokens can take
-  // minutes and leaves a file.
+  // The constructor compares the paths of all files, and checks each output. Must be called before
+  // the text is converted into tokens, while `config.data_file` still names the text. The
+  // conversion can take minutes and leaves a file.
   // Fails with the errors of OutputFiles::check().
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
 

@@ -1,6 +1,5 @@
-// The parts of `sluice train` that use the model between steps: validation, samples, and the event
-// file for TensorBoard. Validation, samples and the event file do not change the bits of the
-// training.
+// Some parts of `sluice train` run between steps: validation, samples, and the event file for
+// TensorBoard. With or without these parts, the training gives the same bits.
 //
 // Thread rule: one thread. If there are several ranks, all ranks must make the same calls.
 #pragma once
@@ -28,8 +27,8 @@ struct WatchOptions {
   std::string tensorboard_folder;  // empty = no event file
 };
 
-// The training run that TrainWatch watches. All objects that the struct refers to must outlive the
-// watch.
+// The training run that TrainWatch watches. All objects to which the struct refers must outlive the
+// TrainWatch.
 struct WatchedRun {
   const TrainConfig& config;
   const Dataset& dataset;
@@ -41,12 +40,12 @@ struct WatchedRun {
 
 class TrainWatch {
  public:
-  // `events` is the event file of rank 0. The function begin() writes the first record to this
-  // file. `events` and `options` must outlive the watch.
+  // `events` is the event file of rank 0. begin() writes the first record to the event file.
+  // `events` and `options` must outlive the watch.
   // Fails with:
   // - kInput: a prompt has no tokens.
   // - kUnsupported: samples are wanted from a run that computes on a GPU.
-  // - kConfig: samples are wanted without a tokenizer, and the vocabulary is not bytes.
+  // - kConfig: samples are wanted without a tokenizer, and the tokens are not the 256 bytes.
   TrainWatch(const WatchOptions& options, const WatchedRun& run, OutputFile& events);
 
   // Writes the event file's first record.
@@ -57,7 +56,7 @@ class TrainWatch {
   // Must be called after each step, before the record of the step is written. Computes the
   // validation loss if a validation is due.
   void step_ended(StepRecord& record);
-  // Must be called when the step has been printed. Prints the validation loss, and writes the
+  // Must be called after the step has been printed. Prints the validation loss, and writes the
   // step's events. If a sample is due, the call also draws and prints a sample.
   void tell(const StepRecord& record);
 
@@ -67,7 +66,7 @@ class TrainWatch {
   const std::vector<TokenBatch>& validation_batches();
 
   // Adds the validation loss at the end of the run to the event file.
-  // Fails with the first error that occurred with the event file.
+  // Fails with the first error that occurred when the event file was written.
   void finish(std::uint64_t steps, std::optional<double> validation_loss);
 
  private:

@@ -1,4 +1,4 @@
-// `sluice tune` searches for settings under which a config runs faster on this machine. The command
+// `sluice tune` searches for settings that make a config run faster on this machine. The command
 // first predicts step times with a model of the step. Then the command runs a few steps with each
 // of the best settings.
 #pragma once
@@ -18,7 +18,7 @@ struct TuneOptions {
   std::string data_file;          // replaces data.file; empty = as in the config
   DeepspeedValues deepspeed;      // used for a DeepSpeed file
   std::vector<std::string> kept;  // keys or sections that stay as they are
-  std::uint32_t finalists = 3;    // candidates that run, beside the given config
+  std::uint32_t finalists = 3;    // candidates that run in addition to the given config
   std::uint32_t steps = 0;        // steps of each run; 0 = as many as `seconds` allow
   double seconds = 120;           // approximate time of all runs together
   bool dry_run = false;           // predict only

@@ -1,4 +1,4 @@
-// `sluice version` prints the version of this program and how it was built.
+// `sluice version` prints the version of this program and a description of its build.
 #pragma once
 
 #include <string>

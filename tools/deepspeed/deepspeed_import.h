@@ -1,8 +1,9 @@
 // Turns a DeepSpeed file into a config of Sluice, and reports what happened to every key. The
-// importer refuses a key if the key would change the trained numbers, or needs a feature that
-// Sluice lacks. The message contains the key's name and place, and says what to write instead. The
-// importer also refuses all keys that DeepSpeed refuses. If a common mistake has only one possible
-// meaning, the importer reports the mistake and continues with this meaning.
+// importer refuses a key if the key would change the result of training. The importer also refuses
+// a key that needs a feature which Sluice lacks. The message contains the key's name and place, and
+// says what to write instead. The importer also refuses all keys that DeepSpeed refuses. If a
+// common mistake has only one possible meaning, the importer reports the mistake and continues with
+// this meaning.
 //
 // Thread rule: any thread.
 #pragma once
@@ -34,8 +35,8 @@ struct DeepspeedValues {
   std::string device = "auto";
   std::uint32_t ranks = 1;
   // The names that messages give to options. For example, the key of --micro-batches is
-  // "micro_batches". A program that takes values from other sources than options writes the names
-  // of the sources here.
+  // "micro_batches". A program may take values from sources that are not options. Such a program
+  // stores the names of these sources in `names`.
   std::map<std::string, std::string> names;
 };
 
@@ -51,9 +52,9 @@ struct ImportLine {
 struct ImportReport {
   std::vector<ImportLine> mapped;
   std::vector<ImportLine> not_needed;
-  std::vector<ImportLine> understood;  // keys that were taken in another, clear sense
+  std::vector<ImportLine> understood;  // keys with a mistake whose meaning is clear
   std::vector<ImportLine> refused;
-  std::vector<std::string> options;  // options to give where the file leaves a value open
+  std::vector<std::string> options;  // options that the user should give for missing values
 };
 
 struct ImportedConfig {
@@ -62,7 +63,7 @@ struct ImportedConfig {
 };
 
 // Whether `text` is a DeepSpeed file. A DeepSpeed file is valid Hjson, has keys of DeepSpeed, and
-// has no key that exists in Sluice alone.
+// has no key that exists only in Sluice.
 bool is_deepspeed_file(std::string_view text);
 
 // `name` is the name of the text in messages. The report lists all errors except bad Hjson.

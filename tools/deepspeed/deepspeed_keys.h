@@ -18,12 +18,12 @@ enum class DeepspeedClass : std::uint8_t {
   kMap,     // the key's value goes into keys of Sluice
   kDerive,  // Sluice derives the value itself
   kNote,    // the key has no effect on training
-  // The values in `refuse` are errors. Such a value would change the trained numbers, or would need
-  // a feature that Sluice lacks.
+  // The values in `refuse` are errors. A refused value would change the result of training, or
+  // would need a feature that Sluice lacks.
   kRefuse,
   kError,    // not a key of DeepSpeed; DeepSpeed refuses or misreads the key
   kForeign,  // not a key of DeepSpeed; DeepSpeed ignores the key
-  kAlias,    // another name of the key `is`
+  kAlias,    // another name of the key that the field `is` names
 };
 
 struct DeepspeedKey {
@@ -40,7 +40,7 @@ struct DeepspeedKey {
   std::vector<std::string> values;  // for an enum
   std::vector<std::string> to;      // the keys of Sluice that get the value
   std::string is;                   // for an alias: the key's real name
-  std::string why;                  // the reason, for people
+  std::string why;                  // the reason, as a text for people
 };
 
 const std::vector<DeepspeedKey>& deepspeed_keys();
@@ -50,8 +50,8 @@ const DeepspeedKey* find_deepspeed_key(std::string_view key);
 
 std::string_view name_of(DeepspeedClass key_class);
 
-// Returns a hint such as "; did you mean "gradient_clipping"?" with the known key that is most
-// similar to `key`. Returns an empty text if no known key is similar.
+// Returns a hint such as "; did you mean "gradient_clipping"?". The hint names the known key that
+// is most similar to `key`. Returns an empty text if no known key is similar.
 std::string deepspeed_key_hint(const std::string& key);
 
 }  // namespace sluice

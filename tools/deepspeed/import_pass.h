@@ -29,7 +29,7 @@ class ImportPass {
 
   const DeepspeedValues& values() const { return values_; }
   // Returns the entry of `key`. Returns null if the file has no such key. Also returns null if the
-  // value is "auto" and stands for the default.
+  // value is "auto" and the default replaces this value.
   const Entry* find(const std::string& key) const;
   bool is_auto(const std::string& key) const;
   bool has_section(const std::string& key) const { return sections_.contains(key); }
@@ -44,7 +44,8 @@ class ImportPass {
   // Returns DeepSpeed's default of `key`, from the table.
   double default_number(const std::string& key) const;
 
-  // Sets `new_key` to `value`, which comes from the file's `key` or from the default of `key`.
+  // Sets `new_key` in the config to `value`. `value` comes from the file's value of `key`, or from
+  // the default of `key`.
   void map(const std::string& key, const std::string& new_key, const OrderedJson& value,
            const std::string& text = "");
   void not_needed(const std::string& key, const std::string& text);
@@ -56,7 +57,8 @@ class ImportPass {
                        const std::string& option, const std::string& of_option);
 
   // Adds the members of `object`, and the members of all sections inside `object`. `object` is a
-  // section of the file. The row of a key in the table decides how the key's entry is treated.
+  // section of the file. Each key has a row in the table of keys. The row decides how the pass
+  // treats the key.
   void add_members(const OrderedJson& object, const std::string& path, const std::string& written,
                    bool is_strict);
   void set_entry(const std::string& key, const OrderedJson& value);
@@ -89,8 +91,8 @@ void import_optimizer(ImportPass& pass);
 void import_scheduler(ImportPass& pass);
 
 // Converts `value` to the type that `row` names. If the conversion fails, returns nothing and
-// writes the reason to `why`. If `value` was taken in another sense, such as 1 for true, `note`
-// says so.
+// writes the reason to `why`. If `value` was taken in another sense, such as 1 for true, the
+// function writes a remark to `note`.
 std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJson& value,
                                          std::string& why, std::string& note);
 // Whether `row` says that `value` is refused.

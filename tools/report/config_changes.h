@@ -1,4 +1,5 @@
-// A config file with some of its keys changed, as text that can be written and read again.
+// The functions return the text of a config file in which some keys are changed. The text can be
+// written to a file and read again.
 //
 // Thread rule: pure.
 #pragma once
@@ -10,12 +11,12 @@
 
 namespace sluice {
 
-// Returns the JSON text of every key that `document` sets, whether in the file or by --set. Keys
-// with their default are left out, and so are comments.
+// Returns a JSON text with every key that the file or --set has set in `document`. The text has no
+// comments, and no keys that were not set.
 std::string config_text_of(const ConfigDocument& document);
 
-// Returns `config`, a JSON text, with each key of `changes` set to its JSON value. A value of
-// "null" removes the key.
+// Returns a copy of the JSON text `config`. In the copy, each key of `changes` has the JSON value
+// from `changes`. The value "null" removes the key.
 // Requires: `config` and all values are valid JSON.
 std::string changed_config_text(const std::string& config,
                                 const std::map<std::string, std::string>& changes);

@@ -1,8 +1,9 @@
 // The memory that DeepSpeed's own estimators predict for a model. A plan can show these numbers
 // beside the plan's own numbers. The estimators are estimate_zero2_model_states_mem_needs() in
 // deepspeed/runtime/zero/stage_1_and_2.py, and estimate_zero3_model_states_mem_needs() in
-// deepspeed/runtime/zero/stage3.py. The functions in this file compute exactly the same numbers.
-// The estimators count parameters, gradients and optimizer state, but no activations.
+// deepspeed/runtime/zero/stage3.py. The functions in this header compute exactly the same numbers
+// as the estimators. The estimators count parameters, gradients and optimizer state, but no
+// activations.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -36,8 +37,8 @@ struct DeepspeedSubject {
   std::uint32_t nodes = 1;
 };
 
-// Finds the modules by the names of tensors. The name of a module is the name of its tensors
-// without the last word.
+// Finds the modules by the names of tensors. A tensor's name without the last word is the name of
+// the tensor's module.
 DeepspeedSubject deepspeed_subject(const ModelSpec& model, std::uint32_t gpus, std::uint32_t nodes);
 
 // Returns all rows of both estimators' tables, in the same order as the estimators.

@@ -1,7 +1,7 @@
-// The event files that TensorBoard reads. An event file consists of records. A record begins with
-// its length, and contains masked CRC32C sums and an `Event` message in protobuf's encoding
-// (tensorflow/core/lib/io/record_writer.h, util/event.proto, framework/summary.proto). The
-// functions write only the fields that scalars and texts need.
+// The functions compute the content of event files, which TensorBoard reads. An event file consists
+// of records. A record begins with its length, and contains masked CRC32C sums and an `Event`
+// message in protobuf's encoding (tensorflow/core/lib/io/record_writer.h, util/event.proto,
+// framework/summary.proto). The functions set only the fields that scalars and texts need.
 //
 // Thread rule: any thread. Pure, except event_file_name().
 #pragma once

@@ -1,7 +1,7 @@
-// The figures of GPUs and drives by name. A plan uses these figures if the planned machine cannot
-// be measured. The figures come from the makers' data sheets. Measured rates (`sluice bench io`)
-// are better. A drive for desktop computers writes at the rate of its data sheet only until the
-// drive's cache is full. The functions are pure.
+// The functions return the figures of GPUs and drives by name. A plan uses these figures if the
+// planned machine cannot be measured. The figures come from the makers' data sheets. Rates that
+// `sluice bench io` has measured are better. A drive for desktop computers writes at the rate of
+// its data sheet only until the drive's cache is full. The functions are pure.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// A table of the memory and the time that a rank needs, for every ZeRO stage and every way to
-// offload the state. `sluice plan --matrix` prints this table, and `sluice bench matrix` measures
-// the same values.
+// A table of the memory and the time that a rank needs. The table covers every ZeRO stage and every
+// way to offload the state. `sluice plan --matrix` prints this table, and `sluice bench matrix`
+// measures the same values.
 // Thread rule: pure; any thread.
 #pragma once
 

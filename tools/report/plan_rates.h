@@ -1,8 +1,8 @@
 // The rates that a plan uses, and the source of each rate.
 // Each source takes precedence over the sources before it:
 // - Assumed rates, and a GPU's data sheet.
-// - Figures of `sluice bench gpu`. If a drive's data sheet is given, it replaces the figures for
-//   the drive.
+// - Figures of `sluice bench gpu`. If the data sheet of a drive is given, the data sheet replaces
+//   these figures for the drive.
 // - Calibration files of `sluice bench io` and `sluice bench adam`.
 // - Rates stated by options.
 #pragma once
@@ -29,7 +29,7 @@ struct PlanRateOptions {
   std::optional<double> adam;     // parameters per second of the CPU
   std::optional<double> device_adam;
   std::optional<double> flops;        // the rate that the device reaches in practice
-  std::optional<double> sheet_flops;  // the part of a data sheet's rate that is assumed
+  std::optional<double> sheet_flops;  // assumed rate, a part of the data sheet's rate
   std::optional<double> flush_ms;     // the time for which a flush occupies the drives
   bool is_on_host = false;  // true: the host computes, and one thread makes the device's updates
   // The number of threads that compute on this machine; 0 = the plan assumes a machine with a GPU.
@@ -38,7 +38,7 @@ struct PlanRateOptions {
   std::uint32_t sharing_ranks = 1;
 };
 
-// The rate of matrix products that one core of the host is assumed to reach.
+// One core of the host is assumed to compute matrix products at this rate.
 inline constexpr double kAssumedCoreFlops = 50e9;
 
 struct PlanRates {
@@ -48,9 +48,9 @@ struct PlanRates {
 };
 
 // Sets the storage rates in `rates`. `read` and `write` are in bytes per second. `interference` is
-// the ratio of two times. The first time is that of reading and writing at once. The second time is
-// that of reading first and writing afterwards. The ratio is 1 for a half-duplex drive. The ratio
-// is 0.5 for a drive that reads and writes at full rate at the same time.
+// the ratio of two times. The first time is the time of reading and writing at once. The second
+// time is the time of reading first and writing afterwards. The ratio is 1 for a half-duplex drive.
+// The ratio is 0.5 for a drive that reads and writes at full rate at the same time.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
 // Fails with kConfig if an option is wrong, or if GPU figures are given although the host computes.

@@ -1,5 +1,5 @@
-// The memory that the ranks of a run use, for the report of `sluice train`. The report lists the
-// pools, the memory in which the state lives, and the peak use in each phase of the steps.
+// The report of `sluice train` about the memory that the ranks of a run use. The report lists the
+// pools, the memory that contains the state, and the peak use in each phase of the steps.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ nlohmann::ordered_json json_of(const RankMemory& rank);
 // plan`.
 nlohmann::ordered_json json_of(const PhaseMarks& marks);
 
-// Returns the size of this process's largest resident set so far.
+// Returns the peak size of this process's resident set so far.
 std::uint64_t peak_rss_bytes();
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Writes an output file of a command: named fp32 tensors in the safetensors format.
+// Writes named fp32 tensors to an output file of a command, in the safetensors format.
 // engine/checkpoint/safetensors_file.h reads such files.
 #pragma once
 

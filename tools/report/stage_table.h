@@ -1,7 +1,7 @@
 // Computes the memory that one of several ranks needs under each ZeRO stage, for `sluice plan
 // --stages`. The functions compute the bytes of each kind of state between steps, and the peak use
-// in each phase of a step. A kind of state is placed as the config says, if the stage permits this
-// place. The functions are pure.
+// in each phase of a step. Each kind of state has the place that the config chooses, if the stage
+// permits this place. The functions are pure.
 #pragma once
 
 #include <array>
@@ -22,8 +22,8 @@ struct StageMemory {
   std::uint64_t window_bytes = 0;
   std::uint64_t gradient_bytes = 0;
   std::uint64_t optimizer_bytes = 0;
-  // The kinds of state for which the config chooses a place that the stage does not permit. For
-  // such a kind of state, "auto" replaces the config's choice.
+  // For these kinds of state, the config chooses a place that the stage does not permit. "auto"
+  // then replaces the config's choice.
   std::string left_to_auto;  // such as "parameters"; empty = none
   std::string obstacle;      // why the budgets are too small; the fields below then mean nothing
   PhaseMarks most_in_use{};

@@ -1,7 +1,7 @@
 // The fingerprint of a training state is a SHA-256 hash. The hash covers the step (u64,
 // little-endian), and then each tensor in model order, without padding. For each tensor, the hash
 // covers the compute parameters, the fp32 master, exp_avg and exp_avg_sq. Equal states have equal
-// hashes, whether they lie in memory or on storage.
+// hashes. The hash does not depend on whether a state lies in memory or on storage.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// The three outputs of `sluice top` about status pages (status_page.h): a view for people, JSON,
-// and text for Prometheus.
+// `sluice top` has three kinds of output about status pages (status_page.h): a view for people,
+// JSON, and text for Prometheus.
 // Thread rule: pure; any thread.
 #pragma once
 

@@ -30,8 +30,8 @@ class LimitMeter {
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
              MicroBatchOrder order, std::string calibration, std::uint32_t commit_every = 1);
 
-  // Must be called at the end of each step. The meter ignores the first step, because the first
-  // step is slower: it touches memory for the first time.
+  // Must be called at the end of each step. The meter ignores the first step. The first step is
+  // slower, because it touches memory for the first time.
   void note(const StepReport& report);
 
   // Returns nothing before the third step.

@@ -49,7 +49,7 @@ struct StepRecord {
 
 // Returns null for NaN, because JSON has no NaN. The gradient norm of a skipped step can be NaN.
 nlohmann::ordered_json json_number(double value);
-// Does the same for a value that may be missing. Returns null if there is no value.
+// Returns null if there is no value. Otherwise, does the same as json_number() for a double.
 nlohmann::ordered_json json_number(const std::optional<double>& value);
 // Returns the figures of a step, for the output of --json. The limits T_min and T_bound are
 // missing, because they are not known until the end of the run.
@@ -63,7 +63,7 @@ class StepLog {
 
   bool is_due(const StepRecord& step) const { return step.step % every_ == 0; }
   // Opens the files and writes the header of the CSV file. If a run resumes after `steps_before`
-  // steps, the files keep their rows of these steps.
+  // steps, the files keep their rows for the steps before the resume.
   // Fails with the errors of OutputFile.
   void begin(std::uint64_t steps_before);
   // Gives both files their final names.
@@ -71,8 +71,8 @@ class StepLog {
   // Adds a step to the log. If a write fails, one line on standard error reports the failure. The
   // file then receives no more rows, but training continues.
   void add(const StepRecord& step);
-  // Both functions add the last step to their file, if the file does not contain this step yet.
-  // Both functions fail with the first error that occurred with their file.
+  // Each of the two functions adds the last step to its file, unless the file already contains this
+  // step. Each function fails with the first error that occurred when its file was written.
   void finish_csv();
   void finish_json_lines();
 

@@ -24,7 +24,7 @@ class IntervalSet {
   // Must be called after the last add().
   void seal();
 
-  // Returns how much of the range [begin, end) lies in at least one interval.
+  // Returns the time within the range [begin, end) in which at least one interval was active.
   std::uint64_t busy_ns(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   std::uint64_t busy_ns() const { return busy_ns(0, UINT64_MAX); }
   // Returns busy_ns() as a share of the range [begin, end). Returns 0 if the range is empty.
@@ -38,7 +38,7 @@ class IntervalSet {
   const std::vector<Interval>& joined() const { return joined_; }
 
  private:
-  // Sorted times, and for each time the sum of all earlier times.
+  // A sorted list of times. For each time, the struct also has the sum of all earlier times.
   struct Times {
     std::vector<std::uint64_t> at;
     std::vector<double> sum_before;

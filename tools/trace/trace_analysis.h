@@ -1,5 +1,6 @@
-// Explains the records of a trace. The analysis divides each step's time by part and by cause. The
-// analysis also finds the cause of every wait, and the use of each drive, link and processor.
+// Explains the records of a trace. The analysis divides the time of each step, once by part and
+// once by cause. The analysis also finds the cause of every wait. The analysis also finds the times
+// at which each drive, each link and the processor was in use.
 //
 // Thread rule: pure; the trace must outlive the analysis.
 // Invariants: the parts of a step's time add up to the step's time. Every wait has one cause.
@@ -40,11 +41,11 @@ std::string_view name_of(StallCause cause);
 
 // A wait and its cause.
 struct Stall {
-  const TraceRecord* record = nullptr;  // the kWait, or the Adam update that came late
+  const TraceRecord* record = nullptr;  // the wait (kWait), or the Adam update that came late
   std::uint64_t begin_ns = 0;
   std::uint64_t end_ns = 0;
   StallCause cause = StallCause::kEngine;
-  bool is_of_pass = false;  // true: the optimizer pass waited; false: computation
+  bool is_of_pass = false;  // true: the optimizer pass waited; false: computation waited
 
   std::uint64_t duration_ns() const { return end_ns - begin_ns; }
 };
@@ -58,7 +59,7 @@ struct StepShare {
   std::int64_t exposed_io_ns = 0;
   std::int64_t exposed_optimizer_ns = 0;
   std::int64_t other_ns = 0;
-  // The time during which storage, copies to the device or the optimizer were working. The engine
+  // The time during which storage, the copies to the device, or the optimizer was busy. The engine
   // measures `background_ns`. If a trace does not contain the measurement, `background_ns` is
   // computed from the records.
   std::uint64_t background_ns = 0;
@@ -82,8 +83,8 @@ struct Percentiles {
 };
 Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns);
 
-// Identifies a flow of bytes: one direction of one drive, the copies in one direction, or the
-// collectives of one kind.
+// Identifies a flow of bytes. A flow is one direction of one drive, all copies in one direction, or
+// all collectives of one kind.
 struct FlowKey {
   TraceKind kind = TraceKind::kRead;
   std::uint32_t drive = 0;  // for collectives, their TraceRecord::detail
@@ -124,7 +125,7 @@ class TraceAnalysis {
   // The waits are in order of time.
   const std::vector<Stall>& stalls() const { return stalls_; }
   const std::vector<FlowStats>& flows() const { return flows_; }
-  // Returns the transfers of drive `index`, in both directions.
+  // Returns the time intervals of all transfers of one drive, in both directions.
   const IntervalSet& drive(std::size_t index) const { return drives_[index]; }
   std::size_t drive_count() const { return drives_.size(); }
   const IntervalSet& processor() const { return processor_; }
@@ -133,8 +134,8 @@ class TraceAnalysis {
  private:
   using Index = std::unordered_map<std::uint64_t, std::vector<const TraceRecord*>>;
 
-  // The key for looking up the reads of a block. Activations have no blocks, so their key contains
-  // the unit instead.
+  // The key under which `reads_` has the reads of a block. Activations have no blocks, so their key
+  // contains the unit instead.
   static std::uint64_t read_key(std::uint32_t block_or_unit, std::uint8_t plane) {
     return std::uint64_t{block_or_unit} << 8 | plane;
   }
@@ -167,7 +168,7 @@ class TraceAnalysis {
   IntervalSet link_up_;
   IntervalSet link_down_;
   IntervalSet background_;
-  bool streams_updates_ = false;                   // blocks come to the device for their update
+  bool streams_updates_ = false;                   // true: blocks come to the device for updates
   Index reads_;                                    // by block and plane
   Index copies_;                                   // copies to the device, by unit
   Index lanes_;                                    // by block

@@ -1,5 +1,5 @@
-// Compares two traces. The result says how much longer the steps of the second trace are, by part
-// and by unit. Each difference has a 95 % confidence interval (Welch's t-test).
+// Compares two traces. For each part of a step and each unit, the result says how much longer the
+// steps of the second trace are. Each difference has a 95 % confidence interval (Welch's t-test).
 //
 // Thread rule: pure.
 #pragma once
@@ -11,21 +11,21 @@
 
 namespace sluice {
 
-// The change of one quantity over the steps of two traces, in milliseconds per step.
+// The change of one quantity from the first trace to the second trace, in milliseconds per step.
 struct TraceChange {
   std::string name;
   double before_ms = 0;
   double after_ms = 0;
-  double margin_ms = 0;  // half the confidence interval of after - before; NaN with one step
+  double margin_ms = 0;  // half the width of the confidence interval; NaN with one step
 
   double difference_ms() const { return after_ms - before_ms; }
-  // Whether the confidence interval lies on one side of 0.
+  // Whether the confidence interval lies entirely above 0, or entirely below 0.
   bool is_certain() const;
 };
 
 // A setting, or a fact about the run, that differs between two traces.
 struct TraceSetting {
-  std::string name;  // a key of the config, or what the fact is about
+  std::string name;  // a key of the config, or the subject of the fact
   std::string before;
   std::string after;
 };
@@ -35,11 +35,12 @@ struct TraceDiff {
   std::vector<TraceChange> parts;
   std::vector<TraceChange> causes;
   std::vector<TraceChange> units;  // computation and waits, largest change first
-  // Empty if a trace does not describe its engine; `are_settings_known` is false then.
+  // If one of the traces does not describe its engine, the list is empty and `are_settings_known`
+  // is false.
   std::vector<TraceSetting> settings;
   bool are_settings_known = false;
 
-  // Whether the step has become longer by more than `percent`, and this difference is certain.
+  // Whether the step has become longer by more than `percent` percent, and this change is certain.
   bool is_regression(double percent) const;
 };
 

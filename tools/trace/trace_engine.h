@@ -50,7 +50,7 @@ struct TracedEngine {
   std::string policy;
   std::uint32_t queue_depth = 0;  // of each drive
   // Every key of the config with its value as JSON, and facts about the run, in alphabetical order.
-  // The budgets and lanes are those of the plan.
+  // The budgets and the number of lanes are the values in the plan.
   std::map<std::string, std::string> settings;
 
   // Returns the unit's name, or its number if the name is unknown.

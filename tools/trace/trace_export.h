@@ -1,5 +1,5 @@
-// These functions write traces for other programs. The formats are CSV, JSON, and the JSON of
-// Chrome, which Perfetto opens.
+// These functions write traces for other programs. There are three formats: CSV, JSON, and Chrome's
+// JSON. Perfetto can open Chrome's JSON.
 #pragma once
 
 #include <vector>
@@ -11,11 +11,12 @@ namespace sluice {
 
 // Writes Chrome's JSON. Each rank becomes a process of the trace. Steps, computation, waits and
 // updates become slices of threads. Transfers become async events, because they overlap. Flow
-// arrows lead from the read of a block to the computation that uses the block. Counters show the
-// number of requests at each drive and the drive's rate.
+// arrows lead from the read of a block to the computation that uses the block. For each drive, one
+// counter shows the number of requests, and another counter shows the rate.
 void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
-// Writes a file with one row per record. In the file, kinds, units and reasons have names.
+// Writes a file with one row per record. The file has names for kinds, units and reasons, not
+// numbers.
 void write_csv(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
 // Writes a file of the form {"ranks": [{"rank", "steps", "stalls", "records", "engine"}]}. Times

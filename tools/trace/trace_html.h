@@ -1,5 +1,6 @@
-// Returns the page of a trace, one self-contained HTML file that a browser opens from disk. In a
-// long trace, spans that lie close together are joined, so that the file stays below 5 MB.
+// Returns the page of a trace. The page is one self-contained HTML file that a browser can open
+// from disk. In a long trace, spans that lie close together are joined, so that the file stays
+// below 5 MB.
 #pragma once
 
 #include <string>

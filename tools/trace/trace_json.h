@@ -1,5 +1,5 @@
-// The output of `sluice trace` as JSON. The JSON contains the same figures as the text for people,
-// but without rounding. Times are in seconds. Unknown figures are null.
+// The output of `sluice trace` as JSON. The JSON contains the same figures as the text for people.
+// The figures are not rounded. Times are in seconds. Unknown figures are null.
 //
 // Thread rule: pure.
 #pragma once
@@ -15,7 +15,7 @@
 namespace sluice {
 
 std::string summary_json(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options);
-// `percent` has the meaning that it has in TraceDiff::is_regression().
+// `percent` has the same meaning as in TraceDiff::is_regression().
 std::string diff_json(const TraceDiff& diff, double percent);
 std::string whatif_json(const WhatIf& what_if);
 

@@ -1,6 +1,6 @@
-// The spans that had begun but not ended when a run was killed. The trace contains the begin of
-// such spans (trace_begin()). add_open_spans() adds these spans to the trace's records. Each added
-// span ends when the trace ends.
+// An open span is a span that had begun, but had not ended, when the run was killed. The trace
+// contains the beginning of each open span (trace_begin()). add_open_spans() adds the open spans to
+// the trace's records. Each added span ends when the trace ends.
 //
 // Thread rule: pure.
 // Invariants: a trace that was closed properly has no open spans. The records contain no span

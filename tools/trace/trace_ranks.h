@@ -13,7 +13,7 @@ namespace sluice {
 struct RankLag {
   std::uint32_t rank = 0;
   std::uint64_t last = 0;     // collectives that this rank entered last
-  std::uint64_t late_ns = 0;  // sum of the delays behind the second-last rank
+  std::uint64_t late_ns = 0;  // sum of this rank's delays behind the second-to-last rank
 };
 
 struct RankLags {

@@ -1,4 +1,5 @@
-// Computes the rates of the machine on which a trace was recorded, from the trace's records.
+// Computes the rates of the machine on which a trace was recorded. The rates follow from the
+// records of the trace.
 //
 // Thread rule: pure.
 #pragma once

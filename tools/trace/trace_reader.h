@@ -43,8 +43,8 @@ struct TraceFile {
   std::uint64_t clock_error_ns = 0;
 };
 
-// The steps whose records are kept. The records of other steps use no memory, so even a part of a
-// huge file can be read.
+// The steps whose records are kept. The records of other steps use no memory, so a part of a huge
+// file can be read even if the whole file would not fit into memory.
 struct TraceSteps {
   std::uint64_t first = 0;
   std::uint64_t last = UINT64_MAX;
@@ -66,8 +66,9 @@ TraceFile parse_trace(
     const std::function<void(std::size_t)>& passed = [](std::size_t) {});
 
 // Reads the traces of several ranks, and converts their times to one clock. The conversion uses the
-// clock offsets that the ranks have measured. If there are no offsets, the ranks on one machine use
-// the machine's steady clock, and the wall clocks align the traces of different machines.
+// clock offsets that the ranks have measured. If there are no offsets, traces from one machine need
+// no conversion, because they use the same steady clock. If there are no offsets, traces from
+// different machines are aligned by their wall clocks.
 // Fails with kInput if a file cannot be read, or if two files contain the same rank.
 std::vector<TraceFile> read_traces(const std::vector<std::string>& paths, TraceSteps steps = {});
 

@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// The rank whose trace is written, and the number of ranks.
+// The rank that writes the trace, and the number of ranks.
 struct TraceRank {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
@@ -26,9 +26,9 @@ struct TraceEnd {
 
 class TraceSession {
  public:
-  // Starts the trace if `output` is wanted. `output` must outlive the session. The file gets its
-  // final name by OutputFile::accept() or at the end of the trace. `ring_bytes` is the size of the
-  // ring buffer of each thread.
+  // Starts the trace if `output` is wanted. `output` must outlive the session. OutputFile::accept()
+  // gives the file its final name. Without a call of accept(), the file gets its final name at the
+  // end of the trace. `ring_bytes` is the size of the ring buffer of each thread.
   // Fails with the errors of OutputFile::begin().
   TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();

@@ -1,6 +1,6 @@
-// The steps from which the figures of a trace are computed, and the means of these steps. Every
-// report about "the step" uses these means. The report of the run itself also uses these means, so
-// that all reports agree.
+// The functions select the steps from which the figures of a trace are computed, and compute the
+// means over these steps. Every report about "the step" uses these means. The report of the run
+// itself also uses these means, so that all reports agree.
 //
 // "The step" is a mean, not a median. The mean parts of a step add up to the mean step, and the
 // mean step times the number of steps is the time of the run. T_min, T_bound and all predictions
@@ -28,7 +28,7 @@ struct StepMeans {
   double exposed_io_s = 0;
   double exposed_optimizer_s = 0;
   double other_s = 0;
-  double background_s = 0;  // time with work of storage, copies or the optimizer
+  double background_s = 0;  // time in which storage, copies or the optimizer worked
   double hidden_s = 0;      // the part of background_s for which nothing waited
   double least_s = 0;       // the shortest and the longest step
   double most_s = 0;
@@ -42,7 +42,7 @@ struct StepMeans {
 StepMeans means_of(const std::vector<StepShare>& steps);
 
 // Returns one line about the means. The line names the resource that limits the step. The line also
-// gives the most time that improvements of other parts can save.
+// says how much time improvements of all other parts can save at most.
 std::string verdict_of(const TraceAnalysis& rank);
 
 }  // namespace sluice

@@ -28,8 +28,8 @@ struct StorageBytes {
   double read_per_step = 0;
   double written_per_step = 0;
   // The bytes that a step has to move, because of the placement of the state; 0 = unknown. The
-  // forward pass and the backward pass each read every parameter on storage. The update reads every
-  // optimizer record once. Parameters and records are written once.
+  // forward pass and the backward pass each read every parameter that lies on storage. The update
+  // reads every optimizer record once. Parameters and records are written once.
   double ideal_read = 0;
   double ideal_written = 0;
   double written_per_day = 0;
@@ -37,7 +37,7 @@ struct StorageBytes {
 
 // The function leaves out the first step, which finds none of its data in memory. The function also
 // leaves out the last step, because its update may end after the trace. Returns nothing if the
-// trace has less than three steps.
+// trace has fewer than three steps.
 std::optional<StorageBytes> storage_bytes(const TraceAnalysis& rank, const TracedEngine& engine);
 
 // Requires: `ranks` is not empty.
@@ -45,8 +45,7 @@ const TraceAnalysis& slowest_of(const std::vector<TraceAnalysis>& ranks);
 
 std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options);
 
-// A group of waits with the same cause. If the cause is a missing buffer, all waits of the group
-// are for the same kind of buffer.
+// A group of all waits that have the same cause.
 struct StallGroup {
   StallCause cause = StallCause::kEngine;
   TraceReason reason = TraceReason::kNone;  // the reason with the longest time
@@ -56,18 +55,18 @@ struct StallGroup {
   std::uint32_t block = kTraceNone;  // the block of this unit's longest wait
 };
 
-// Returns the waits in the steady steps (tools/trace/trace_steps.h) in groups. The group with the
-// longest time is first. Waits without a cause are left out. Waits that delayed neither computation
-// nor the end of a step are left out, too.
+// Returns one group for each cause of waits in the steady steps (tools/trace/trace_steps.h). The
+// group with the longest time is first. Waits without a cause are left out. Waits that delayed
+// neither computation nor the end of a step are left out, too.
 std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis);
 
-// Returns a text with numbers that suggests how to avoid the waits of `group`.
+// Returns a text that suggests how to avoid the waits of `group`. The text contains numbers.
 std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
                        const TracedEngine& engine);
 
-// Returns a line for each setting of the run that makes its steps longer: the policy of the
-// updates, and the queue depth of the drives. The line names the key, its value, the time per step
-// and another value.
+// Checks two settings of the run: the policy of the updates, and the queue depth of the drives. If
+// a setting makes the steps longer, the result has a line about the setting. The line names the
+// setting's key and value, gives the waiting times, and suggests another value.
 std::vector<std::string> setting_advice(const TraceAnalysis& analysis, const TracedEngine& engine);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
 // Predicts the time of a step on another machine or under other settings. Rates and times come from
-// a trace. The trace's description of the engine is the input of a new plan. Then a simulation
-// (engine/bound/bound_simulation.h) runs the planned step. The simulation also runs the recorded
-// step. If the recorded step took longer than its simulation, the difference is added to every
+// a trace. The trace contains a description of the engine, from which a new plan is made. The
+// planned step is then simulated (engine/bound/bound_simulation.h). The recorded step is simulated,
+// too. If the recorded step took longer than its simulation, the difference is added to every
 // prediction. If the recorded step took less time than its simulation, every prediction is scaled
 // down. In both cases, the output shows the difference as the model's error. If the error is too
 // large, there is no prediction.
@@ -45,7 +45,7 @@ struct WhatIf {
 //   policy                                             as optimizer.overlap, but not "auto"
 // Fails with:
 // - kConfig: a setting is wrong.
-// - kInput: the trace has less than three steps, or does not describe the engine.
+// - kInput: the trace has fewer than three steps, or does not describe the engine.
 // - kInput: the model's error for the recorded step is larger than kWhatIfErrorMax.
 // - kOutOfMemory: a budget is too small.
 WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& settings);

@@ -1,7 +1,8 @@
-// A calibration of this machine: the rates of its drives by request size and depth, and the rate of
-// Adam. A calibration takes about 10 seconds to measure, and is kept in a file for later runs of
-// `sluice tune`. The file names the hardware and the day of the measurement. `sluice tune`
-// therefore notices a calibration that is old, or that comes from another machine.
+// A calibration of this machine. The calibration has the rates of the drives for each request size
+// and depth, and the rate of Adam. The measurement of a calibration takes about 10 seconds. The
+// calibration is kept in a file for later runs of `sluice tune`. The file names the hardware and
+// the day of the measurement. `sluice tune` therefore notices a calibration that is old, or that
+// comes from another machine.
 //
 // Thread rule: one thread measures. Any thread may read a finished calibration.
 #pragma once
@@ -37,7 +38,8 @@ struct MachineCalibration {
   // Sets the storage rates in `rates`, for requests of `request_bytes` with `depth` requests in
   // flight. Between the measured sizes and depths, the rates are interpolated over the logarithms
   // of size and depth. Beyond the measured sizes and depths, the nearest measured rate is used. The
-  // latency is the time of a small read alone, minus the part that other requests in flight hide.
+  // latency is the time of a small read that runs alone, minus the part that is hidden by other
+  // requests in flight.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 
@@ -71,7 +73,8 @@ std::string calibration_file(const std::string& hardware);
 std::optional<MachineCalibration> load_calibration(const std::string& path,
                                                    const std::string& hardware, std::string& why);
 // Writes `calibration` under a temporary name, and then renames the file to `path`. Also makes the
-// file's folder. If the call fails, the result is the reason. Otherwise, the result is empty.
+// file's folder. If the call fails, the result is a text with the reason. Otherwise, the result is
+// empty.
 std::string save_calibration(const std::string& path, const MachineCalibration& calibration);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// The model of a training run under changed settings. The model makes the same plan that the engine
-// would make, and simulates a step of this plan at measured rates. tune_search() learns from the
-// model how long a step would take.
+// The model predicts a training run under changed settings. The model makes the same plan that the
+// engine would make, and simulates a step of this plan at measured rates. tune_search() asks the
+// model for the time of a step.
 //
 // Thread rule: learn() must be called before all other functions. Any thread may call the const
 // functions.
@@ -25,7 +25,8 @@ class RunModel {
  public:
   // `given` is the config that the settings change. The constructor reads the amount of free host
   // memory once, so that all predictions assume the same machine. `gpu_file` names a file with a
-  // GPU's figures, as for plan_rates(). `gpu_file` is empty if there is no such file.
+  // GPU's figures, in the format that plan_rates() reads. `gpu_file` is empty if there is no such
+  // file.
   // Fails with kConfig if `sluice train` would refuse the config, and with the errors of
   // plan_rates().
   RunModel(const ConfigDocument& given, MachineCalibration machine, const std::string& gpu_file);
@@ -44,8 +45,8 @@ class RunModel {
   // Returns the given config with the changes in `settings`.
   // Fails with kConfig if the settings contradict each other.
   TrainConfig config_with(const TuneSettings& settings) const;
-  // Returns the text of a config file. The keys in `settings` have the values in `settings`. All
-  // other keys have the values of the given config.
+  // Returns the text of a config file. In this file, the keys of `settings` have the values from
+  // `settings`. All other keys have the values of the given config.
   std::string text_with(const TuneSettings& settings) const;
 
   TunePrediction predict(const TuneSettings& settings) const;

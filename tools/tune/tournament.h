@@ -1,6 +1,6 @@
 // A tournament decides which config is quickest: the given config or one of several candidates. In
-// each round, every config runs for a few steps, so that a disturbance affects all configs. The
-// given config wins ties.
+// each round, every config runs for a few steps. A disturbance of the machine therefore affects all
+// configs. The given config wins ties.
 //
 // Thread rule: one tournament at a time.
 #pragma once
@@ -28,10 +28,10 @@ struct TournamentPlan {
   std::size_t candidates = 0;
 };
 
-// Plans as many runs as fit into `seconds`. A step is assumed to take `step_s` seconds. A run is
-// assumed to need `begin_s` seconds before its first step. `steps` is the number of steps per run
-// that the user has chosen, or 0 if the plan may choose the number. The plan has at least one round
-// of one step for one candidate.
+// Returns a plan with as many runs as fit into `seconds`. A step is assumed to take `step_s`
+// seconds. A run is assumed to need `begin_s` seconds before its first step. `steps` is the number
+// of steps per run that the user has chosen, or 0 if the plan may choose the number. The plan has
+// at least one round of one step for one candidate.
 TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, unsigned steps,
                                std::size_t candidates);
 

@@ -17,8 +17,8 @@ namespace sluice {
 
 struct Trial {
   std::vector<double> step_s;  // without the first step, which touches memory for the first time
-  double began_s = 0;          // time to make the engine and to set the state
-  Rates rates;                 // measured rates and unit times; 0 = a step has nothing to measure
+  double began_s = 0;          // time for making the engine and setting the state
+  Rates rates;                 // measured rates and unit times; 0 = nothing was measured
   std::uint64_t device_budget_bytes = 0;
 
   double median_s() const;

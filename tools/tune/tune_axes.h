@@ -1,7 +1,7 @@
-// The keys that `sluice tune` may change, and the values that `sluice tune` tries. None of these
-// keys changes what a step learns. Most of these keys (homes, budgets, blocks, lanes and policies)
-// change no bit of the result. Another division of the batch keeps the sequences of a step, but
-// changes how sums are rounded.
+// The keys that `sluice tune` may change, and the values that `sluice tune` tries. None of the keys
+// changes what a step learns. Most of the keys change no bit of the result: homes, budgets, blocks,
+// lanes and policies. `sluice tune` may also divide a step's sequences into other micro-batches.
+// The sequences then stay the same, but sums are rounded differently.
 //
 // Thread rule: pure; any thread.
 #pragma once

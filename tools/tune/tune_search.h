@@ -1,8 +1,8 @@
-// The search for settings that make a step quick. A model predicts the time of a step. Each axis is
-// a group of keys that change together. The search changes the choice on one axis at a time, until
-// no change makes the step quicker. Some changes help only together, such as a larger memory budget
-// and moving state into memory. The search therefore begins at several starting points. The search
-// is pure, except that it calls `predict` from several threads.
+// The functions search for settings that make a step quick. A model predicts the time of a step.
+// Each axis is a group of keys that change together. The search changes the choice on one axis at a
+// time, until no change makes the step quicker. Some changes help only together. For example, a
+// larger memory budget helps only if state is moved into memory. The search therefore begins at
+// several starting points. The search is pure, except that it calls `predict` from several threads.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ struct TuneAxis {
 struct TunePrediction {
   double step_s = 0;
   // The sum of `step_s` and a small part of the work that is hidden behind computation. If two
-  // settings have equally long steps, the setting with less work ranks higher.
+  // groups of settings have equally long steps, the group with less hidden work ranks higher.
   double rank_s = 0;
   std::string obstacle = {};  // why a run is impossible; `step_s` is then unset
   std::string binds = {};     // the scarcest resource
@@ -52,9 +52,9 @@ using TunePredictor = std::function<TunePrediction(const TuneSettings& settings)
 struct TuneResult {
   TuneCandidate given;
   // The candidates that the model predicts to be quicker than the given config, with the quickest
-  // candidate first. Each candidate has as few settings as possible. Each candidate differs from
-  // the others in an axis that is not fine. If the given config cannot run, the list holds the
-  // quickest of all configs that can run.
+  // candidate first. Each candidate has as few settings as possible. Any two candidates differ in
+  // at least one axis that is not fine. If the given config cannot run, the list holds the quickest
+  // of all configs that can run.
   std::vector<TuneCandidate> best;
   std::size_t predictions = 0;  // the number of candidates that the model has looked at
 };

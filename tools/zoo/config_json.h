@@ -49,8 +49,8 @@ class ConfigJson {
   // Whether the list of numbers at `key` contains `value`. If the list is missing, the result is
   // false.
   bool lists(const char* key, std::uint64_t value) const;
-  // Returns a copy of this file. If the file has an object `key`, the copy also contains each key
-  // of this object that the file itself lacks.
+  // Returns a copy of this file. The value of `key` may be an object. The copy then also contains
+  // each key of this object that the file itself lacks.
   ConfigJson with_part(const char* key) const;
 
  private:
@@ -74,8 +74,8 @@ class UnitBuilder {
   // Adds one tensor. All add functions fail with kConfig if a tensor has more than kElementsMax
   // elements.
   void add(const std::string& name, std::vector<std::uint64_t> shape);
-  // Adds the matrix of a product, and a bias of `bias` values; 0 = no bias. The order of `rows` and
-  // `columns` does not matter.
+  // Adds the matrix of a product, and a bias of `bias` values; 0 = no bias. `rows` and `columns`
+  // may be exchanged.
   void add_matrix(const std::string& name, std::uint64_t rows, std::uint64_t columns,
                   std::uint64_t bias = 0);
   // Adds a norm layer with a weight and a bias.

@@ -1,6 +1,7 @@
-// Descriptions of models, for plans. A description comes from a config file (config.json of Hugging
-// Face's transformers), or from the headers of safetensors files. A description contains the names
-// and shapes of the tensors, in the units that an engine would use, but no weights.
+// The functions return descriptions of models, from which plans are made. A description comes from
+// a config file (config.json of Hugging Face's transformers), or from the headers of safetensors
+// files. A description contains the names and shapes of the tensors, in the units that an engine
+// would use, but no weights.
 //
 // Thread rule: any thread.
 #pragma once
@@ -15,8 +16,8 @@ namespace sluice {
 
 // The computation of a unit.
 struct UnitWork {
-  // The number of matrix elements by which one token is multiplied in one use of the unit. Lookups
-  // do not count. Experts that a token does not use do not count either.
+  // In one use of the unit, each token is multiplied by this number of matrix elements. Lookups do
+  // not count. Experts that a token does not use do not count either.
   double product_elements = 0;
   // The width of all heads of masked attention together; 0 = no attention. With a mask, a token
   // sees half of a sequence on average. Attention without a mask therefore counts with twice its
@@ -24,14 +25,15 @@ struct UnitWork {
   // encoder has a fixed length, its keys count in `product_elements`.
   std::uint64_t attention_width = 0;
   // The number of tokens per sequence in this unit, if this number is fixed. For example, an
-  // encoder of sound has a fixed number of frames. 0 = the number is the length of the sequence.
+  // encoder of sound has a fixed number of frames. 0 = the number of tokens is the length of the
+  // sequence.
   double fixed_tokens = 0;
 };
 
 // The reason why the length of a sequence is limited.
 enum class PositionLimit : std::uint8_t {
   kNone,      // the positions are relative
-  kTraining,  // the model has seen no longer sequences
+  kTraining,  // the model was not trained on longer sequences
   kTable,     // the model has an embedding for each position
 };
 
@@ -66,7 +68,7 @@ struct ZooModel {
 };
 
 // `path` is a config.json, a safetensors file, the index of several safetensors files, or a folder
-// with such files. If there is no such file or folder, `path` is the name of a well-known model
+// with such files. If no file or folder has this path, `path` is the name of a well-known model
 // (tools/zoo/model_presets.h). If the architecture in the config is unknown, the model is read from
 // the names and shapes of the tensors.
 // Fails with:

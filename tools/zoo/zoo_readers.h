@@ -1,6 +1,6 @@
-// The functions that read models for model_zoo.h, one function for each family of models. The
-// functions set all fields of ZooModel except `architecture`. If the head is tied, the functions do
-// not set the orders of units either. The functions fail with kConfig.
+// These functions read models for model_zoo.h. There is one function for each family of models. The
+// functions set all fields of ZooModel except `architecture`. The functions also do not set the
+// orders of units if the head is tied. The functions fail with kConfig.
 //
 // Thread rule: pure; any thread.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// Each function returns nothing if `type` does not belong to its family.
+// Each function returns nothing if `type` does not belong to the function's family.
 std::optional<ZooModel> read_decoder(const ConfigJson& file, const std::string& type);
 std::optional<ZooModel> read_other_transformer(const ConfigJson& file, const std::string& type);
 

@@ -37,8 +37,8 @@ SLUICE_HOST_DEVICE inline float float_from_bf16(std::uint16_t value) {
   return float_from_bits(static_cast<std::uint32_t>(value) << 16);
 }
 
-// Rounding is to nearest, with ties to even. Overflow becomes infinity. NaN stays NaN: it becomes
-// quiet, and its payload is truncated.
+// Rounding is to nearest, with ties to even. Overflow becomes infinity. A NaN becomes a quiet NaN
+// with a truncated payload.
 SLUICE_HOST_DEVICE inline std::uint16_t bf16_from_float(float value) {
   const std::uint32_t bits = bits_from_float(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
@@ -56,8 +56,8 @@ SLUICE_HOST_DEVICE inline float float_from_fp16(std::uint16_t value) {
   return float_from_bits(sign | bits_from_float(magnitude));
 }
 
-// Rounding is to nearest, with ties to even. Overflow becomes infinity. NaN stays NaN: it becomes
-// quiet, and its payload is truncated.
+// Rounding is to nearest, with ties to even. Overflow becomes infinity. A NaN becomes a quiet NaN
+// with a truncated payload.
 SLUICE_HOST_DEVICE inline std::uint16_t fp16_from_float(float value) {
   const std::uint32_t bits = bits_from_float(value);
   const std::uint16_t sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);

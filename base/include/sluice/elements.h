@@ -1,6 +1,6 @@
-// This header has a C++ type for each element type, for typed access to parameters and gradients.
-// The C++ type of fp32 is float. Bf16 and Fp16 hold the bits of one element. The functions of
-// sluice/dtype.h convert elements.
+// This header defines one C++ type for each element type. The C++ types give typed access to
+// parameters and gradients. The C++ type of fp32 is float. Bf16 and Fp16 hold the bits of one
+// element. The functions of sluice/dtype.h convert elements.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ struct Fp16 {
   std::uint16_t bits;
 };
 
-// The dtype that belongs to the element type T. Any other type T is a compile error.
+// The dtype that belongs to the element type T. For any other type T, the compiler reports an
+// error.
 template <class T>
 inline constexpr DType dtype_of = T::has_no_dtype;
 template <>

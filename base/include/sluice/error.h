@@ -19,13 +19,13 @@ enum class ErrorCode {
   kInput,            // a file of the user is missing, unreadable or of the wrong kind
   kIo,               // a transfer failed; the message names file, range and errno
   kDamaged,          // storage returned wrong bytes; the message names the block
-  kTimeout,          // storage has not answered in time; its requests are still in flight
+  kTimeout,          // storage has not answered in time; requests are still in flight
   kNoSpace,          // a storage path cannot hold what the layout needs
   kOutOfMemory,      // a tier's budget or the machine's memory is too small
   kUnsupported,      // this machine or build lacks a feature that was requested by name
-  kNonFinite,        // a gradient that is NaN or infinite, under policy "stop"
+  kNonFinite,        // a gradient is NaN or infinite, and the policy is "stop"
   kRanks,            // another rank has failed, has stopped answering, or disagrees
-  kPoisoned,         // an earlier failure left the engine between two steps
+  kPoisoned,         // an earlier failure left the engine's state inconsistent
 };
 
 SLUICE_EXPORT std::string_view name_of(ErrorCode code);

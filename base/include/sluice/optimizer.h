@@ -9,7 +9,7 @@
 namespace sluice {
 
 // Hyperparameters of AdamW (Loshchilov & Hutter 2019) and Adam (Kingma & Ba 2015). AdamW decays the
-// weights directly (decoupled decay); in Adam, the decay is an L2 term of the gradient.
+// weights directly (decoupled decay). Adam adds the decay to the gradient as an L2 term.
 struct AdamOptions {
   double beta1 = 0.9;
   double beta2 = 0.999;

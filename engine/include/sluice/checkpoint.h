@@ -1,5 +1,5 @@
-// A checkpoint holds the whole state of a training in a folder of safetensors files with a
-// manifest. Training can continue from a checkpoint with other placements and budgets, at another
+// A checkpoint holds the whole state of a training run. It is a folder with safetensors files and a
+// manifest. Training can continue from a checkpoint with other placements and budgets, with another
 // number of ranks, or in another program (docs/checkpoints.md). Engine::save() writes a checkpoint,
 // and open_checkpoint() returns the source for Engine::restore().
 #pragma once
@@ -16,9 +16,9 @@
 
 namespace sluice {
 
-// The argument of the function SaveOptions::sha256: a file of a checkpoint, and ranges of this
-// file. One range is the whole file, and each tensor in the file is another range, so the ranges
-// overlap. When the function is called, the checkpoint is complete, but has no name yet.
+// The argument of the function SaveOptions::sha256. It names a file of a checkpoint, and ranges of
+// this file. One range is the whole file, and each tensor in the file is another range, so the
+// ranges overlap. When the function is called, the checkpoint is complete, but has no name yet.
 struct FileRanges {
   struct Range {
     std::uint64_t begin_bytes = 0;
@@ -45,7 +45,7 @@ struct SaveOptions {
   // used.
   std::map<std::string, std::string> files = {};
   // The function computes the SHA-256 of each range for the manifest, as 64 hexadecimal digits. The
-  // function is called only once per file, and can compute all ranges in one reading of the file.
+  // function is called only once per file, so it can compute all digests in one pass over the file.
   // Every rank has to set this function. The function runs in the call that gives the checkpoint
   // its name, perhaps on another thread. In this call, the rank's share of the files is read again.
   // After begin_save(), the checkpoint gets its name in begin_step() or finish_save().
@@ -80,7 +80,7 @@ enum class CheckpointPrecision : std::uint8_t {
 
 struct OpenCheckpoint {
   std::unique_ptr<StateSource> source;
-  std::vector<std::string> application;  // from each rank that saved the checkpoint
+  std::vector<std::string> application;  // the text of each rank that saved
 };
 
 // Opens a saved checkpoint. `folder` is the folder of one checkpoint, such as "latest" below the

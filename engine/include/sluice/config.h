@@ -35,7 +35,8 @@ SLUICE_EXPORT std::string_view name_of(Verify verify);
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 SLUICE_EXPORT std::string_view name_of(NonFinitePolicy policy);
 
-// How the update treats a unit that no rank has used in the step's backward pass.
+// The setting that says how the update treats a unit that no rank has used in the step's backward
+// pass.
 // - kUpdate: the unit's gradient is zero, and the update decays the unit's moments and weights.
 // - kSkip: the unit does not change, its bytes are not moved, and the update does not count for the
 //   unit. PyTorch's optimizers treat a parameter without a gradient in the same way.
@@ -50,8 +51,8 @@ enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative
 
 SLUICE_EXPORT std::string_view name_of(OverlapPolicy policy);
 
-// The processor that updates the state whose home is not the device. The choice changes no bit of
-// the result.
+// The processor that updates state whose home is not the device. Both processors give the same
+// bits.
 // - kCpu: the processors of the host.
 // - kDevice: the device. Each block is copied to the device, updated there, and copied back.
 enum class UpdateProcessor : std::uint8_t { kCpu, kDevice };
@@ -78,9 +79,9 @@ SLUICE_EXPORT std::string_view name_of(MicroBatchOrder order);
 // application then computes all other activations again in backward.
 enum class ActivationHome : std::uint8_t {
   kKeep,       // the application keeps all activations
-  kRecompute,  // the engine keeps them in device memory
-  kHost,       // the engine keeps them in host memory
-  kNvme,       // the engine keeps them on storage
+  kRecompute,  // the engine keeps boundary activations in device memory
+  kHost,       // the engine keeps boundary activations in host memory
+  kNvme,       // the engine keeps boundary activations on storage
 };
 
 SLUICE_EXPORT std::string_view name_of(ActivationHome home);
@@ -93,12 +94,12 @@ struct LossScaleOptions {
   // The scale of every step. 0 stands for a dynamic scale, which the members below control. 1
   // stands for no scaling.
   double static_scale = 1;
-  std::uint32_t initial_scale_power = 16;  // the first scale is 2 to the power of this; 0..32
-  // The number of steps without overflow after which the scale doubles. A small window loses more
-  // steps to overflows. With a large window, the scale stays low for more steps, and small
-  // gradients are lost.
+  std::uint32_t initial_scale_power = 16;  // the first scale is 2 to this power; 0..32
+  // The scale doubles after this number of steps without overflow. A small window loses more steps
+  // to overflows. With a large window, the scale stays low for more steps, and small gradients are
+  // lost.
   std::uint32_t window = 1000;
-  // The number of overflows after which the scale is halved. At least 1.
+  // The scale is halved after this number of overflows. The number is at least 1.
   std::uint32_t hysteresis = 2;
   // If true, every step without an overflow resets the count of overflows. If false, only a
   // doubling of the scale resets the count.
@@ -126,19 +127,19 @@ SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 // memory or on the device. Otherwise leases and updates use a copy. The direct use of the state
 // requires a single rank, and a device without memory of its own, such as the host device.
 enum class UnifiedMemory : std::uint8_t {
-  kAuto,  // where the device allows it
-  kOff,   // copies, as on a GPU
-  kOn,    // as kAuto, but other devices and several ranks are refused
+  kAuto,  // on, if the device allows it
+  kOff,   // off: leases and updates use copies, as on a GPU
+  kOn,    // on; other devices and several ranks are refused
 };
 SLUICE_EXPORT std::string_view name_of(UnifiedMemory unified);
 
-// The setting that guards the addresses that leases give. With the guard, the memory at these
-// addresses is inaccessible while no lease covers it. An access outside of a lease then ends the
-// process at the place of the access. The guard requires the host device.
+// The setting that guards the memory at the addresses that leases give. With the guard, the memory
+// at these addresses is inaccessible while no lease covers it. An access outside of a lease then
+// ends the process at the place of the access. The guard requires the host device.
 enum class GuardMode : std::uint8_t {
-  kAuto,  // in builds without NDEBUG, where the device allows it
+  kAuto,  // on in builds without NDEBUG, if the device allows it
   kOff,
-  kOn,  // other devices are refused
+  kOn,  // on; other devices are refused
 };
 SLUICE_EXPORT std::string_view name_of(GuardMode mode);
 
@@ -176,8 +177,8 @@ struct Config {
     // A group of tensors with hyperparameters of their own. A tensor belongs to the first group
     // that names the tensor.
     struct Group {
-      std::vector<std::string> tensors;  // patterns: '*' is any characters, '?' is one
-      double learning_rate_factor = 1;   // times the step's learning rate
+      std::vector<std::string> tensors;  // patterns: '*' stands for any characters, '?' for one
+      double learning_rate_factor = 1;   // multiplies the step's learning rate
       // If this value is empty, the group has the optimizer's weight decay. Tensors with
       // WeightDecay::kNone then have no weight decay.
       std::optional<double> weight_decay = {};
@@ -187,9 +188,9 @@ struct Config {
     OptimizerOptions options() const { return {.kind = kind, .adam = adam, .momentum = momentum}; }
   } optimizer;
 
-  // Budgets for the engine's pools. An empty device_bytes stands for all free memory of the device.
-  // An empty host_bytes stands for half of the machine's memory, but at most for the free memory
-  // that remains beside the memory of a host device.
+  // Budgets for the engine's pools. If device_bytes is empty, the budget is all free memory of the
+  // device. If host_bytes is empty, the budget is half of the machine's memory. This budget is at
+  // most the free memory that remains after the memory of a host device.
   struct Memory {
     std::optional<std::uint64_t> device_bytes = {};
     std::optional<std::uint64_t> host_bytes = {};
@@ -203,7 +204,7 @@ struct Config {
 
   struct Placement {
     TierChoice parameters = TierChoice::kAuto;
-    TierChoice optimizer = TierChoice::kAuto;  // kDevice: parameters and gradients are there, too
+    TierChoice optimizer = TierChoice::kAuto;  // kDevice: also for parameters and gradients
     TierChoice gradients = TierChoice::kAuto;
   } placement;
 
@@ -217,8 +218,8 @@ struct Config {
 
   struct Storage {
     std::vector<std::string> paths{"/var/tmp"};
-    std::vector<double> weights;  // each path's share of the bytes; empty = equal shares,
-    std::string calibration;      // or the shares by this file of `sluice bench io`
+    std::vector<double> weights;  // each path's share of the bytes; empty: see `calibration`
+    std::string calibration;      // file of `sluice bench io` with the shares; empty = equal shares
     std::optional<std::uint64_t>
         block_elements;  // a multiple of 4096; empty = chosen by the model's size
     IoBackend backend = IoBackend::kAuto;
@@ -241,15 +242,15 @@ struct Config {
     // is divided among the ranks. At stage 2, the gradients are divided, too. At stage 3, the
     // parameters are divided, too.
     std::uint32_t stage = 3;
-    // The number of consecutive ranks among which one copy of the state is divided. Other ranks
-    // have further copies. 0 stands for all ranks. This number must divide the number of all ranks.
+    // One copy of the state is divided among this number of consecutive ranks. Other ranks have
+    // further copies. 0 stands for all ranks. This number must divide the number of all ranks.
     std::uint32_t group_ranks = 0;
-    bool group_is_node = false;  // a group is a host's ranks; RankWorld::shared() sets its size
+    bool group_is_node = false;  // true: RankWorld::shared() makes each host's ranks a group
     // At stage 3, a unit whose parameters take at most this many bytes is stored whole on every
-    // rank's device, as at stage 2. Such a unit needs room in memory.device beside the window. A
-    // larger value saves gathers, but takes more device memory. Below the default size, the time of
-    // a gather does not depend on its length, because latency dominates. 0 = no unit is stored
-    // whole.
+    // rank's device, as at stage 2. Such a unit needs room in memory.device in addition to the
+    // window. A larger value saves gathers, but takes more device memory. Below the default size,
+    // the time of a gather does not depend on its length, because latency dominates. 0 = no unit is
+    // stored whole.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // The members below are for the code that makes the collectives.
     RankReduction reduction = RankReduction::kExact;

@@ -1,8 +1,8 @@
-// A config file after reading: JSON with comments. Every key and value is checked against the
-// schema (configs/sluice.schema.json, embedded in the library). The object keeps the place of each
-// key, so that later error messages can name the file, the line and the column. After construction,
-// only set() changes the object. After the last call of set(), any thread may call the other
-// functions.
+// A config file that has been read. Config files are JSON with comments. Every key and value is
+// checked against the schema (configs/sluice.schema.json, embedded in the library). The object
+// keeps the place of each key, so that later error messages can name the file, the line and the
+// column. After construction, only set() changes the object. After the last call of set(), any
+// thread may call the other functions.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace sluice {
 
 class SLUICE_EXPORT ConfigDocument {
  public:
-  // Messages call the text `name`.
+  // `name` names the text in messages.
   // Fails with kConfig and "NAME:LINE:COLUMN: ..." if the JSON does not parse, a key is unknown, or
   // a value has the wrong type or is out of range. For an unknown key, the message names the
   // nearest known key.

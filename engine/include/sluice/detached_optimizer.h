@@ -10,10 +10,10 @@
 //   optimizer.wait_all();      // everything has, and every moment is home
 //
 // Thread rule: one thread at a time.
-// Invariants: no bit of a result depends on the place of the state or on its division into blocks.
-// An fp32 parameter is its own master. For a 16-bit parameter, the optimizer keeps a master and the
-// 16 bits that were last made from the master. If the application has changed the parameter since
-// then, the new value becomes the master.
+// Invariants: the bits of a result do not depend on where the state is, or on how the state is
+// divided into blocks. An fp32 parameter is its own master. For a 16-bit parameter, the optimizer
+// keeps a master and the 16 bits that were last made from the master. If the application has
+// changed the parameter since then, the new value becomes the master.
 // Failure: a failed transfer stops the optimizer permanently, and every later call throws the same
 // error.
 #pragma once
@@ -42,10 +42,10 @@ struct DetachedTensor {
   bool is_on_device = false;  // parameter and gradient are in the memory of the optimizer's device
 };
 
-// One step of one tensor. The parameter and the gradient are contiguous in memory. Both belong to
-// the optimizer from the call of begin() until wait() for this tensor returns. During this time,
-// the optimizer writes the parameter and reads the gradient. If the tensor is on a device,
-// `parameter` and `gradient` are addresses of the device.
+// One step of one tensor. The parameter and the gradient are contiguous in memory. The optimizer
+// owns both of them from the call of begin() until wait() for this tensor returns. During this
+// time, the optimizer writes the parameter and reads the gradient. If the tensor is on a device,
+// `parameter` and `gradient` are device addresses.
 struct DetachedUpdate {
   std::uint32_t tensor = 0;
   void* parameter = nullptr;
@@ -71,7 +71,7 @@ struct DetachedReport {
   // device.
   std::uint64_t host_bytes = 0;
   std::uint64_t storage_bytes = 0;    // the bytes on storage
-  std::uint64_t pass_read_bytes = 0;  // read by one update of every tensor, and also written
+  std::uint64_t pass_read_bytes = 0;  // read by an update of all tensors; as many are written
 };
 
 class SLUICE_EXPORT DetachedOptimizer {
@@ -89,7 +89,7 @@ class SLUICE_EXPORT DetachedOptimizer {
   // tensors are copied to page-locked host memory block by block. The updated parameters are copied
   // back.
   // `device` must outlive the optimizer.
-  // Also fails where Device::register_host_memory() fails.
+  // Also fails if Device::register_host_memory() fails.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors, Device& device);
   // The destructor stops the updates that are under way. A parameter may then be only partly
   // updated, unless wait() has returned for its tensor.
@@ -135,7 +135,7 @@ class SLUICE_EXPORT DetachedOptimizer {
   // application's parameter has to hold the same 16 bits. Otherwise the value of the application's
   // parameter becomes the master.
   // Moments in bf16 are rounded to nearest. Moments in 8 bits are encoded in groups of 256
-  // elements, counted from the begin of the tensor. If a call sets only a part of a group, the
+  // elements, counted from the beginning of the tensor. If a call sets only a part of a group, the
   // other elements of the group may change.
   // Fails as read() does, and with kInvalidArgument for kParameter and for a moment that the
   // optimizer does not keep.

@@ -106,9 +106,9 @@ class SLUICE_EXPORT Engine {
   // After a failure, nothing is left behind.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          Collectives* ranks = nullptr);
-  // If close() was not called, the destructor does not finish an update under way, and abandons a
-  // step under way. If an update has failed and no call has thrown this failure, the destructor
-  // passes the failure to the function of set_last_words().
+  // If close() was not called, the destructor does not finish a running update, and abandons an
+  // active step. If an update has failed and no call has thrown this failure, the destructor passes
+  // the failure to the function of set_last_words().
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -170,8 +170,8 @@ class SLUICE_EXPORT Engine {
   // durable on every rank. After the constructor, the result is the step from which
   // open_or_create() continues. The result is empty if there is no store, or no commit yet.
   std::optional<std::uint64_t> committed_step() const;
-  // Commits the last step, even if no commit is due. When commit_now() returns, every rank has the
-  // commit.
+  // Makes a commit of the last step, even if no commit is due. When commit_now() returns, every
+  // rank has the commit.
   // Fails with:
   // - kInvalidArgument: there is no store, or a step is active.
   // - kIo and others: a transfer has failed.
@@ -191,14 +191,14 @@ class SLUICE_EXPORT Engine {
   // After a failure, the engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
   // Begins to write the same checkpoint as save(). The call returns as soon as the drive has
-  // reserved space for the files, and training can continue at once. While training continues,
-  // threads of the engine read the state block by block and write the blocks to the files. The
-  // update of a block waits until the checkpoint has copied the block. So the checkpoint holds
-  // exactly the state at the time of the call. If another save is under way, begin_save() first
-  // waits for the end of that save. An application that needs the result of that save calls
-  // finish_save() before begin_save(). After all ranks have written their parts, a later call gives
-  // the checkpoint its name. The call that gives the name is begin_step(), finish_save(),
-  // begin_save(), save(), replace_values() or close(). All ranks make the same calls.
+  // reserved space for the files. Training can then continue. While training continues, threads of
+  // the engine read the state block by block and write the blocks to the files. The update of a
+  // block waits until the checkpoint has copied the block. So the checkpoint holds exactly the
+  // state at the time of the call. If another save is under way, begin_save() first waits for the
+  // end of that save. An application that needs the result of that save calls finish_save() before
+  // begin_save(). After all ranks have written their parts, a later call gives the checkpoint its
+  // name. The call that gives the name is begin_step(), finish_save(), begin_save(), save(),
+  // replace_values() or close(). All ranks make the same calls.
   // Fails with:
   // - The errors of save().
   // - kInvalidArgument: memory.save_buffers is 0.
@@ -228,7 +228,7 @@ class SLUICE_EXPORT Engine {
   Inference begin_inference();
 
   // From the next step on, the whole group has one gradient norm (StepReport::gradient_norm), one
-  // clip factor and one loss scale, and its members skip the same steps. If `group` has no
+  // clip factor and one loss scale. The members of the group skip the same steps. If `group` has no
   // function, these numbers are again those of this engine alone. All ranks of one engine list the
   // same tensors.
   // Fails with:
@@ -252,8 +252,8 @@ class SLUICE_EXPORT Engine {
   // `last_words` is ignored.
   void set_last_words(std::function<void(const std::string& message)> last_words);
   // Returns the number of updates that have been applied to every block of the state. While an
-  // update runs beside computation, this number is one less than StepReport::step. drain() waits
-  // for the end of the update.
+  // update runs at the same time as computation, this number is one less than StepReport::step.
+  // drain() waits for the end of the update.
   std::uint64_t applied_step() const;
   // Waits in the same way as drain(), and returns the position of the training.
   // Fails with kInvalidArgument while a step is active, or if the state has no values.
@@ -271,8 +271,8 @@ class SLUICE_EXPORT Engine {
                   std::span<std::byte> target);
 
   // Returns the value `own` of every rank, in the order of the ranks. If the engine has a single
-  // rank, the result has one entry. All ranks call exchange() at the same point. Also every other
-  // function that begins, ends or reads something is called by all ranks at the same point.
+  // rank, the result has one entry. All ranks call exchange() at the same point. This rule also
+  // applies to every other function that begins, ends or reads something.
   std::vector<double> exchange(double own);
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
@@ -285,12 +285,11 @@ class SLUICE_EXPORT Engine {
   // The place of each tensor, in the order of the model. A unit's parameters and gradients end with
   // the unit's last tensor. This tensor is padded to a multiple of 256 elements.
   std::span<const TensorPlace> tensors() const;
-  // These views are for Sluice's own tools (engine/plan/layout.h, engine/plan/placement.h).
+  // These two functions are for Sluice's own tools (engine/plan/layout.h, engine/plan/placement.h).
   const Layout& layout() const;
   const Placement& placement() const;
-  // Returns the bytes that one step with `micro_batches` micro-batches moves to and from storage.
-  // Under the serial policy, the numbers are exact. Under every other policy, the numbers are
-  // bounds.
+  // Returns the storage traffic of one step with `micro_batches` micro-batches. Under the serial
+  // policy, the numbers are exact. Under every other policy, the numbers are bounds.
   Traffic predicted_traffic(std::uint32_t micro_batches,
                             MicroBatchOrder order = MicroBatchOrder::kHorizontal);
   // Returns the mean time of computation for one use of each unit. The times are measured on the

@@ -22,7 +22,7 @@ enum class MemoryPool : std::uint8_t {
   kGradientSlots,
   kDeviceGradients,
   kDeviceRecords,
-  kDeviceTallies,  // includes the blocks that come for their update
+  kDeviceTallies,  // includes blocks that come only for their update
   kActivationWindow,
   // Host memory.
   kHostParameters,
@@ -50,7 +50,7 @@ enum class MemoryKind : std::uint8_t {
   kGradients,      // gradients that wait for their update
   kGradientSlots,  // for the reduction over ranks
   kOptimizer,      // records at home
-  kBuffers,        // slots, lanes and staging in transit, tallies, and shadows
+  kBuffers,        // slots, lanes, staging for transfers, tallies and shadows
   kActivations,    // between units, if the engine keeps them
 };
 inline constexpr std::size_t kMemoryKinds = 7;
@@ -81,7 +81,8 @@ struct SLUICE_EXPORT PoolMarks {
 };
 using PhaseMarks = std::array<PoolMarks, kStepPhases>;  // by StepPhase
 
-// Sets each entry of `marks` to the matching entry of `others` if that entry is larger.
+// Replaces each entry of `marks` with the matching entry of `others` if the entry of `others` is
+// larger.
 SLUICE_EXPORT void raise_marks(PoolMarks& marks, const PoolMarks& others);
 SLUICE_EXPORT void raise_marks(PhaseMarks& marks, const PhaseMarks& others);
 

@@ -17,7 +17,7 @@ enum class WeightDecay : std::uint8_t { kApply, kNone };
 
 struct SLUICE_EXPORT TensorSpec {
   std::string name;                  // unique in the model
-  std::vector<std::uint64_t> shape;  // row-major; at least one extent; 0: the tensor is empty
+  std::vector<std::uint64_t> shape;  // row-major; at least one extent; extents may be 0
   WeightDecay weight_decay = WeightDecay::kApply;
 
   std::uint64_t element_count() const;
@@ -34,12 +34,12 @@ struct UnitSpec {
   bool is_frozen = false;
   // ModelSpec::forward_order and backward_order do not contain an announced unit. A running step
   // announces that it will use the unit (Step::announce), for example after a router has chosen
-  // experts. If a step does not use the unit, the unit's gradient is zero, or the unit does not
-  // change (optimizer.untouched).
+  // experts. The setting optimizer.untouched says how an update treats a unit that the step did not
+  // use.
   bool is_announced = false;
-  // The tensors of an opaque unit hold bits instead of numbers, such as quantized weights. Each
-  // element is a word with the size of a parameter (precision.parameters), and every word keeps its
-  // bits. An opaque unit is frozen. float_of_word() converts a word to an initial value.
+  // The tensors of an opaque unit hold arbitrary bits, such as quantized weights. Each element is a
+  // word with the size of a parameter (precision.parameters), and every word keeps its bits. An
+  // opaque unit is frozen. float_of_word() converts a word to an initial value.
   bool is_opaque = false;
   // The parameters of a pinned unit always stay in device memory, even if placement.parameters
   // names another tier. The device of every rank has all parameters of the unit. So a lease on a
@@ -50,20 +50,20 @@ struct UnitSpec {
   bool is_pinned = false;
   // At this place of the model, every rank has a different unit, such as one of the experts (expert
   // parallelism). The units at one place have the same shapes on all ranks, but different names and
-  // different values. A local unit is not gathered. Its gradient is not added over the ranks, and
-  // counts once in the norm. A local unit is always an announced unit, and only its own rank
-  // announces the unit.
+  // different values. A local unit is not gathered. The gradient of a local unit is not added over
+  // the ranks, and counts once in the norm. A local unit is always an announced unit, and only its
+  // own rank announces the unit.
   bool is_local = false;
 };
 
 struct SLUICE_EXPORT ModelSpec {
   std::vector<UnitSpec> units;
 
-  // The orders in which one micro-batch acquires the units. Announced units are left out. An empty
-  // forward_order means the order 0, 1, ..., and an empty backward_order means the reverse of
-  // forward_order. A unit may appear more than once. The gradients of its uses are then added. For
-  // example, a tied head acquires the embedding a second time. A step that uses the units in
-  // another order has to wait for transfers (sluice/step.h).
+  // The orders in which one micro-batch acquires the units. Announced units are left out. If
+  // forward_order is empty, the order is 0, 1, 2 and so on. If backward_order is empty, the order
+  // is the reverse of forward_order. A unit may appear more than once. The gradients of its uses
+  // are then added. For example, a tied head acquires the embedding a second time. A step that uses
+  // the units in another order has to wait for transfers (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
@@ -71,15 +71,15 @@ struct SLUICE_EXPORT ModelSpec {
   // count only in backward. The device window has room for at least this many units.
   std::uint32_t concurrent_leases = 1;
 
-  // Entry i is the number of bytes that use i of a micro-batch's forward pass gives to use i + 1.
-  // The backward pass gives a gradient of the same size in the other direction. The list has one
-  // entry less than forward_order. If the list is empty, the application keeps its activations.
+  // In the forward pass of a micro-batch, use number i passes boundary_bytes[i] bytes to use number
+  // i + 1. The backward pass gives a gradient of the same size in the other direction. The list has
+  // one entry less than forward_order. If the list is empty, the application keeps its activations.
   std::vector<std::uint64_t> boundary_bytes;
 
   std::uint64_t element_count() const;
 };
 
-// Returns `spec`, in which the default replaces each empty order.
+// Returns `spec` with the default order in place of each empty order.
 // Fails with:
 // - kInvalidArgument: there is a model without units, a unit without tensors, a tensor without
 //   extents, or a name used twice.

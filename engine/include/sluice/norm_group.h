@@ -15,11 +15,11 @@
 namespace sluice {
 
 struct NormGroup {
-  // The function replaces each of `sums` by its sum over the group, modulo 2^64. For example, the
-  // function may call MPI_Allreduce() for unsigned 64-bit integers, in place. Step::finish() and
-  // Step::gradient_norm() call the function once, on the thread of the caller, after the gradients
-  // and before the update. All members of the group call finish() and gradient_norm() equally
-  // often. An exception from the function stops the engine.
+  // The function replaces each number in `sums` with the total over the group, modulo 2^64. For
+  // example, the function may call MPI_Allreduce() for unsigned 64-bit integers, in place.
+  // Step::finish() and Step::gradient_norm() call the function once, on the thread of the caller,
+  // after the gradients and before the update. All members of the group call finish() and
+  // gradient_norm() equally often. An exception from the function stops the engine.
   std::function<void(std::span<std::uint64_t> sums)> add = {};
   // The tensors that another member of the group counts in the norm. Both members have the same
   // tensor, with equal values and gradients. Examples are layer norms under tensor parallelism.

@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// The properties of a machine on which a plan depends.
+// A plan depends on these properties of a machine.
 struct RunMachine {
   std::uint32_t ranks = 1;     // the number of ranks that train together
   bool device_is_host = true;  // false: the device is a GPU with memory of its own

@@ -1,4 +1,4 @@
-// The ranks that a launcher has started as processes of one training. The launcher is mpirun of
+// The ranks that a launcher has started as processes of one training run. The launcher is mpirun of
 // Open MPI or MPICH, srun of Slurm, or torchrun. A RankWorld finds the launcher in the environment,
 // connects the ranks, and makes the collectives for an engine. Without a launcher, the same program
 // runs alone, as a single rank.
@@ -37,14 +37,15 @@ enum class RankDevice : std::uint8_t { kHost, kGpu };
 
 struct RankWorldOptions {
   RankDevice device = RankDevice::kHost;
-  // The options for the time that a rank waits for other ranks, and for the order in which GPUs add
+  // These options give the time that a rank waits for other ranks, and the order in which GPUs add
   // gradients. The application takes these options from Config::sharding.
   Config::Sharding sharding = {};
   // This function is called about four times per second, on any thread, while an operation waits
   // for other processes. `waiting` names the missing ranks and the operation.
   std::function<void(const std::string& waiting)> on_wait = {};
-  // The path of libsluice_mpi.so. If the path is empty, the library is searched beside the program,
-  // beside Sluice's library, where Sluice was installed, and where Sluice was built.
+  // The path of libsluice_mpi.so. If the path is empty, Sluice searches for the library in four
+  // folders: the program's folder, the folder of Sluice's library, the install folder and the build
+  // folder.
   std::string mpi_library = {};
 };
 
@@ -75,9 +76,9 @@ class SLUICE_EXPORT RankWorld {
   const std::string& launcher() const;
 
   // Returns `config`, adapted to a rank that shares its host with other ranks. If Config::threads
-  // is 0, it becomes this rank's part of the cores. If sharding.group is "node", it becomes the
-  // number of ranks of the host.
-  // Fails with kConfig if hosts have different numbers of ranks, or the launcher gives no such
+  // is 0, the result has this rank's part of the cores. If sharding.group is "node", the ranks of a
+  // host form a group in the result.
+  // Fails with kConfig if hosts have different numbers of ranks, or if the launcher gives no such
   // numbers.
   Config shared(Config config) const;
   // Returns the options of this rank's GPU: the GPU's number on the host, and memory that NCCL can
@@ -119,7 +120,7 @@ class SLUICE_EXPORT RankWorld {
 SLUICE_EXPORT std::unique_ptr<Collectives> split_ranks(Collectives& whole, Device& device,
                                                        std::uint32_t color);
 
-// Makes the ranks of `members` a norm group (sluice/norm_group.h). While Step::finish() runs,
+// Forms a norm group from the ranks of `members` (sluice/norm_group.h). While Step::finish() runs,
 // nothing else may use `members`. `device` is the device of `members`. `members` and `device` must
 // outlive the group. The group takes 4 KiB of the device's memory. Config::Memory does not count
 // these 4 KiB.

@@ -20,7 +20,7 @@ namespace sluice {
 
 struct SLUICE_EXPORT SafetensorsTensor {
   std::string name;
-  std::string dtype;  // as the format names it: "F32", "BF16", "F16", "I64"
+  std::string dtype;  // the type's name in the format: "F32", "BF16", "F16", "I64"
   std::vector<std::uint64_t> shape;
 
   std::uint64_t element_count() const;

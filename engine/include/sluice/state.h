@@ -1,4 +1,4 @@
-// The types with which applications set and read the training state, tensor by tensor. Plain data.
+// Applications use these types to set and read the training state, tensor by tensor. Plain data.
 #pragma once
 
 #include <bit>

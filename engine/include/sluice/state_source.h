@@ -1,9 +1,9 @@
-// A source from which an engine gets its state, such as initial values, a checkpoint or another
-// engine. A source gives elements [a, b) of one kind of a tensor's state. Every rank reads only the
-// ranges that the rank owns. So the number of ranks that read a state may differ from the number of
-// ranks that wrote the state.
+// An engine gets its state from a source. Initial values, a checkpoint and another engine are
+// examples of sources. A source gives elements [a, b) of one kind of a tensor's state. Every rank
+// reads only the ranges that the rank owns. So the number of ranks that read a state may differ
+// from the number of ranks that wrote the state.
 //
-// Thread rule: the comments of the functions state it.
+// Thread rule: the comments of the functions state the rule.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +30,13 @@ struct LossScaleState {
   bool operator==(const LossScaleState&) const = default;
 };
 
-// The position of a training between two steps. The values of the tensors are not part of the
+// The position of a training run between two steps. The values of the tensors are not part of the
 // position.
 struct StatePosition {
   std::uint64_t step = 0;  // the number of the last update
-  // The number of updates of each tensor that has seen fewer updates than `step`, by the name of
-  // the tensor. There are such tensors under optimizer.untouched "skip", because a step then
-  // updates only the units that the step uses.
+  // The names of the tensors that have had fewer than `step` updates, with their numbers of
+  // updates. Such tensors exist under optimizer.untouched "skip", because a step then updates only
+  // the units that the step uses.
   std::map<std::string, std::uint64_t> tensor_updates = {};
   // If this member is empty, the loss scale starts with the value of the config.
   std::optional<LossScaleState> loss_scale = {};

@@ -1,8 +1,8 @@
-// Shows a training in `sluice top`. A publisher keeps a page of figures in $XDG_RUNTIME_DIR/sluice.
-// The page is a file that only its user can read. The destructor of the publisher removes the page.
-// An update takes a few microseconds of processor time.
-// A problem with the page never makes a training fail. Without XDG_RUNTIME_DIR, there is no page.
-// If a page could not be made, problem() says why.
+// Shows a training run in `sluice top`. A publisher keeps a page of figures in
+// $XDG_RUNTIME_DIR/sluice. The page is a file that only its user can read. The destructor of the
+// publisher removes the page. An update of the page takes a few microseconds of processor time.
+// A problem with the page never makes the training run fail. Without XDG_RUNTIME_DIR, there is no
+// page. If a page could not be made, problem() says why.
 //
 //   StatusPublisher status(engine, {.steps = 1000});
 //   ...
@@ -31,7 +31,7 @@ SLUICE_EXPORT std::string_view name_of(RunPhase phase);
 
 struct StatusOptions {
   std::uint64_t steps = 0;     // the number of steps at the end of the training; 0 = unknown
-  double flops_per_token = 0;  // of the model's products; 0 = unknown
+  double flops_per_token = 0;  // of the model's matrix products, in training; 0 = unknown
 };
 
 // Figures of a step that only the application knows.

@@ -78,12 +78,12 @@ class SLUICE_EXPORT Lease {
   friend class Inference;
   Lease(std::shared_ptr<EngineLink> link, const LeasedUse& use);
 
-  const Layout& layout(const char* call) const;  // throws once the lease is over
+  const Layout& layout(const char* call) const;  // throws if the lease is over
   std::uint64_t offset_elements(const char* call, std::size_t tensor) const;
   void require_parameter_dtype(DType asked) const;
   void require_gradient_dtype(DType asked) const;
 
-  std::shared_ptr<EngineLink> link_;  // null once moved from
+  std::shared_ptr<EngineLink> link_;  // null after a move
   std::uint64_t walk_ = 0;
   bool is_released_ = false;
   LeasedUse use_;
@@ -111,7 +111,7 @@ class SLUICE_EXPORT ActivationLease {
   friend class Inference;
   ActivationLease(std::shared_ptr<EngineLink> link, const LeasedActivation& lease);
 
-  std::shared_ptr<EngineLink> link_;  // null once moved from
+  std::shared_ptr<EngineLink> link_;  // null after a move
   std::uint64_t walk_ = 0;
   bool is_released_ = false;
   LeasedActivation lease_;
@@ -131,14 +131,14 @@ class SLUICE_EXPORT Step {
   ~Step();
 
   // Announces that the step will use each of `units` once in `pass`, in the given order. The new
-  // uses come after all uses that were announced before. The engine begins to fetch the announced
-  // units at once, beside the fetches of the schedule. Returns the units in the order in which they
-  // have to be acquired. With several ranks, all ranks call announce() at the same point. The
-  // announced uses are then the units that any rank has named, in the order of the model. Every
-  // rank has to acquire each of these units. If a rank has nothing to compute with a unit, the rank
-  // releases the lease at once, and contributes a gradient of zeros. In Pass::kBackward, all ranks
-  // have to use the announced units at the same places between the other units. finish() checks
-  // that they did.
+  // uses come after all uses that were announced before. The engine immediately begins to fetch the
+  // announced units, in addition to the fetches of the schedule. Returns the units in the order in
+  // which they have to be acquired. With several ranks, all ranks call announce() at the same
+  // point. The announced uses are then the units that any rank has named, in the order of the
+  // model. Every rank has to acquire each of these units. If a rank has nothing to compute with a
+  // unit, the rank releases the lease immediately, and contributes a gradient of zeros. In
+  // Pass::kBackward, all ranks have to use the announced units at the same places between the other
+  // units. finish() checks this rule.
   // If the units are local units (UnitSpec::is_local), only this rank makes the call. The uses of
   // local units have an order of their own, and may come at any place between the other uses.
   // Fails with:
@@ -150,8 +150,8 @@ class SLUICE_EXPORT Step {
   std::vector<UnitId> announce(std::span<const UnitId> units, Pass pass);
 
   // Makes `unit` available to work that is enqueued on `stream` after this call. The call blocks
-  // until the unit's transfers are on their way to the device. The stream itself waits for the end
-  // of the transfers.
+  // until the unit's transfers to the device are under way. The stream itself waits for the end of
+  // the transfers.
   // Fails with:
   // - kInvalidArgument: the unit does not exist, `stream` is not of the engine's device, or too
   //   many leases are held.
@@ -182,12 +182,12 @@ class SLUICE_EXPORT Step {
   // The number of the update that this step will make. The first update has the number 1.
   std::uint64_t number() const;
 
-  // Waits for the gradients that have come so far, and returns their norm. With this call, an
-  // application can log the norm before the update. The result has the same bits as
-  // StepReport::gradient_norm if no further gradient comes before finish(), and finish() uses the
-  // same divisor. The call does not change the step, which may still use more units. If no divisor
-  // is given, the norm is computed with the divisor of begin_step(). The result is NaN if a
-  // gradient is not finite.
+  // Waits for the gradients of this step so far, and returns their norm. With this call, an
+  // application can log the norm before the update. Suppose that no further gradient comes before
+  // finish(), and that finish() uses the same divisor. Then the result has the same bits as
+  // StepReport::gradient_norm. The call does not change the step, which may still use more units.
+  // If no divisor is given, the norm is computed with the divisor of begin_step(). The result is
+  // NaN if a gradient is not finite.
   // With several ranks or a norm group, all members call gradient_norm() at the same point.
   // Fails with:
   // - kInvalidArgument: a lease is held, or there was no backward use.
@@ -200,8 +200,8 @@ class SLUICE_EXPORT Step {
 
   // Waits for the gradients and their norm, and lets the optimizer update every block. Under
   // optimizer.overlap "serial", finish() returns when the new state is at its home. Under every
-  // other policy, the update continues while the next step computes. A later call then reports a
-  // failure of the update. Units without a gradient get a gradient of zeros.
+  // other policy, the update continues while the next step computes. If this update fails, a later
+  // call reports the failure. Units without a gradient get a gradient of zeros.
   // Fails with:
   // - kInvalidArgument: a lease is held, there was no backward use, or an announced use has not
   //   come. The step continues.
@@ -217,9 +217,9 @@ class SLUICE_EXPORT Step {
   friend class Engine;
   explicit Step(std::shared_ptr<EngineLink> link);
 
-  EngineLink& link(const char* call) const;  // throws once the step is over
+  EngineLink& link(const char* call) const;  // throws if the step is over
 
-  std::shared_ptr<EngineLink> link_;  // null once moved from
+  std::shared_ptr<EngineLink> link_;  // null after a move
   std::uint64_t walk_ = 0;
 };
 
@@ -235,7 +235,7 @@ class SLUICE_EXPORT Inference {
   std::vector<UnitId> announce(std::span<const UnitId> units);
   // Does the same as Step::acquire() with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
-  // Do the same as Step::save() and Step::load().
+  // These functions do the same as Step::save() and Step::load().
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
@@ -243,9 +243,9 @@ class SLUICE_EXPORT Inference {
   friend class Engine;
   explicit Inference(std::shared_ptr<EngineLink> link);
 
-  EngineLink& link(const char* call) const;  // throws once the inference is over
+  EngineLink& link(const char* call) const;  // throws if the inference is over
 
-  std::shared_ptr<EngineLink> link_;  // null once moved from
+  std::shared_ptr<EngineLink> link_;  // null after a move
   std::uint64_t walk_ = 0;
 };
 

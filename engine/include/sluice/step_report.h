@@ -15,7 +15,8 @@
 
 namespace sluice {
 
-// The workers that run beside computation: storage, copies to the device, and the processor.
+// The workers that run at the same time as computation: storage, copies to the device, and the
+// processor.
 enum class Work : std::uint8_t { kStorage, kCopyUp, kCpu };
 inline constexpr std::size_t kWorkCount = 3;
 
@@ -61,10 +62,11 @@ struct UnitTime {
 struct RankTraffic {
   std::uint64_t gathered_bytes = 0;
   std::uint64_t reduced_bytes = 0;
-  // With hybrid sharding, the bytes of the rank's shard. The shard leaves the group in fp32, and
-  // comes back in the type of the gradients. With G groups, a rank sends (G - 1) / G of these bytes
-  // and receives the same number. With sharding.reduction "nodes", the bytes that are sent from
-  // node to node: a node's sums in fp32, and gathered parts.
+  // With hybrid sharding, this member counts the bytes of the rank's shard. The shard leaves the
+  // group in fp32, and comes back in the type of the gradients. With G groups, a rank sends (G - 1)
+  // / G of these bytes and receives the same number. With sharding.reduction "nodes", this member
+  // counts the bytes that are sent between nodes. These bytes are the nodes' sums in fp32, and
+  // gathered parts.
   std::uint64_t crossed_bytes = 0;
 };
 
@@ -93,9 +95,8 @@ struct Traffic {
   std::uint64_t gradient_spill_bytes = 0;
 };
 
-// The bytes of parameters and gradients that one step copies in memory, between homes or buffers in
-// host memory and device memory. If computation and updates use the state at its home
-// (memory.unified), nothing is copied.
+// The bytes of parameters and gradients that one step copies between device memory and host memory.
+// If computation and updates use the state at its home (memory.unified), nothing is copied.
 struct CopyTraffic {
   std::uint64_t parameter_bytes = 0;  // to the device, for leases
   std::uint64_t gradient_bytes = 0;   // from the slots of leases to the places where gradients wait
@@ -138,12 +139,12 @@ struct FinishOptions {
 
 struct StepReport {
   double loss_scale = 1;   // the factor that multiplied the loss
-  std::uint64_t step = 0;  // updates that the state has when this step's update is complete
+  std::uint64_t step = 0;  // number of updates of the state after this step's update
   // The norm of the gradient before clipping. This gradient is the mean over the ranks, and has
   // already been divided by the gradient divisor.
   double gradient_norm = 0;
-  double clip_factor = 1;  // the factor that multiplied the gradient to respect clip_norm
-  bool skipped = false;    // non-finite gradient under policy "skip": nothing was updated
+  double clip_factor = 1;  // the factor by which clipping multiplied the gradient
+  bool skipped = false;    // true: a gradient was not finite, so nothing was updated
   // The policy by which blocks were updated; never kAuto.
   OverlapPolicy policy = OverlapPolicy::kSerial;
   bool redone = false;        // speculative: the gradient was clipped, so the update was redone
@@ -161,21 +162,22 @@ struct StepReport {
   // - untouched_units counts the units that no rank has used in backward. Such units stay as they
   //   are.
   // - announced_update_bytes counts the bytes on storage that the update of announced units reads;
-  //   the update writes the same number. Engine::predicted_traffic() does not include these bytes.
+  //   the update writes the same number of bytes. Engine::predicted_traffic() does not include
+  //   these bytes.
   // - With "lazy", late_update_bytes counts the bytes that were read to make up for missed updates.
   //   The same number of bytes was written.
   std::uint32_t untouched_units = 0;
   std::uint64_t announced_update_bytes = 0;
   std::uint64_t late_update_bytes = 0;
-  std::int64_t optimizer_ns = 0;  // the wait of finish() after the norm; serial: to the last write
-  // The bytes that were moved since the previous report. They include the bytes of an update that
-  // was still running at the time of the previous report.
+  std::int64_t optimizer_ns = 0;  // finish()'s wait after the norm; serial: until the last write
+  // The bytes that were moved since the previous report. These bytes include the bytes of an update
+  // that was still running at the previous report.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   std::vector<DriveTraffic> drives;  // the parts of the two numbers above, by path
   RankTraffic rank_traffic;          // since the previous report
   CopyTraffic copies;                // since the previous report
-  PhaseMarks buffers;                // the peak use in this time, with homes and gradients
+  PhaseMarks buffers;                // peak use since the last report, with homes and gradients
   // The bytes of boundary activations that were moved since the previous report, from the device to
   // the activations' homes and back. If the homes are on storage, nvme_read_bytes and
   // nvme_write_bytes include these bytes.

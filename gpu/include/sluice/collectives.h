@@ -1,14 +1,16 @@
 // The interface to the connection between Sluice's ranks. Gathers, reductions and broadcasts work
-// on device memory, asynchronously on a stream of the device. `local` joins threads of one process,
-// `mpi` joins processes on hosts, and `nccl` joins GPUs. All three pass the same contract test.
+// on device memory, asynchronously on a stream of the device. The implementation `local` joins
+// threads of one process, `mpi` joins processes on hosts, and `nccl` joins GPUs. All three
+// implementations pass the same contract test.
 //
 // Thread rule: one thread at a time calls an object's operations. The function on_failure() is
-// called before the first operation. Any thread may call abort(). The thread that owns all objects
-// calls open().
-// Invariants: every rank of an object makes the same calls in the same order. Operations whose
-// order depends on timing need a separate object (open()). Every reduction of floating-point values
-// adds in rank order in fp32 and rounds once (base/ordered_sum.h), so all implementations give the
-// same bits. No operation waits for another rank longer than the timeout.
+// called before the first operation. Any thread may call abort(). Only the thread that owns all
+// objects of the rank calls open().
+// Invariants: every rank of an object makes the same calls in the same order. If the order of some
+// operations depends on timing, these operations need a separate object. open() makes such an
+// object. Every reduction of floating-point values adds in rank order in fp32 and rounds once
+// (base/ordered_sum.h), so all implementations give the same bits. No operation waits for another
+// rank longer than the timeout.
 // Failure: the first failed operation of a rank is latched. The stream's synchronize() and
 // on_failure() report that failure, and every later operation of the rank, on any object, fails
 // immediately with the same error.
@@ -33,8 +35,8 @@ namespace sluice {
 // In messages, `subject` names the moved data, such as a unit. The text must live until the
 // operation has ended.
 
-// target[r * shard_bytes ...] = the source of rank r. A rank's source may be the rank's part of the
-// target.
+// target[r * shard_bytes ...] = the source of rank r. The source of a rank may be that rank's part
+// of the target.
 struct AllGather {
   std::byte* target = nullptr;  // rank_count * shard_bytes
   const std::byte* source = nullptr;
@@ -63,8 +65,8 @@ struct AllReduce {
 
 // Words are unsigned integers of 64 bits. Each of the first `sum_count` words becomes the word's
 // sum over the ranks, modulo 2^64. Each of the next `minimum_count` words becomes the word's
-// minimum over the ranks. The complement of the minimum of complements is the maximum. So one
-// operation can compute both the minimum and the maximum of a value.
+// minimum over the ranks. For a word x, ~min(~x) is the maximum. So one operation can compute both
+// the minimum and the maximum of a value.
 struct AllReduceIntegers {
   std::byte* data = nullptr;  // 8-byte aligned
   std::uint64_t sum_count = 0;
@@ -91,12 +93,13 @@ class SLUICE_EXPORT Collectives {
   virtual std::string_view name() const = 0;
   virtual std::uint32_t rank() const = 0;
   virtual std::uint32_t rank_count() const = 0;
-  // The device of the operations' memory and streams; null if the implementation names no device.
+  // Returns the device of the operations' memory and streams. The result is null if the
+  // implementation names no device.
   virtual const Device* memory_device() const { return nullptr; }
 
-  // Each operation is enqueued on `stream` when the call returns. The operation runs after earlier
-  // work on `stream`, and later work waits for the operation. Memory may be reused after an event
-  // that is recorded after the operation.
+  // Each call enqueues its operation on `stream` before the call returns. The operation runs after
+  // earlier work on `stream`, and later work waits for the operation. Memory may be reused after an
+  // event that is recorded after the operation.
   // Requires: the operations of one object are ordered among themselves, by one stream or by
   // events.
   virtual void all_gather(const AllGather& gather, StreamId stream) = 0;
@@ -107,19 +110,21 @@ class SLUICE_EXPORT Collectives {
   // A barrier ends on a rank only after all ranks have begun the barrier.
   virtual void barrier(std::string_view subject, StreamId stream) = 0;
 
-  // Makes an object with a separate sequence of operations, for some of this object's ranks.
-  // `ranks` gives these ranks in the order of the new object, and includes this rank. Every rank of
-  // this object calls open() the same number of times, and the ranks of one group give the same
-  // list. The new object shares failures with this object. This object must outlive the new object.
+  // Makes a new object for some of this object's ranks. The new object has a separate sequence of
+  // operations. `ranks` gives these ranks in the order of the new object, and includes this rank.
+  // Every rank of this object calls open() the same number of times, and the ranks of one group
+  // give the same list. The new object shares failures with this object. This object must outlive
+  // the new object.
   virtual std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) = 0;
 
-  // Returns whether an operation may block its caller. If so, the engine's scheduler calls the
-  // operations through hand_over().
+  // Returns whether an operation may block its caller. If the result is true, the engine's
+  // scheduler calls the operations through hand_over().
   virtual bool may_block() const { return false; }
-  // Calls `work` once. `work` calls operations of this object only. If may_block() is true, a
-  // thread of the collectives calls `work`, perhaps after hand_over() has returned. Otherwise
+  // The call runs `work` once. `work` calls operations of this object only. If may_block() is true,
+  // a thread of the collectives calls `work`, perhaps after hand_over() has returned. Otherwise
   // hand_over() itself calls `work` before it returns. The work of all objects of one rank runs in
-  // the order of the calls, one at a time. The destructor waits for all work that was handed over.
+  // the order of the hand_over() calls. Only one piece of work runs at a time. The destructor waits
+  // for all work that was handed over.
   virtual void hand_over(std::function<void()> work) { work(); }
   // Allocates memory that makes reductions of floating-point values fast. Every rank calls this
   // function before the object's first such reduction. Without this memory, reductions are slower,
@@ -127,7 +132,7 @@ class SLUICE_EXPORT Collectives {
   // Fails with: kOutOfMemory.
   virtual void prepare_reductions() {}
 
-  // Announces that operations will use this device memory again and again, so that an
+  // Announces that many operations will use this device memory. With this knowledge, an
   // implementation may need fewer copies. Every rank calls use_memory() at the same point of its
   // sequence of calls, with the same number of bytes. The call forget_memory() cancels all
   // announcements. forget_memory() is called before the memory is freed.
@@ -137,14 +142,14 @@ class SLUICE_EXPORT Collectives {
   // done instead. Most notes are known only after use_memory().
   virtual std::vector<std::string> notes() const { return {}; }
 
-  // Calls `handler` once, on a thread of the device, with the first failure of this rank. An empty
-  // function removes the former handler. When on_failure() returns, the former handler is not
-  // running and is never called again.
+  // When this rank fails for the first time, a thread of the device calls `handler` with the
+  // failure. `handler` is called only once. An empty function removes the former handler. When
+  // on_failure() returns, the former handler is not running and is never called again.
   virtual void on_failure(std::function<void(const Error&)> handler) = 0;
 
   // Tells the other ranks that this rank cannot go on. The operations of the other ranks then fail
-  // immediately, or their processes end. If the ranks are processes, the calling process may end
-  // here, too.
+  // immediately, or their processes end. If the ranks are processes, the call may also end the
+  // calling process.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

@@ -1,13 +1,13 @@
 // A Device for an NVIDIA GPU. The device uses the memory, streams, events and copies of the CUDA
 // runtime. The runtime is linked statically and finds the driver at the first call. So a program
-// that contains the CUDA device starts on any machine, and can ask why_no_cuda_device().
+// that contains the CUDA device starts on any machine, and can call why_no_cuda_device().
 //
 // Thread rule: the same as for Device.
 // The CUDA device adds rules to the contract of Device. Host functions of different streams may run
 // one after another, so no host function may wait for a host function of another stream. If a host
 // function throws, the failure reaches work enqueued later, but not copies that are already in a
 // stream. A copy from host to host runs on a thread of the CUDA runtime. The GPU also makes copies
-// between the host and GPU memory of other code, such as PyTorch.
+// to and from GPU memory that other code, such as PyTorch, has allocated.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct CudaMemorySource {
 struct CudaDeviceOptions {
   int ordinal = 0;
   // The limit for the sum of all allocations. 0 means the free memory minus a reserve for libraries
-  // and kernels. With 0, capacity_bytes() asks the GPU again at each call, so planners call
+  // and kernels. With 0, each call of capacity_bytes() asks the GPU again. So planners call
   // capacity_bytes() after everything else has been allocated.
   std::uint64_t memory_bytes = 0;
   CudaMemorySource memory_source = {};  // empty = cudaMalloc
@@ -44,20 +44,20 @@ class SLUICE_EXPORT CudaDevice : public Device {
   // Returns the cudaStream_t of `stream`, so that callers can launch kernels on `stream`. The
   // result is valid while the stream exists.
   virtual void* native_stream(StreamId stream) const = 0;
-  // Makes a Stream from `native`, a cudaStream_t of the application or of another library, such as
-  // PyTorch's current stream. A null `native` is the default stream of this GPU. Leases on the
-  // result are ordered with the work that the owner of `native` enqueues on `native`. This order
-  // needs no further events.
-  // The owner keeps owning `native`, which must stay valid until the Stream is destroyed. The
-  // destructor of the Stream waits for all work that is on `native` by then, and forgets `native`.
-  // As for every stream, the device must outlive the Stream. While the Stream exists, the owner may
-  // enqueue work on `native`, but may not capture a graph.
+  // Makes a Stream from `native`. `native` is a cudaStream_t that belongs to the application or to
+  // another library. An example is PyTorch's current stream. A null `native` is the default stream
+  // of this GPU. Leases on the new Stream are ordered with the work that the owner of `native`
+  // enqueues on `native`. No further events are needed for this order.
+  // The owner still owns `native`. `native` must stay valid until the Stream is destroyed. The
+  // destructor of the Stream waits for all work that is already on `native`. The device then
+  // forgets `native`. As for every stream, the device must outlive the Stream. While the Stream
+  // exists, the owner may enqueue work on `native`, but may not capture a graph.
   // Fails with kInvalidArgument if the device has this stream already, or if the runtime does not
   // take it for a stream of this GPU.
   virtual Stream adopt_stream(void* native) = 0;
-  // Reports `failure`, the error of work that the caller enqueued itself, as a failure of the
-  // device. Later copies are then skipped, and synchronize() rethrows `failure`. The first failure
-  // is kept.
+  // Makes `failure` a failure of the device. `failure` is the error of work that the caller
+  // enqueued itself. Later copies are then skipped, and synchronize() rethrows `failure`. The first
+  // failure is kept.
   virtual void fail(const Error& failure) noexcept = 0;
 };
 

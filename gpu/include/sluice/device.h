@@ -1,7 +1,7 @@
-// The interface to the accelerator: memory with a budget, in-order asynchronous streams, events
-// that order streams, and copies. The host device implements this interface with host memory and
-// worker threads, so that the engine can run and be tested without a GPU. The CUDA version has the
-// same contract.
+// The interface to the accelerator. The interface has memory with a budget, in-order asynchronous
+// streams, events that order streams, and copies. The host device implements this interface with
+// host memory and worker threads, so that the engine can run and be tested without a GPU. The CUDA
+// version has the same contract.
 //
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
 // in which it was enqueued. Streams run concurrently unless an event orders them. Host functions
@@ -28,7 +28,8 @@ enum class StreamId : std::uint32_t {};
 enum class EventId : std::uint32_t {};
 
 // If kernels of two streams are ready, the stream of higher priority goes first. Priorities are a
-// hint. Priorities do not affect copies, or a device that runs all streams at the same time.
+// hint. Priorities do not affect copies. Priorities have no effect on a device that runs all
+// streams at the same time.
 enum class StreamPriority : std::uint8_t { kNormal, kHigh };
 
 // One of the copies of Device::copy_all().
@@ -46,8 +47,8 @@ class SLUICE_EXPORT Device {
   virtual ~Device() = default;
 
   virtual std::string_view name() const = 0;
-  // Returns whether the device has its own memory and processors. Data and computation on such a
-  // device take no memory and no processor of the host.
+  // Returns whether the device has its own memory and processors. Data on such a device takes no
+  // host memory. Computation on such a device takes no processor of the host.
   virtual bool has_own_memory() const = 0;
 
   // Allocates zero-filled device memory, aligned at least to 4 KiB. Returns nullptr for 0 bytes;
@@ -62,9 +63,9 @@ class SLUICE_EXPORT Device {
   // the memory that other processes have left free.
   virtual std::uint64_t free_bytes() const { return capacity_bytes() - allocated_bytes(); }
 
-  // Prepares host memory for asynchronous copies (CUDA page-locks the memory). The host side of
-  // each copy has to lie within one registered span. The caller keeps owning the span, and
-  // unregisters the same span before freeing the memory. An empty span is ignored.
+  // Prepares host memory for asynchronous copies. CUDA page-locks the memory. The host side of each
+  // copy has to lie within one registered span. The caller still owns the memory, and unregisters
+  // the same span before freeing the memory. An empty span is ignored.
   // Requires: the span begins at a page, and nothing else uses the rest of its last page.
   virtual void register_host_memory(std::span<std::byte> memory) = 0;
   virtual void unregister_host_memory(std::span<std::byte> memory) noexcept = 0;
@@ -82,8 +83,8 @@ class SLUICE_EXPORT Device {
   // completed.
   virtual void wait(StreamId stream, EventId event) = 0;
   virtual bool is_complete(EventId event) const = 0;
-  // Blocks the calling thread until the event or the stream's work has completed. The call rethrows
-  // the first failure of work on any stream.
+  // The call blocks the calling thread until the event or the stream's work has completed. The call
+  // rethrows the first failure of work on any stream.
   virtual void synchronize(EventId event) = 0;
   virtual void synchronize(StreamId stream) = 0;
   // Returns the number of nanoseconds between two completed records.
@@ -95,8 +96,8 @@ class SLUICE_EXPORT Device {
   // recorded after the copy.
   virtual void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
                     StreamId stream) = 0;
-  // Copies every piece as copy() would, in any order. Devices make as few calls of their runtime as
-  // possible. No piece may read or write bytes that another piece writes.
+  // The call copies every piece like copy() does, in any order. Each device makes as few calls of
+  // its runtime as possible. No piece may read or write bytes that another piece writes.
   virtual void copy_all(std::span<const CopyPiece> pieces, StreamId stream) {
     for (const CopyPiece& piece : pieces)
       copy(piece.target, piece.source, piece.size_bytes, stream);
@@ -108,23 +109,23 @@ class SLUICE_EXPORT Device {
   // after a failure.
   // An exception from `function` is a failure of the stream's work. After a failure on any stream,
   // later copies, fills and computation are skipped. Copies, fills and computation that were
-  // already enqueued may be skipped, too. Events still complete and host functions still run,
-  // because both report completions and every waiter must wake. Before using results of earlier
+  // already enqueued may be skipped, too. Events still complete, and host functions still run. So
+  // every thread that waits for an event or a host function wakes. Before using results of earlier
   // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
-  // Calls `function` when earlier work on `stream` has ended, as call_host() does. Unlike with
-  // call_host(), later work on `stream` does not wait for `function`. So a GPU continues with later
-  // work at once, and `function` does not delay copies or computation. If the earlier work has
-  // ended already, `function` may run on the calling thread, before the call returns. The functions
-  // given to notify() for one stream run in the order of the calls. These functions may run before
-  // or after functions given to call_host(). The call destroy_stream() waits for the functions
-  // given to notify(), but synchronize() does not.
+  // Like call_host(), notify() calls `function` when earlier work on `stream` has ended. Unlike
+  // with call_host(), later work on `stream` does not wait for `function`. So a GPU continues with
+  // later work at once, and `function` does not delay copies or computation. If the earlier work
+  // has ended already, `function` may run on the calling thread, before the call returns. The
+  // functions given to notify() for one stream run in the order of the calls. These functions may
+  // run before or after functions given to call_host(). The call destroy_stream() waits for the
+  // functions given to notify(), but synchronize() does not.
   virtual void notify(StreamId stream, std::function<void()> function) {
     call_host(stream, std::move(function));
   }
 
-  // Work on at most this many bytes is faster on the calling thread than on another thread, which
-  // has to be woken first. With 0, no work is faster on the calling thread.
+  // Returns a number of bytes. Work on at most this many bytes is faster on the calling thread,
+  // because another thread has to be woken first. With 0, no work is faster on the calling thread.
   virtual std::uint64_t at_once_bytes_max() const { return 0; }
 };
 

@@ -1,7 +1,7 @@
-// A Device that uses host memory. A budget limits this memory as the size of a GPU's memory would.
-// Each stream is a worker thread with a FIFO queue, and each event is a ticket. The host device is
-// asynchronous like a real GPU. So code that releases memory before the work has completed fails on
-// the host device, too. Thread rule: the same as for Device.
+// A Device that uses host memory. A budget limits this memory. The budget stands for the size of a
+// GPU's memory. Each stream is a worker thread with a FIFO queue, and each event is a ticket. The
+// host device is asynchronous like a real GPU. So code that releases memory before the work has
+// completed fails on the host device, too. Thread rule: the same as for Device.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +15,22 @@ namespace sluice {
 
 struct HostDeviceOptions {
   std::uint64_t memory_bytes = 0;  // the limit for the sum of all allocations
-  // The bandwidth of each stream's copies; 0 = the speed of memory. The device sleeps to keep
-  // copies to this bandwidth. The option is for tests and for emulating a bus. The value is 0 or at
-  // least 1 MB/s.
+  // The bandwidth of each stream's copies; 0 = the speed of memory. The device slows copies down to
+  // this bandwidth by sleeping. The option is for tests and for emulating a bus. The value is 0 or
+  // at least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
   // The result of Device::has_own_memory(). A test sets this option to true to see what an engine
   // does with a GPU.
   bool has_own_memory = false;
-  // Copies and fills of at most this many bytes, and notices, run on the calling thread if their
-  // stream has nothing else to do. The stream's thread then need not be woken, but the calling
-  // thread moves the bytes itself. The option is meant for applications that compute on the calling
-  // thread. With 0, the stream's thread does all work, so that tests detect a missing wait. The
-  // option has no effect if copy_bytes_per_second is set.
+  // If a stream has nothing else to do, notices run on the calling thread. Copies and fills of at
+  // most this many bytes then also run on the calling thread. The stream's thread need not be woken
+  // for such work, but the calling thread moves the bytes itself. The option is meant for
+  // applications that compute on the calling thread. With 0, the stream's thread does all work, so
+  // that tests detect a missing wait. The option has no effect if copy_bytes_per_second is set.
   std::uint64_t at_once_bytes_max = 0;
 };
 
-// A core copies about this many bytes in the time that waking another thread takes.
+// A core copies about this many bytes in the time that it takes to wake another thread.
 inline constexpr std::uint64_t kAtOnceBytes = 32 << 10;
 
 class SLUICE_EXPORT HostDevice : public Device {
@@ -43,8 +43,8 @@ class SLUICE_EXPORT HostDevice : public Device {
   virtual void launch(StreamId stream, std::function<void()> work) = 0;
 
   // Emulates computation without using the CPU. `stream` is busy for `duration_ns` from the moment
-  // when real work could start. Real work could start after it has been enqueued and everything
-  // that it waits for is done. Durations add up exactly, even if sleeps end late.
+  // when real work could start. Real work could start as soon as the work is enqueued and
+  // everything that the work waits for is done. Durations add up exactly, even if sleeps end late.
   virtual void occupy(StreamId stream, std::uint64_t duration_ns) = 0;
 };
 

@@ -1,6 +1,6 @@
 // A table of jobs that are listed in advance. Each job has a predicate that says when the job may
-// start. Each job runs on a line that serves one job at a time. The time moves from the end of one
-// job to the end of the next job. This file is a part of schedule_oracle.cc.
+// start. Jobs run on lines, and each line serves one job at a time. The time moves from the end of
+// one job to the end of the next job. This file is a part of schedule_oracle.cc.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,8 @@ class JobTable {
   virtual ~JobTable() = default;
 
  protected:
-  // The table calls settle() after all jobs that end at the same time have ended.
+  // When jobs end at the same time, the table calls settle() after the last of these jobs has
+  // ended.
   virtual void settle() = 0;
 
   using Id = int;  // the number of a job
@@ -67,7 +68,7 @@ class JobTable {
   void start_what_may() {
     for (bool changed = true; changed;) {
       changed = false;
-      for (Job& job : jobs_) {  // jobs without duration first, in list order
+      for (Job& job : jobs_) {  // jobs without duration come first, in list order
         if (job.start >= 0 || (job.line != kNone && job.duration + job.latency > 0)) continue;
         if (!job.may_start()) continue;
         start(job);
@@ -90,7 +91,7 @@ class JobTable {
     }
   }
 
-  // Moves the time to the next end of a job or of a job's service.
+  // The function moves the time to the next moment at which a job ends or leaves its line.
   void advance() {
     long next = -1;
     for (const Job& job : jobs_) {

@@ -1,5 +1,5 @@
-// The table of jobs of schedule_oracle.h: which jobs several steps have, and when each may start.
-// This file is a part of schedule_oracle.cc.
+// The jobs of the oracle in schedule_oracle.h. The class lists the jobs of several steps, and says
+// when each job may start. This file is a part of schedule_oracle.cc.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class Oracle final : public JobTable {
  private:
   Line storage(Line line) const { return c_.half_duplex && line == kWrite ? kRead : line; }
 
-  // --- Steps, in terms of norms and homes ---
+  // --- When a step may begin ---
   bool norm_known(int step) const {
     if (step < 0) return true;
     return all_done(norms_[step]);
@@ -115,7 +115,8 @@ class Oracle final : public JobTable {
     copies_[step][use].push_back(fetches_[number].copy);
   }
 
-  // Leases end in order, each when the unit's parameters are updated and as far as host memory.
+  // Leases end in the order of the uses. A lease can end when the parameters of the lease's unit
+  // are updated and have arrived in host memory.
   bool places_are_released(int step, int use) const {
     const auto& evicted = c_.uses[use].evicted_uses;
     for (int before = 0; !evicted.empty() && before <= std::ranges::max(evicted); ++before) {
@@ -146,8 +147,9 @@ class Oracle final : public JobTable {
       for (int use = 0; use < uses_; ++use) {
         const auto& [unit, is_backward, fetches, evicted] = c_.uses[use];
         const Id before = use == 0 ? -1 : computed_[step][use - 1];
-        const bool is_there = c_.is_in_set(unit);                                 // and in no slot
-        const auto held = is_backward && !is_there ? drains : std::vector<Id>();  // in any order
+        const bool is_there = c_.is_in_set(unit);  // such a gradient takes no slot
+        // Gradients may leave their slots in any order.
+        const auto held = is_backward && !is_there ? drains : std::vector<Id>();
         const auto may_start = [=, this] {
           return is_open(step) && done(before) && undone(held) < c_.gradient_slots &&
                  is_updated_at_home(step, unit) && all_done(copies_[step][use]);
@@ -158,12 +160,13 @@ class Oracle final : public JobTable {
                                  .rank = {step, use, 0}});
         computed_[step].push_back(computed);
         if (!is_backward) continue;
-        if (c_.on_device[unit]) {  // there as soon as it is computed
+        if (c_.on_device[unit]) {  // the gradient needs no copy
           drained_[step][unit] = {drains.emplace_back(norms_[step].emplace_back(computed))};
           continue;
         }
         const long count = c_.unit_blocks[unit];
-        // With gradients that go on to storage, one after the other.
+        // If some gradients go to storage, the gradients of the units leave the device one after
+        // another.
         const std::vector<Id> turn = any_on_storage() ? last_ : std::vector<Id>{};
         if (c_.gradients_on_storage[unit]) {
           drains.push_back(list_spill(step, use, unit, computed, turn));
@@ -183,14 +186,14 @@ class Oracle final : public JobTable {
     }
   }
 
-  // --- Gradients that go on to storage, block by block ---
+  // --- Gradients that go to storage, block by block ---
   bool any_on_storage() const { return std::ranges::count(c_.gradients_on_storage, true) != 0; }
-  // The last copy: the gradient has left its slot.
+  // Returns the last copy. When this copy ends, the gradient has left its slot.
   Id list_spill(int step, int use, int unit, Id computed, const std::vector<Id>& turn) {
     std::vector<Id> writes;
     Id copy = -1;
     for (long i = 0; i < c_.unit_blocks[unit]; ++i) {
-      // The staging slot of an earlier block.
+      // The write of an earlier block that used the same staging slot.
       const Id before = i < c_.staging ? -1 : writes[static_cast<std::size_t>(i - c_.staging)];
       copy =
           add({.line = kDown,
@@ -217,9 +220,9 @@ class Oracle final : public JobTable {
     Id gradients = -1;
     Id grant = -1, record = -1, parameters = -1, adam = -1, write_record = -1;
     Id write_parameters = -1;
-    Id staged = -1, up = -1, on_device = -1;  // of an update on the device
+    Id staged = -1, up = -1, on_device = -1;  // the jobs of an update on the device
     long place = 0;
-    Id arrival = -1;  // of its parameters
+    Id arrival = -1;  // of the block's parameters
     bool is_home = false;
   };
   bool needs_lane(int block) const;
@@ -227,20 +230,22 @@ class Oracle final : public JobTable {
   bool is_eager(int block) const;
   bool may_update(int step, int block) const;
   bool wants_turn(int step, int block) const;
-  // The block whose turn it is, or -1.
+  // Returns the block that has the next turn, or -1.
   int next_turn(int step) const;
   bool may_be_granted(int step, int block) const;
   void list_pass();
-  // In the order in which they may be made: of gradients in backward, or by unit.
+  // Lists the update of a block that is on the device. Eager updates run in the order of the units'
+  // last uses. Other updates run in the order of the units.
   void list_device_update(int step, int block);
   void list_turn(int step, int block);
   bool is_ready(int step, int block) const;
-  // The place of a block that is ready, among all that are.
+  // Returns the place of a ready block in the order of all ready blocks.
   long order_of(int step, int block) const;
-  // --- Updates on the device of blocks that come there and go again ---
-  // Returns the last job.
+  // --- Blocks that are on the device only during their update ---
+  // Returns the last job of the update.
   Id list_streamed(int step, int block);
-  // After everything else at an instant, a block that is ready takes a place on the device.
+  // Lists the jobs in which ready blocks take a place on the device. At each moment, these jobs
+  // start after all other jobs.
   void list_stagings();
   bool may_be_staged(int step, int block) const;
   void grant(int step, int block);
@@ -259,7 +264,7 @@ class Oracle final : public JobTable {
   std::vector<std::vector<std::vector<Id>>> copies_;               // by step, use
   std::vector<std::vector<Id>> computed_, norms_;
   std::vector<std::vector<std::vector<Id>>> drained_;  // by step, unit
-  std::vector<Id> last_;                               // what ends the drain of the use before
+  std::vector<Id> last_;                               // the jobs that end the previous drain
   std::vector<std::vector<Turn>> pass_;                // by step, block
   std::vector<std::vector<std::vector<Id>>> device_updates_, adams_;  // by step, unit
   OracleSlots slots_{0, 0, 0, 0};

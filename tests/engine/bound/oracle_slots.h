@@ -1,7 +1,7 @@
-// The parameter slots of schedule_oracle.cc. For each slot, this class tracks the users and the job
-// that fills the slot. The class also tracks whether the block stays when the last user leaves.
-// Users that leave at the same instant leave in a fixed order, which does not depend on the order
-// of their calls.
+// The parameter slots of schedule_oracle.cc. For each slot, this class tracks the users of the
+// slot, and the job that fills the slot. The class also tracks whether the block stays in the slot
+// after the last user. If several users leave at the same instant, they leave in a fixed order.
+// This order does not depend on the order of the calls.
 #pragma once
 
 #include <algorithm>

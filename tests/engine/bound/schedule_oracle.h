@@ -1,8 +1,8 @@
 // A second, different implementation of the schedule that engine/bound/bound_simulation.h
-// describes. Every job of several steps is listed in advance, with a predicate that says when the
-// job may start. The time moves from the end of one job to the end of the next job. Whenever a job
-// ends, all jobs are checked. The oracle is slow and plain. The oracle knows rates and unit times,
-// but no layouts.
+// describes. All jobs of several steps are listed in advance. Each job has a predicate that says
+// when the job may start. The time moves from the end of one job to the end of the next job.
+// Whenever a job ends, all jobs are checked. The oracle is slow and plain. The oracle knows rates
+// and unit times, but no layouts.
 #pragma once
 
 #include <compare>
@@ -20,15 +20,14 @@ struct OracleUse {
   std::vector<int> evicted_uses;
 };
 
-// Times are in ticks. Work with a time of 0 takes no time. Blocks differ only in their homes.
-// Blocks and uses are listed in order.
+// Times are in ticks. Blocks differ only in their homes. Blocks and uses are listed in order.
 struct OracleCase {
   OverlapPolicy policy = OverlapPolicy::kSerial;
   std::vector<int> unit_blocks;
   std::vector<long> forward, backward;                 // by unit
   std::vector<bool> parameters_in_ram, record_in_ram;  // by block
   std::vector<bool> gradients_on_storage;              // by unit
-  std::vector<bool> on_device;                         // by unit; for all of its state
+  std::vector<bool> on_device;                         // by unit; covers all of the unit's state
   std::vector<bool> leased_at_home;                    // by unit; in RAM, and never fetched
   bool gradients_in_set = false;                       // gradients are computed in the set, in RAM
   std::vector<OracleUse> uses;
@@ -36,7 +35,7 @@ struct OracleCase {
   long read_parameters = 0, read_record = 0, write_parameters = 0, write_record = 0, latency = 0;
   long read_gradients = 0, write_gradients = 0;
   long copy_up = 0, copy_down = 0, adam = 0, norm = 0, device_adam = 0;  // for one block
-  int streamed = 0;  // places for blocks that the device updates; 0: the CPU updates all blocks
+  int streamed = 0;  // places for blocks that the device updates; 0: the CPU makes all updates
   int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1, staging = 2;
 
   // Returns whether the unit's gradient is computed directly in the gradient set. Such a gradient
@@ -46,7 +45,7 @@ struct OracleCase {
   }
 };
 
-// Returns the times of begin_step in the steps 0..count-1.
+// Returns the time of begin_step for each of the steps 0..count-1.
 std::vector<long> step_begins(const OracleCase& given, int count);
 
 // The kinds of events of a block in a step.

@@ -1,5 +1,5 @@
-// The tensors of a detached optimizer, and the same state in plain arrays. The call
-// update_reference() updates these arrays, which are the oracle.
+// The tensors of a detached optimizer, and the same state in plain arrays. The plain arrays are the
+// oracle. The call update_reference() updates the plain arrays.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,8 @@
 
 namespace sluice::test {
 
-// One tensor of the application, and the tensor's state as the scalar definition computes it.
+// One tensor of the application, and the state of this tensor. The scalar definition computes this
+// state.
 struct DetachedState {
   DType dtype = DType::kFp32;
   std::vector<std::byte> parameter;
@@ -84,8 +85,8 @@ class DetachedTest : public testing::Test {
     }
   }
 
-  // The oracle takes over the application's parameters. The master of an unchanged element does not
-  // change.
+  // The oracle takes over the application's parameters. If the parameter of an element has not
+  // changed, its master does not change.
   void adopt(DetachedState& tensor) {
     const std::size_t bytes = size_of(tensor.dtype);
     const bool is_first = tensor.oracle_parameter.empty();
@@ -141,7 +142,8 @@ class DetachedTest : public testing::Test {
     return update;
   }
 
-  // Gives the moments of tensor `id` to the oracle's update, in the format that moments_ selects.
+  // The function passes the moments of tensor `id` to the oracle's update. The moments have the
+  // format that moments_ selects.
   void give_moments(OptimizerKind kind, std::uint32_t id, std::uint64_t step,
                     UpdateArrays& arrays) {
     DetachedState& tensor = tensors_[id];
@@ -205,8 +207,8 @@ class DetachedTest : public testing::Test {
     }
   }
 
-  // Runs eight steps. In these steps, some tensors have no gradient, the order of the tensors
-  // changes, and one parameter is changed from outside.
+  // Runs eight steps. In these steps, some tensors have no gradient, and the order of the tensors
+  // changes. The test itself also changes one parameter between steps.
   void train(DetachedOptimizer& optimizer, OptimizerKind kind) {
     for (int step = 0; step < 8; ++step) {
       std::vector<std::uint32_t> order;

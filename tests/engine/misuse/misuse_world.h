@@ -1,8 +1,8 @@
-// The environment in which the rows of a table of misuses run. The environment has an engine with
-// initial values, and the engine's device, stream and folder. A row describes a mistake that an
-// application makes, the code of the error, and the words that the message has to contain. After
-// the error, the engine has to train one step. The bits must be the same as in an engine that was
-// not misused. Rows with ends_engine skip this check.
+// Each row of a table of misuses runs in this environment. The environment has an engine with
+// initial values, and the device, the stream and the folder of the engine. A row has a mistake of
+// an application, the code of the error, and the words that the message has to contain. After the
+// error, the engine has to train one step. The bits must be the same as in an engine that was not
+// misused. Rows with ends_engine skip this check.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -43,7 +43,7 @@ struct MisuseWorld {
     return step.acquire(UnitId{unit}, Pass::kForward, stream);
   }
   void walk(Step& step) const { walk_step(step, model, *engine, *device, stream, config, 1); }
-  // Walks to the backward use of `unit`, and returns the lease on it.
+  // The function makes the uses before the backward use of `unit`, and returns the lease on `unit`.
   Lease backward(Step& step, std::uint32_t unit) const {
     const ModelSpec all = validated(model);
     for (const UnitId id : all.forward_order) (void)step.acquire(id, Pass::kForward, stream);
@@ -82,7 +82,7 @@ struct Misuse {
   std::vector<std::string> words;
   std::function<void(World&)> call;
   std::function<void(World&)> prepare = {};  // before the engine is made
-  bool ends_engine = false;                  // the call trains, or closes the engine
+  bool ends_engine = false;                  // the misuse trains or closes the engine
 };
 inline std::ostream& operator<<(std::ostream& out, const Misuse& row) {
   return out << row.name;

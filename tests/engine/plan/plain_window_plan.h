@@ -17,15 +17,16 @@
 
 namespace sluice::test {
 
-// The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the
-// soonest next use of any unit that is evicted. A later next use is better. The second part is the
-// last use of any evicted unit. An earlier last use is better, because prefetch can start sooner.
+// The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the next
+// use of the evicted units: the soonest use of any of them. A later next use is better. The second
+// part is the last use of the evicted units. An earlier last use is better, because the prefetch
+// can then start sooner.
 struct PlainCandidate {
   std::uint64_t begin_bytes = 0;
   std::uint32_t soonest_reuse = WindowResident::kNever;
   std::uint32_t latest_use = 0;
   bool evicts = false;
-  // Whether an evicted unit is in use until just before the fetch. Such a fetch could not overlap
+  // Whether an evicted unit is in use until just before the fetch. Such a fetch does not overlap
   // with any computation.
   bool is_late = false;
 
@@ -47,7 +48,7 @@ class PlainWindowPlan {
         window_bytes_(window_bytes),
         leases_(leases) {}
 
-  // The result is empty if some use finds no place.
+  // The result is empty if the search finds no place for some use.
   std::optional<std::vector<WindowUse>> uses() {
     std::vector<WindowUse> uses;
     for (std::uint32_t use = 0; use < schedule_.size(); ++use) {

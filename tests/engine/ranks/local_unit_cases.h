@@ -1,6 +1,6 @@
 // Ranks whose experts are local units (UnitSpec::is_local). The model with all units is the model
-// of routed_options(). Experts of equal shapes are spread over the ranks. The other experts belong
-// to all ranks. The functions are pure.
+// of routed_options(). If experts have equal shapes, these experts are spread over the ranks. All
+// other experts belong to every rank. The functions are pure.
 #pragma once
 
 #include <algorithm>
@@ -46,8 +46,8 @@ inline RankModel model_of_rank(const ToyOptions& options, std::uint32_t rank, st
   return result;
 }
 
-// Returns those of `uses` that one rank makes. `uses` are the uses of the model with all units. In
-// a sequence of experts, the rank uses its local experts first or last, at random.
+// Returns the uses that one rank makes. `uses` has the uses of the model with all units. If several
+// experts follow each other, the rank uses its local experts first or last, at random.
 inline ToyUses uses_of_rank(const RankModel& model, std::uint32_t rank, std::uint32_t ranks,
                             std::uint64_t seed, const ToyUses& uses) {
   std::mt19937_64 random(seed * 31 + rank);

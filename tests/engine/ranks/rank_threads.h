@@ -35,7 +35,7 @@ struct RankConditions {
   std::uint64_t seed = 1;
   bool closes = false;  // closes the engine, so that a durable store commits the last step
   std::function<void(std::uint32_t rank, Config& config)> change = {};  // changes one rank's config
-  std::uint32_t io_delay_us_max = 0;                                    // of each transfer
+  std::uint32_t io_delay_us_max = 0;                                    // limit per transfer
   // Changes the model and the training of one rank.
   std::function<void(std::uint32_t rank, ModelSpec& model, ToyOptions& options)> change_toy = {};
 };

@@ -1,4 +1,4 @@
-// Steps that choose their units while they run. The toy model has four layers with experts, and
+// Steps whose units are chosen while the steps run. The toy model has four layers with experts, and
 // random numbers act as the router. The functions are pure.
 #pragma once
 

@@ -1,5 +1,5 @@
-// One rank of the simulation in store_simulation.h. The rank has a drive, stores and commits, and
-// can open again after a power cut. Thread rule: one thread.
+// One rank of the simulation in store_simulation.h. The rank has a drive, stores data, and makes
+// commits. After a power cut, the rank can open its store again. Thread rule: one thread.
 #pragma once
 
 #include <array>
@@ -22,20 +22,22 @@ class SimulatedRank {
  public:
   SimulatedRank(const SimulationOptions& options, std::uint32_t rank);
 
-  // Begins the first life, in which the state of step 0 is committed. A life lasts from an opening
-  // to the next power cut.
+  // Begins the first life. In this life, the state of step 0 is committed. A life lasts from an
+  // opening to the next power cut.
   void create();
-  // The two parts of an opening. The call open() returns the steps that this rank offers. The call
-  // settle() goes back to `step` and repairs the records. Both calls throw Error if they fail.
-  // After `requests` transfers, both calls throw PowerCut.
+  // An opening has two parts. The call open() returns the steps that this rank offers. The call
+  // settle() goes back to `step` and repairs the records. If one of the calls fails, the call
+  // throws Error. After `requests` transfers, the call throws PowerCut.
   CommitOffer open(std::uint64_t requests);
   void settle(std::uint64_t step, std::uint64_t requests);
-  // Describes the fault in the state after settle(), if there is one.
+  // Returns a text about the fault in the state after settle(). The text is empty if there is no
+  // fault.
   std::string find_loss();
   // Flips one bit in one twin of the newest record. Requires: settle() was called.
   void flip_record_bit(std::uint64_t random);
 
-  // Advances one activity if any activity can advance. `random` chooses the activity.
+  // If any activity can advance, the function advances one activity. `random` chooses this
+  // activity.
   void advance(std::uint64_t random);
   // Returns whether this rank may vote for the next step. The rank may vote if the last step is
   // stored completely and the last step's commit is durable on this rank.

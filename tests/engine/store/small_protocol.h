@@ -1,13 +1,14 @@
-// Searches every order of events in a small training. The ranks, blocks, lanes, stores, commits and
-// votes form a state machine over the product's PlaneCopies. In each reachable state, a power cut
-// must leave a step that every rank can open. Such a step must remain, whichever part of the
-// unflushed data the cut keeps. Every state except the last must have a next state.
+// The function searches every order of events in a small training. The ranks, blocks, lanes,
+// stores, commits and votes form a state machine. The state machine uses the library's PlaneCopies.
+// In each reachable state, a power cut must leave a step that every rank can open. This rule must
+// hold for every part of the unflushed data that the cut may keep. Every state except the last must
+// have a next state.
 //
-// A block has three events: the block takes a lane, its store begins when a copy is free, and the
-// store ends. A commit has three events: the commit begins, its data is flushed, and its record
-// becomes durable. In one more event, all ranks vote. A cut during a store or a flush may leave any
-// part of the data. A cut during the write of a record leaves the old or the new record in the
-// slot.
+// A block has three events: the block takes a lane, the block's store begins, and the store ends.
+// The store can begin only when a copy is free. A commit has three events: the commit begins, its
+// data is flushed, and its record becomes durable. In one more event, all ranks vote. A cut during
+// a store or a flush may leave any part of the data. A cut during the write of a record leaves the
+// old or the new record in the slot.
 //
 // Thread rule: any thread, because the function is pure.
 #pragma once

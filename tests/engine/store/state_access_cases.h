@@ -62,7 +62,7 @@ class Formula : public StateSource {
   }
 };
 
-// The places of an engine's reads. The reads can also be held back.
+// A record of the places that an engine reads. The reads can also be held back.
 struct Reads {
   struct Place {
     int descriptor = -1;

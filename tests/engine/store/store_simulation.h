@@ -1,8 +1,8 @@
-// Simulates trainings without arithmetic on drives whose power fails. The product's code for
-// copies, commits and opening runs over PowerCutDisk, with one or several ranks. The seed decides
-// all orders that are not fixed. After each cut, the store has to open with every byte of a step.
-// The step after the opening must not be older than the last step whose commit counted on all
-// ranks. Cuts also happen during the opening.
+// The simulation runs trainings that do no arithmetic, on drives whose power fails. The library's
+// code for copies, commits and opening runs over PowerCutDisk, with one or several ranks. If an
+// order is not fixed, the seed decides the order. After each cut, the opening must find every byte
+// of some step. This step must not be older than the last step whose commit counted on all ranks.
+// Cuts also happen during the opening.
 //
 // Each mutation puts one error into the protocol. With the mutations, tests show that the
 // simulation finds such errors.
@@ -23,7 +23,7 @@ enum class Mutation : std::uint8_t {
   kTwinsAtOnce,       // both twins are written, then both are flushed
   kTwinsNotFlushed,
   kFreedTooEarly,      // copies of a commit are free when the next commit begins
-  kOwnCommitSuffices,  // these copies are free once this rank alone has the next commit
+  kOwnCommitSuffices,  // copies of a commit are free after this rank's next commit
   kStoreInPlace,       // stores go to the home
   kCommitTooEarly,     // a commit begins before the last store has ended
   kNewestOverwritten,  // a record overwrites the newest record
@@ -36,10 +36,10 @@ struct SimulationOptions {
   std::uint64_t seed = 1;
   std::uint32_t ranks = 1;
   std::uint32_t planes = 4;
-  std::uint32_t planes_in_memory = 0;  // this many planes are stored only for commits
+  std::uint32_t planes_in_memory = 0;  // the number of planes that are stored only for commits
   std::uint8_t copies = 2;
   std::uint64_t commit_every = 1;
-  bool is_eager = false;  // updates are stored before their step's vote
+  bool is_eager = false;  // updates are stored before the vote of their step
   std::uint32_t cuts = 8;
   Mutation mutation = Mutation::kNone;
 };

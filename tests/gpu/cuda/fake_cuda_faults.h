@@ -1,5 +1,5 @@
-// Makes single calls of the stand-in for the CUDA runtime fail. A test counts the calls of a run.
-// The test then repeats the run and lets each call fail once.
+// These functions make single calls of the stand-in for the CUDA runtime fail. A test first counts
+// the calls of a run. The test then repeats the run once for each call, and lets this call fail.
 // Thread rule: any thread may call every function.
 #pragma once
 
@@ -15,36 +15,36 @@ struct FakeCudaFault {
   std::string function = {};
   std::uint64_t at_call = 0;  // the next call is number 1; 0: none fails
   int status = 0;             // the cudaError_t that the failing call returns
-  // If true, every later call fails, too, as after a kernel's illegal access. If false, only one
-  // call fails, and the GPU still works.
+  // If true, every later call fails, too. On a GPU, an illegal memory access of a kernel has this
+  // effect. If false, only one call fails, and the GPU still works.
   bool is_lasting = false;
-  bool refuses_callbacks = true;  // with is_lasting: cudaStreamAddCallback fails, too
+  bool refuses_callbacks = true;  // if is_lasting: cudaStreamAddCallback fails, too
 };
-// Begins to count calls, and sets the fault.
+// The function sets the fault, and begins to count calls.
 void arm_fake_cuda_fault(const FakeCudaFault& fault);
 
 struct FakeCudaFaultReport {
   std::uint64_t calls = 0;  // since arm_fake_cuda_fault()
-  std::string failed_call;  // empty: the run had fewer calls
+  std::string failed_call;  // empty if the run had fewer calls
 };
-// Ends the count of calls. Also ends a lasting failure.
+// The function ends the count of calls. The function also ends a lasting failure.
 FakeCudaFaultReport disarm_fake_cuda_fault();
 
 // Sets the newest CUDA version that the driver knows, such as 11040 for 11.4. With 0, there is no
 // driver.
 void set_fake_cuda_driver(int version);
 
-// The stream that replaces the default stream. At first, this stream is null. While the stream is
-// null, a use of the default stream ends the program.
+// Returns the stream that replaces the default stream. At first, this stream is null. As long as
+// this stream is null, a use of the default stream ends the program.
 std::atomic<void*>& fake_cuda_default_stream();
 
-// The stand-in calls this function for each call. The function counts the call, and returns the
-// call's failure, or 0. A lasting failure begins in this function.
+// The stand-in calls this function for each call of the runtime. The function counts the call, and
+// returns the failure of the call, or 0. A lasting failure begins in this function.
 int fake_cuda_fault_of(const char* call);
-// The stand-in calls this function. The function returns `status`, and cudaGetLastError() returns
-// `status` next on this thread.
+// The stand-in calls this function. The function returns `status`. The next cudaGetLastError() on
+// this thread also returns `status`.
 int fake_cuda_answer(int status);
-// Returns whether calls are counted. If calls are counted, one thread makes and destroys all
+// Returns whether calls are counted. While calls are counted, only one thread makes and destroys
 // streams.
 bool is_fake_cuda_fault_armed();
 // The stand-in calls this function to complete all work that is on any stream.

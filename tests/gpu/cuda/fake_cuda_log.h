@@ -28,21 +28,22 @@ struct FakeCudaCall {
   std::uint64_t size_bytes = 0;  // of a copy
   const std::byte* target = nullptr;
   const std::byte* source = nullptr;
-  bool is_continued = false;  // the copy belongs to the same call as the copy before
+  bool is_continued = false;  // the copy belongs to the same call as the previous copy
 };
 
 // If `is_wanted` is true, begins a new log. If `is_wanted` is false, later calls are not logged.
 void log_fake_cuda_calls(bool is_wanted);
-// Ends the log and returns it.
+// The function ends the log, and returns the log.
 std::vector<FakeCudaCall> take_fake_cuda_calls();
 
-// Delays the beginning of every kernel that is launched after this call by `delay`. So work that
-// should wait for a kernel, but does not wait, runs before the kernel.
+// After this call, every launched kernel begins later by `delay`. Suppose that work should wait for
+// a kernel, but does not wait. The delay makes this work run before the kernel.
 void delay_fake_cuda_kernels(std::chrono::microseconds delay);
 
 // The stand-in calls this function for each call that it logs.
 void add_fake_cuda_call(const FakeCudaCall& call);
-// The stand-in calls this function. The result is a kernel's work that first waits for the delay.
+// The stand-in calls this function. Returns a function that first waits for the delay, and then
+// does a kernel's work.
 std::function<void()> delayed(std::function<void()> work);
 
 }  // namespace sluice::test

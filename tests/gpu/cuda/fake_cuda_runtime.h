@@ -1,9 +1,9 @@
-// A replacement for the CUDA runtime that uses the host device. The replacement has the functions
-// that gpu/cuda/*.cc call. The replacement is linked instead of the runtime, so that the CUDA
-// device runs its contract tests without a GPU. The tests check how the code in gpu/cuda uses the
-// runtime's promises. The tests do not check the promises themselves. Host functions of all streams
-// run one at a time, as CUDA is allowed to do. There are several GPUs. Every thread has a current
-// GPU, which is 0 at first, and nearly every call makes a context on the current GPU.
+// A replacement for the CUDA runtime. The replacement uses the host device. The replacement has the
+// functions that gpu/cuda/*.cc call. The replacement is linked instead of the runtime, so that the
+// CUDA device runs its contract tests without a GPU. The tests check how the code in gpu/cuda uses
+// the runtime's promises. The tests do not check the promises themselves. Host functions of all
+// streams run one at a time. CUDA's rules allow this order. There are several GPUs. Every thread
+// has a current GPU, which is 0 at first, and nearly every call makes a context on the current GPU.
 // Thread rule: any thread may call every function.
 #pragma once
 
@@ -18,12 +18,12 @@ struct FakeCudaFailure {
   int status = 0;
   bool refuses_callbacks = true;
 };
-// From now on, every call fails with the cudaError_t that `status` holds. On a real device, an
-// illegal memory access of a kernel has this effect.
+// After this call, every call of the runtime fails. The status of the failure is the cudaError_t in
+// `status`. On a real device, an illegal memory access of a kernel has this effect.
 // Pending callbacks get this status. The status 0 ends the failure. In CUDA, such a failure never
 // ends. With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 void fail_fake_cuda(FakeCudaFailure failure);
-// Makes only the next call of cudaStreamAddCallback fail.
+// The function makes only the next call of cudaStreamAddCallback fail.
 void refuse_next_fake_cuda_callback();
 
 // The answer of the driver to cuMemcpyBatchAsync. A driver before CUDA 12.8 does not have this
@@ -40,19 +40,19 @@ std::uint64_t fake_cuda_registered_bytes();
 // takes about 0.5 GB.
 std::set<int> take_fake_cuda_contexts();
 
-// Launches a kernel. The kernel runs `work` on `stream`, a cudaStream_t, at the same time as
-// kernels of other streams. The first launch on a GPU loads the kernel called `name`. A kernel
-// without a name needs no loading. The function cudaGetLastError tells the caller that the launch
-// has failed. Requires: the stream's GPU is the thread's current GPU.
+// The function launches a kernel. The kernel runs `work` on `stream`, a cudaStream_t. Kernels of
+// different streams run at the same time. The first launch on a GPU loads the kernel called `name`.
+// A kernel without a name needs no loading. If the launch fails, cudaGetLastError returns the
+// error. Requires: the stream's GPU is the thread's current GPU.
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name = nullptr);
 
-// Returns the kernels that have been loaded since the last call of this function, on GPUs that
-// already had a communicator. Such a load can cause a deadlock. During the load, CUDA waits under a
-// lock for the GPU's work. This work may wait for another rank's work, and the other rank waits for
-// this rank's next call. If all kernels are loaded at the start (CUDA_MODULE_LOADING=EAGER), the
-// result is empty.
+// Returns the kernels that have been loaded since the last call of this function. Only GPUs that
+// already had a communicator at the load count. Such a load can cause a deadlock. During the load,
+// CUDA holds a lock and waits for the GPU's work. This work may wait for another rank's work. The
+// other rank then waits for this rank's next call. If all kernels are loaded at the start
+// (CUDA_MODULE_LOADING=EAGER), the result is empty.
 std::set<std::string> take_fake_cuda_late_loads();
-// Unloads all kernels, as in a new process.
+// The function unloads all kernels. The state is then the same as in a new process.
 void unload_fake_cuda_kernels();
 // The memory that each communicator takes on a GPU.
 inline constexpr std::uint64_t kFakeCommunicatorBytes = std::uint64_t{16} << 20;

@@ -37,19 +37,21 @@ struct FakeCudaState {
 };
 
 FakeCudaState& runtime();
-// The current GPU of this thread.
+// Returns the current GPU of this thread.
 int& current_device();
-// Whether this thread has called the runtime. The driver's own functions need the context that a
-// call of the runtime makes current.
+// Returns whether this thread has called the runtime. A call of the runtime makes a context
+// current. The driver's own functions need a current context.
 bool& has_current_context();
 
 // In the functions below, a returned int is a cudaError_t. `stream` is a cudaStream_t, and `event`
 // is a cudaEvent_t.
 
-// Returns the failure that every call returns after a failure of the device, or 0.
+// After a failure of the device, every call returns this failure. standing_failure() returns 0 if
+// the device has not failed.
 int standing_failure();
-// Begins a call. The call makes a context on the thread's current GPU, even if its arguments belong
-// to another GPU. Returns the failure of the call, or 0.
+// Every call of the runtime begins with this function. The function makes a context on the thread's
+// current GPU, even if the arguments of the call belong to another GPU. Returns the failure of the
+// call, or 0.
 int enter_fake_cuda(const char* call);
 // Every call of the stand-in begins with this macro, except calls that release something. A release
 // always takes place.

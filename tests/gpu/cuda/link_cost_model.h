@@ -1,16 +1,16 @@
 // A model of the time that a sequence of runtime calls takes on a GPU. The model also gives the
-// share of this time in which the link moves bytes up to the GPU. The file link_costs.json has the
+// share of this time in which the link moves bytes to the GPU. The file link_costs.json has the
 // costs with their sources.
 //
 //   - one thread makes the calls, one after another;
-//   - streams are spread over the hardware queues in the order of their first call. The head of a
-//     queue blocks all later calls in the queue, of every stream, until everything that the head
-//     waits for is over;
+//   - streams are spread over the hardware queues in the order of their first call;
+//   - the first call in a queue blocks all later calls in this queue, even calls of other streams.
+//     The later calls are blocked until everything that the first call waits for is over;
 //   - each direction of the link moves one copy at a time;
 //   - a callback stops its stream until a thread of the runtime has run the callback.
-// The model does not measure time, so equal calls give equal times. The caller never waits for
-// results in the model. So a sequence may take longer in reality if its calls depend on results of
-// other calls.
+// The model does not measure time, so equal calls give equal times. In the model, the caller never
+// waits for results. If calls of a sequence depend on the results of other calls, the sequence may
+// take longer in reality.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,9 @@ struct LinkCosts {
 // Reads the costs. The test fails if a number or a source is missing.
 LinkCosts read_link_costs(const std::string& path);
 
-// Returns the share of time in which bytes moved up to the GPU. The time counts from the beginning
-// of the first copy to the GPU until the end of the last copy to the GPU. `callback_ns` is the time
-// for which a callback stops its stream.
+// Returns the share of time in which bytes moved to the GPU. The time begins with the first copy to
+// the GPU, and ends with the last copy to the GPU. Each callback stops its stream for
+// `callback_ns`.
 double share_of_link(std::span<const FakeCudaCall> calls, const LinkCosts& costs,
                      double callback_ns);
 

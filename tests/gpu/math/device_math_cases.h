@@ -53,8 +53,8 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
   DeviceMath& math() { return *machine_.math; }
   StreamId stream() const { return stream_.id(); }
 
-  // An array on the device. Behind the array lies a page with a pattern, and no code may write to
-  // this page.
+  // An array on the device. A page with a pattern follows the array. No code may write to this
+  // page.
   struct OnDevice {
     DeviceBuffer memory;
     std::uint64_t size_bytes = 0;
@@ -285,8 +285,8 @@ TEST_P(DeviceMathTest, UpdatesAsTheCpu) {
 TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   const SgdCoefficients c{.gradient_scale = 1, .l2 = 0, .momentum = 0, .learning_rate = -1};
   for (const DType type : kMathTypes) {
-    // The largest number that is finite in the parameter's type, and a number that is not finite in
-    // this type. The second number is infinity for fp32, and a number that rounds to infinity in
+    // The first number is the largest number that is finite in the parameter's type. The second
+    // number is not finite in this type: infinity for fp32, or a number that rounds to infinity in
     // bf16 or fp16.
     const float largest = type == DType::kFp32   ? 3.4e38f
                           : type == DType::kBf16 ? 3.39e38f

@@ -1,6 +1,6 @@
-// Runs the element functions of sluice/dtype.h and base/optimizer_math.h on the GPU over arrays.
-// The test optimizer_math_cuda_test compares the results with the CPU's results. Thread rule: one
-// thread at a time.
+// These functions apply the element functions of sluice/dtype.h and base/optimizer_math.h to arrays
+// on the GPU. The test optimizer_math_cuda_test compares the results with the CPU's results. Thread
+// rule: one thread at a time.
 // The functions throw std::runtime_error if a CUDA call fails. The error names the call.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace sluice::test {
 
-// Says why kernels cannot run here. The text is empty if kernels can run here.
+// Returns the reason why kernels cannot run here. The text is empty if kernels can run here.
 std::string why_no_gpu();
 
 std::vector<std::uint32_t> gpu_float_bits_from_bf16(std::span<const std::uint16_t> values);

@@ -11,7 +11,7 @@
 
 struct fake_nccl_counts {
   int reductions = 0;     // reductions that NCCL itself makes
-  int word_launches = 0;  // reductions of words; a group of them is one launch
+  int word_launches = 0;  // reductions of words; a group of such reductions is one launch
   int buffers = 0;        // buffers that were registered and not given back
   int windows = 0;        // counted like buffers
   int allocations = 0;    // counted like buffers
@@ -21,29 +21,30 @@ struct fake_nccl_counts {
   // The length of the shortest message between two ranks. The length is 0 if there was no message.
   // Messages of single bytes, which connect the ranks, do not count.
   std::uint64_t message_bytes_least = 0;
-  // The number of requests of ranks whose offset in a symmetric window differs from that of rank 0.
+  // A rank counts a request here if the rank's offset in a symmetric window differs from the offset
+  // of rank 0.
   int unequal_offsets = 0;
 };
 
 extern "C" fake_nccl_counts fake_nccl_take_counts();
 
-// One call of the stand-in returns ncclSystemError. A call that releases an object releases the
-// object even if the call fails.
+// A fault lets one call of the stand-in return ncclSystemError. If the call releases an object, the
+// object is released in spite of the failure.
 struct fake_nccl_fault {
-  std::uint64_t at_call = 0;  // of all ranks together; the next call is number 1; 0: none fails
-  // If true, the questions for errors (ncclCommGetAsyncError) are counted instead of all other
-  // calls. The number of these questions differs from run to run.
+  std::uint64_t at_call = 0;  // counted over all ranks; the next call is number 1; 0: no call fails
+  // If true, only the calls of ncclCommGetAsyncError are counted. If false, only all other calls
+  // are counted. The number of calls of ncclCommGetAsyncError differs from run to run.
   bool is_poll = false;
 };
 // Returns the number of calls since the last fault was set.
 extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault fault);
 
-// Adds `change` to the number of holders. While there is a holder, operations do not get to their
-// streams. Callers then learn that their operations are in progress.
+// The function adds `change` to the number of holders. While there is a holder, operations do not
+// get to their streams. The stand-in then tells callers that their operations are in progress.
 extern "C" void fake_nccl_hold(int change);
 // If `is_alone` is true, only one rank takes part in communicators that are made after this call.
-// The other ranks count as present, but send nothing. So a process can count the messages of one of
-// many ranks.
+// The other ranks count as present, but send nothing. So a process can count the messages of one
+// rank in a large world.
 extern "C" void fake_nccl_leave_alone(bool is_alone);
 
 // `path` is the library's path.

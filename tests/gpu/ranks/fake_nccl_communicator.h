@@ -22,7 +22,7 @@ struct ncclComm {
   std::shared_ptr<sluice::test::FakeNcclWorld> world;
   int rank = 0;
   bool has_joined = false;  // world->joined counts this rank
-  // The parent's world, and the number of the split, while a split is under way.
+  // During a split, these members have the world of the parent and the number of the split.
   std::shared_ptr<sluice::test::FakeNcclWorld> parent;
   std::uint64_t split = 0;
   int parent_rank = 0;
@@ -30,14 +30,14 @@ struct ncclComm {
   std::uint64_t operations = 0;
   std::uint64_t splits = 0;
   std::vector<ncclWindow_t> windows;  // deleted with the communicator
-  // The communicator or window that a thread of NCCL still makes. The call that makes the object
-  // has returned ncclSuccess. The object's place holds null until a poll finds that the object is
-  // complete.
+  // The communicator or window that a thread of NCCL is still making. The call for this object has
+  // already returned ncclSuccess. The caller's pointer stays null until a poll finds that the
+  // object is complete.
   std::unique_ptr<ncclComm> child;
   ncclComm_t* child_place = nullptr;
   std::unique_ptr<ncclWindow_vidmem> window;
   ncclWindow_t* window_place = nullptr;
-  // Operations that get to their stream only at the second poll.
+  // Operations that are enqueued on their stream only at the second poll.
   std::vector<std::function<void()>> pending;
   int polls = 0;
 
@@ -49,9 +49,10 @@ struct ncclComm {
 
 namespace sluice::test {
 
-// The current GPU of this thread.
+// Returns the current GPU of this thread.
 int current_fake_gpu();
-// Makes the communicator's GPU the current GPU, and then restores the former GPU, as NCCL does.
+// Like NCCL, the function makes the communicator's GPU the current GPU, and then restores the
+// former GPU.
 void visit_fake_gpu(int gpu);
 
 }  // namespace sluice::test

@@ -1,6 +1,6 @@
-// Loads and saves single elements of arrays of NCCL's types, and computes sums and minima of
-// arrays. The functions are for the stand-in (fake_nccl.cc). `type` is an ncclDataType_t. The
-// functions are pure.
+// These functions load and save single elements of arrays of NCCL's types. Other functions compute
+// sums and minima of arrays. All functions are for the stand-in (fake_nccl.cc). `type` is an
+// ncclDataType_t. The functions are pure.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,13 @@ float load(int type, const void* data, std::size_t i);
 void save(int type, void* data, std::size_t i, float value);
 std::size_t size_of(int type);
 
-// Adds the elements of all ranks from `first` on to `sums`, in the reverse order of the ranks.
+// The function adds element first + i of every rank to sums[i]. The additions run in the reverse
+// order of the ranks.
 void add_backwards(const std::vector<const void*>& of_ranks, int type, std::size_t first,
                    std::vector<float>& sums);
 
-// Each word of `words` becomes the sum or the minimum of the words at the same index of all ranks.
-// All ranks have the same number of words.
+// words[i] becomes the sum or the minimum of word i over all ranks. All ranks have the same number
+// of words.
 void reduce_words(const std::vector<const void*>& of_ranks, bool is_sum,
                   std::vector<std::uint64_t>& words);
 

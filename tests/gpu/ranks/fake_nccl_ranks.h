@@ -21,8 +21,8 @@
 namespace sluice {
 
 // Runs `body` on every rank, with one thread per rank, and waits for all threads. The threads wait
-// for each other before they begin. On a busy machine, the time between the first and the last
-// start of a thread may exceed a test's timeout.
+// for each other before they begin. On a busy machine, the last thread may start so much later than
+// the first thread that a test's timeout passes.
 inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
                         const RankBody& body) {
   const NcclId id = make_nccl_id(options.library);
@@ -39,8 +39,8 @@ inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
   for (std::thread& thread : threads) thread.join();
 }
 
-// Sets a variable of the environment while the object lives. If the value is empty, the constructor
-// does not set the variable.
+// While this object lives, it sets a variable of the environment. If the value is empty, the
+// constructor does not set the variable.
 class EnvironmentValue {
  public:
   EnvironmentValue(const char* name, const char* value) : name_(name) {
@@ -57,8 +57,8 @@ class Version : EnvironmentValue {
  public:
   explicit Version(const char* text) : EnvironmentValue("FAKE_NCCL_VERSION", text) {}
 };
-// Returns another name of the stand-in's file. A new name is needed, because an open library keeps
-// the version with which it was opened.
+// Returns another name for the file of the stand-in. An open library keeps the version that it had
+// when it was opened. So another version needs a new name.
 inline std::string fake_of(const std::string& dots) {
   const std::string path = FAKE_NCCL;
   return path.substr(0, path.rfind('/')) + dots + path.substr(path.rfind('/'));

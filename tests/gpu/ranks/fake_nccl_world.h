@@ -43,7 +43,7 @@ inline constexpr FakeNcclOffset kOutsideOfWindows = -1;
 bool fake_nccl_multicast_is(std::string_view state);
 // Returns whether joining fails because multicast does not work.
 bool fake_nccl_cannot_bind();
-// Calls `data`, a std::function<void()>, and deletes it.
+// `data` points to a std::function<void()>. The function calls and then deletes this object.
 void run_fake_nccl_work(void* data);
 
 // One rank's contribution to an operation: the data, and the offsets that have to be equal.
@@ -60,8 +60,8 @@ struct FakeNcclWorld {
   // Guarded by mutex:
   int size = 0;
   int joined = 0;
-  bool is_alone = false;  // one rank takes part
-  int reading = 0;        // ranks that read all ranks' data
+  bool is_alone = false;  // only one rank takes part
+  int reading = 0;        // the number of ranks that are reading data
   std::set<int> aborted;  // ranks that stop waiting; other ranks learn of this by polls
   std::string violation;  // the first violation of NCCL's rules for callers
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<FakeNcclSent>>> sent;  // by (from, to)
@@ -76,12 +76,12 @@ struct FakeNcclWorld {
 
   // Requires: the mutex is held.
   void set_size(int ranks);
-  // Waits until all ranks have brought a part. `work` reads the data of all parts. No rank returns
-  // before all ranks are done.
+  // The function waits until all ranks have brought a part. `work` reads the data of all parts. No
+  // rank returns before all ranks are done.
   void meet(std::uint64_t operation, int rank, FakeNcclPart part,
             const std::function<void(const std::vector<const void*>&)>& work);
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);
-  // Ends the work of `rank`. After this call, nothing reads the rank's data.
+  // The function ends the work of `rank`. After this call, nothing reads the rank's data.
   void abort(int rank);
 
  private:
@@ -89,11 +89,11 @@ struct FakeNcclWorld {
   void compare(int rank, const FakeNcclPart& first, const FakeNcclPart& own);
 };
 
-// Counts a call. Returns whether this call is the one that fails (fake_nccl_fail_at()).
+// The function counts a call. Returns whether this call has to fail (fake_nccl_fail_at()).
 bool fake_nccl_call_fails(const char* call);
 void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);
-// Returns whether operations are held back (fake_nccl_hold()). If they are, the call is counted in
-// held_questions.
+// Returns whether operations are held back (fake_nccl_hold()). If operations are held back,
+// held_questions counts this call.
 bool is_fake_nccl_held();
 
 }  // namespace sluice::test

@@ -24,9 +24,9 @@ struct DeviceGptCase {
   std::uint64_t attention_scratch_bytes = kAttentionScratchBytes;
 };
 
-// No extent is a multiple of a lane count or of kPartialRows. There are cases with several pieces
-// of rows, with sequences that are shorter than the context, and with attention that computes one
-// head at a time.
+// No extent is a multiple of a lane count or of kPartialRows. In some cases, the rows are split
+// into several pieces. In other cases, the sequences are shorter than the context, or the attention
+// computes one head at a time.
 inline std::vector<DeviceGptCase> device_gpt_cases(const DeviceMachineFactory& machine) {
   return {{machine,
            "tied",
@@ -82,8 +82,8 @@ class DeviceGptTest : public testing::TestWithParam<DeviceGptCase> {
     if (const std::string why = GetParam().machine.why_not(); !why.empty()) GTEST_SKIP() << why;
   }
 
-  // Returns random parameters, which are rounded for bf16. The CPU's result comes from the same
-  // parameters.
+  // Returns random parameters. For bf16, the parameters are rounded. The CPU computes its result
+  // from the same parameters.
   TensorMemory parameters(DType type) const {
     const TensorMemory values(spec_, DType::kFp32);
     fill_random(spec_, values);
@@ -220,9 +220,9 @@ TEST_P(DeviceGptTest, BatchesThatAreEvaluatedTogetherHaveTheirOwnLosses) {
   EXPECT_EQ(after.gradients, on_device(DType::kFp32, DType::kFp32).gradients);
 }
 
-// Three micro-batches are computed together, with checkpoints. Each micro-batch has the same bits
-// of loss and gradients as in a separate pass without checkpoints. The passes with checkpoints need
-// less memory.
+// Three micro-batches are computed together, with checkpoints. The loss and the gradients of each
+// micro-batch have the same bits as in a separate pass without checkpoints. The passes with
+// checkpoints need less memory.
 TEST_P(DeviceGptTest, CheckpointsChangeNoBit) {
   constexpr std::uint32_t kMicroBatches = 3;
   for (const DType type : {DType::kFp32, DType::kBf16}) {
@@ -256,7 +256,7 @@ TEST_P(DeviceGptTest, CheckpointsChangeNoBit) {
         EXPECT_EQ(actual[i].gradients, expected[i].gradients) << i;
       }
       EXPECT_NE(expected[0].loss, expected[1].loss);
-      gpt.start_evaluation(tokens_, targets_);  // is forgotten by the passes that follow
+      gpt.start_evaluation(tokens_, targets_);  // the following passes forget this
     }
   }
 }

@@ -1,5 +1,5 @@
-// Runs a training pass of DeviceGpt on any device, with the parameters of a TensorMemory. All data
-// is copied to device memory and back, as with an engine. Thread rule: one thread at a time.
+// Runs a training pass of DeviceGpt on any device, with the parameters of a TensorMemory. As with
+// an engine, all data is copied to device memory and back. Thread rule: one thread at a time.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -63,8 +63,8 @@ class Transfers {
   StreamId stream_;
 };
 
-// Copies `parameters` to the device, unit by unit. The type of the parameters is `type`. The
-// padding behind each tensor is filled with NaN.
+// The function copies `parameters` to the device, unit by unit. The type of the parameters is
+// `type`. The padding behind each tensor is filled with NaN.
 inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
                                                const ModelSpec& spec,
                                                const TensorMemory& parameters, DType type) {
@@ -97,7 +97,7 @@ struct TrainingBatch {
   std::vector<std::uint32_t> targets;
 };
 
-// The values and gradients that cross from unit to unit in several micro-batches.
+// The values and gradients that pass from one unit to another unit, for several micro-batches.
 class DeviceBoundaryMemory {
  public:
   DeviceBoundaryMemory(Device& device, std::uint64_t value_bytes, std::uint32_t use_count,
@@ -146,10 +146,10 @@ inline void add_gradients(PassResult& result, const DeviceUnit& gradients, const
   }
 }
 
-// Runs a pass of each batch, as run_training_pass() does. Each unit processes all batches before
-// the next unit begins. Gradient memory starts as NaN. So a test notices an element that the
-// backward pass forgets, and an element that is written behind a tensor. `parameters` have the type
-// ops.type().
+// The function runs a training pass for each batch, like run_training_pass(). Each unit processes
+// all batches before the next unit begins. Gradient memory starts as NaN. So a test notices if the
+// backward pass forgets an element, or writes an element behind a tensor. `parameters` have the
+// type ops.type().
 inline std::vector<PassResult> run_device_passes(DeviceGpt& gpt, Device& device,
                                                  const DeviceOps& ops, const ModelSpec& spec,
                                                  const TensorMemory& parameters,

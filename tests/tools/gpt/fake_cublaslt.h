@@ -1,9 +1,10 @@
 // A stand-in for cuBLASLt (fake_cublaslt.cc). The stand-in's library has the name of the real
-// library. Code that opens the library at run time finds the stand-in if the program is linked to
-// the stand-in. The work runs on the stand-in for the CUDA runtime. The stand-in is as inexact and
-// as limited as the real library may be. The stand-in splits every sum in two, and adds the parts
-// in the least exact way that its caller allows. The stand-in knows no algorithm for bf16 matrices
-// whose rows are not 16 bytes apart. Thread rule: any thread.
+// library. If a program is linked to the stand-in, code that opens the library at run time finds
+// the stand-in. The work runs on the stand-in for the CUDA runtime. The stand-in imitates the
+// inexact sums and the limits that the real library may have. The stand-in splits every sum in two
+// parts. The stand-in then adds the parts in the least exact way that the caller allows. The
+// stand-in knows no algorithm for bf16 matrices whose rows are not 16 bytes apart. Thread rule: any
+// thread.
 #pragma once
 
 struct fake_cublaslt_counts {
@@ -16,5 +17,5 @@ struct fake_cublaslt_counts {
 // Returns the counts since the last call of this function.
 extern "C" fake_cublaslt_counts fake_cublaslt_take_counts();
 // Makes call number `call` fail. The next call is number 1. With 0, no call fails. Calls that
-// release something never fail. Returns whether the call that was last set to fail has been made.
+// release something never fail. Returns whether the previously chosen call has been made.
 extern "C" bool fake_cublaslt_fail_at(int call);

@@ -1,5 +1,5 @@
 // The parameters and gradients of a whole model in plain memory, in the engine's format. There is
-// one 256-byte-aligned array per tensor. The tests of GptCompute need only this part of an engine.
+// one 256-byte-aligned array per tensor. The tests of GptCompute need no other part of an engine.
 #pragma once
 
 #include <cmath>
@@ -67,8 +67,9 @@ void for_each_tensor(const ModelSpec& spec, const Body& body) {
       body(unit, tensor, spec.units[unit].tensors[tensor]);
 }
 
-// Fills `parameters` with values that give no tiny gradient. Biases and norms are random, too, and
-// matrices are larger than at a real start.
+// The function fills `parameters` with random values. With these values, no gradient is tiny.
+// Biases and norms are random, too. Matrices have larger values than at the start of a real
+// training.
 inline void fill_random(const ModelSpec& spec, const TensorMemory& parameters) {
   for_each_tensor(spec, [&](std::size_t unit, std::size_t tensor, const TensorSpec& t) {
     const CounterRandom random(7, t.name);
@@ -96,9 +97,9 @@ inline void run_forward(GptCompute& compute, const ModelSpec& spec,
     compute.forward(use, parameters.const_pointers(index_of(spec.forward_order[use])));
 }
 
-// The result of a forward and a backward pass in fp32 or bf16. If a unit is used twice, its
-// gradients are added in fp32, as in the engine for fp32 gradients. Gradient memory starts as NaN.
-// So tests notice an element that the backward pass does not write.
+// The result of a forward and a backward pass in fp32 or bf16. If a unit is used twice, the two
+// gradients are added in fp32. The engine does the same for fp32 gradients. Gradient memory starts
+// as NaN. So tests notice an element that the backward pass does not write.
 struct PassResult {
   double loss;
   std::map<std::string, std::vector<float>> gradients;

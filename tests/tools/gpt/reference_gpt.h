@@ -1,7 +1,7 @@
-// GPT-2 in double precision, written as plainly as the formulas. The reference is the oracle of the
-// tests in this folder. The reference has only the forward pass. Gradients are computed by central
-// differences. In double precision, the error of these gradients (about 1e-9) is far below the
-// error of fp32. The reference shares no code with tools/gpt.
+// GPT-2 in double precision. The code is as plain as the formulas. The reference is the oracle of
+// the tests in this folder. The reference has only the forward pass. Gradients are computed by
+// central differences. In double precision, the error of these gradients (about 1e-9) is far below
+// the error of fp32. The reference shares no code with tools/gpt.
 #pragma once
 
 #include <cmath>

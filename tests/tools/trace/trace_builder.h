@@ -1,5 +1,5 @@
-// Builds traces with an artificial clock, record by record. The builder can also read traces back
-// from a file. The builder is for tests of programs that use traces.
+// The builder makes traces with an artificial clock, record by record. The builder can also read
+// traces from a file. The builder is for tests of programs that use traces.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ inline TraceFile trace_of(std::vector<TraceRecord> records) {
   return file;
 }
 
-// Returns the record of a read or a write. The transfer was requested at `begin`, was at the drive
-// from `started` to `moved`, and was done at `end`.
+// Returns the record of a read or a write. The transfer was requested at `begin`, and was done at
+// `end`. The drive had the transfer from `started` to `moved`.
 inline TraceRecord transfer(TraceKind kind, std::uint32_t block, std::uint64_t begin,
                             std::uint64_t started, std::uint64_t moved, std::uint64_t end,
                             std::uint8_t plane = kTraceParameters) {

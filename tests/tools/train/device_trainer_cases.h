@@ -138,8 +138,8 @@ TEST_P(DeviceTrainerTest, PlacementChangesNoBit) {
   }
 }
 
-// The engine has 140 KiB of device memory, which holds two units at a time. The whole state is 1.4
-// MiB.
+// The engine has 140 KiB of device memory. This memory holds two units at a time. The whole state
+// has 1.4 MiB.
 TEST_P(DeviceTrainerTest, TrainsWhatDoesNotFitTheDeviceBudget) {
   TrainConfig small = config(DType::kBf16);
   small.engine.memory.device_bytes = 1_MiB;
@@ -149,8 +149,8 @@ TEST_P(DeviceTrainerTest, TrainsWhatDoesNotFitTheDeviceBudget) {
 }
 
 // The engine keeps the values between units in device memory, in host memory or on storage. In
-// vertical order, each unit processes all micro-batches before the next unit begins. With an untied
-// head, the order changes no bit either.
+// vertical order, each unit processes all micro-batches before the next unit begins. If the head is
+// not tied, the order does not change the bits, either.
 TEST_P(DeviceTrainerTest, ActivationsElsewhereChangeNoBit) {
   for (const DType precision : {DType::kBf16, DType::kFp32}) {
     TrainConfig keeping = config(precision);

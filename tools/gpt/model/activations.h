@@ -1,11 +1,12 @@
-// The values that a micro-batch's forward pass leaves for its backward pass, and the scratch memory
-// of both passes. All values lie in one allocation, which is made at construction. With checkpoints
-// at the units' boundaries, all blocks share the memory of one block, and the caller owns the
-// values that cross the boundaries. All values are fp32, and every array starts at a multiple of
-// 256 bytes. With R = batch * sequence rows and width W, a block keeps 16 R W floats and a few
-// numbers per row. The scratch memory adds 6 R W floats, and the head adds R * vocabulary floats.
-// If products take bf16, the scratch memory also has two arrays of 4 R W bf16 values. The object is
-// plain memory. The owner must order all accesses.
+// The values that the forward pass of a micro-batch leaves for the backward pass, and the scratch
+// memory of both passes. All values lie in one allocation, which is made at construction. With
+// checkpoints at the units' boundaries, all blocks share the memory of one block, and the caller
+// owns the values that cross the boundaries. All values are fp32, and every array starts at a
+// multiple of 256 bytes. R is the number of rows, batch * sequence, and W is the width. A block
+// keeps 16 R W floats and a few numbers per row. The scratch memory adds 6 R W floats, and the head
+// adds R * vocabulary floats. If matrix products take bf16 factors, the scratch memory also has two
+// arrays. Each of these arrays has 4 R W bf16 values. The object is plain memory. The owner must
+// order all accesses.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ struct ActivationNeeds {
 };
 
 struct BlockActivations {
-  float* input = nullptr;  // [R, W], also the output of the block before
+  float* input = nullptr;  // [R, W], also the output of the previous block
   RowMoments* norm1_moments = nullptr;
   float* norm1 = nullptr;      // [R, W]
   float* qkv = nullptr;        // [R, 3 W]
@@ -48,7 +49,7 @@ struct Activations {
   // Fails with kOutOfMemory if there is not enough memory.
   Activations(const GptConfig& config, const ActivationNeeds& needs);
 
-  // Returns the size of activations with these needs, in bytes. The call allocates nothing.
+  // Returns the size in bytes of the activations for `needs`. The call allocates nothing.
   static std::uint64_t size_bytes(const GptConfig& config, const ActivationNeeds& needs);
 
   BlockActivations& block(std::uint32_t layer) { return blocks[layer % blocks.size()]; }
@@ -69,10 +70,11 @@ struct Activations {
   // factors.
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
-  // Arrays of [R, W] each. The arrays lie in memory that an evaluation does not need otherwise: the
-  // memory of all blocks except the first, and the memory of the backward pass. Between the uses of
-  // units, an evaluation keeps one value of each batch in one of these arrays. There are at least
-  // two arrays, or at least five if the size of a value is a multiple of 256 bytes.
+  // Each of these arrays has the shape [R, W]. The arrays lie in memory that an evaluation does not
+  // use for another purpose. The memory belongs to all blocks except the first, and to the backward
+  // pass. Between two uses of units, an evaluation keeps one value of each batch in one of these
+  // arrays. There are at least two arrays, or at least five if the size of a value is a multiple of
+  // 256 bytes.
   std::vector<float*> of_evaluation;
 
   AlignedBuffer buffer;

@@ -1,8 +1,8 @@
-// Causal multi-head attention (Vaswani et al. 2017), forward and backward. There is one task per
-// sequence and head. Inside a task, a block of query rows is multiplied only by the keys up to the
-// block's last row. The backward pass recomputes the probabilities from one saved number per row
-// (Dao et al. 2022). The memory therefore grows with the sequence's length, and not with the square
-// of the length. The functions are pure.
+// The forward and backward passes of causal multi-head attention (Vaswani et al. 2017). There is
+// one task per sequence and head. Inside a task, a block of query rows is multiplied only by the
+// keys up to the block's last row. The backward pass recomputes the probabilities from one saved
+// number per row (Dao et al. 2022). The memory therefore grows linearly with the length of the
+// sequence, and not quadratically. The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@ struct AttentionShape {
 // `sequence` tokens.
 std::uint64_t attention_scratch_floats(std::uint64_t sequence);
 
-// qkv has the shape [batch * sequence, 3 * width]. Query, key and value lie side by side, head by
-// head. The function writes y [batch * sequence, width] and log_sums [batch * heads * sequence].
-// log_sums has the logarithm of each softmax's denominator. `scratch` must have
-// attention_scratch_floats() floats per worker.
+// qkv has the shape [batch * sequence, 3 * width]. A row of qkv has the queries of all heads first,
+// then the keys of all heads, and then the values of all heads. The function writes y [batch *
+// sequence, width] and log_sums [batch * heads * sequence]. log_sums has the logarithm of each
+// softmax's denominator. `scratch` must have attention_scratch_floats() floats per worker.
 void attention_forward(MatrixProducts& products, AttentionShape shape, const float* qkv, float* y,
                        float* log_sums, std::span<float> scratch);
 
@@ -36,7 +36,8 @@ struct AttentionSaved {
   const float* log_sums = nullptr;
 };
 
-// Computes dqkv, the gradient with respect to qkv, from dy, the gradient with respect to y.
+// Computes `dqkv` from `dy`. `dy` is the gradient with respect to y, and `dqkv` is the gradient
+// with respect to qkv.
 void attention_backward(MatrixProducts& products, AttentionShape shape, AttentionSaved saved,
                         const float* dy, float* dqkv, std::span<float> scratch);
 

@@ -1,5 +1,5 @@
-// The shape of a micro-batch, and the checks of the input that every computation of the GPT makes.
-// The functions are pure.
+// The shape of a micro-batch, and the input checks that every computation of the GPT makes. The
+// functions are pure.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// The threads that compute the model. The threads are an arena of a fixed number of workers,
-// including the calling thread. The caller cuts the work into numbered tasks that depend on sizes
-// only. Tasks must write disjoint memory. Results then do not depend on the worker that runs a
-// task, or on the time at which the task runs.
+// The threads that compute the model. The threads form an arena with a fixed number of workers. The
+// calling thread is one of the workers. The caller divides the work into numbered tasks. The
+// division must depend only on sizes, and the tasks must write disjoint memory. Under these
+// conditions, results do not depend on the worker that runs a task, or on the time of the task.
 // Thread rule: one call at a time.
 #pragma once
 
@@ -20,7 +20,7 @@ class ComputeThreads {
   unsigned threads() const { return arena_.threads(); }
 
   // Calls body(task, worker) for every task in [0, task_count), and returns when all tasks are
-  // done. `worker` is a number below threads(), by which `body` can select scratch memory
+  // done. `worker` is a number below threads(). `body` can use this number to select scratch memory
   // (cpu_optim/worker_arena.h).
   // Requires: `body` does not throw and does not call for_each.
   template <class Body>

@@ -1,6 +1,6 @@
-// Random numbers without state. Number `index` of a named stream is a hash of (seed, stream,
-// index). The bits of a range of numbers therefore do not depend on the order or the thread in
-// which the range is produced. The class is pure.
+// Random numbers without state. The number at position `index` of a named stream is a hash of
+// (seed, stream, index). The numbers therefore do not depend on the order in which they are
+// computed. The numbers do not depend on the computing thread either. The class is pure.
 #pragma once
 
 #include <cmath>
@@ -15,8 +15,8 @@ class CounterRandom {
   CounterRandom(std::uint64_t seed, std::string_view stream)
       : key_(mixed(mixed(seed) ^ name_hash(stream))) {}
 
-  // The 64 independent bits at position `index` after the key, by SplitMix64 (Steele, Lea, Flood
-  // 2014).
+  // Returns 64 independent bits for position `index`. The bits are computed by SplitMix64 (Steele,
+  // Lea, Flood 2014).
   constexpr std::uint64_t bits(std::uint64_t index) const {
     return mixed(key_ + (index + 1) * 0x9e3779b97f4a7c15u);
   }
@@ -26,9 +26,9 @@ class CounterRandom {
     return static_cast<double>(bits(index) >> 11) * 0x1p-53;
   }
 
-  // A standard normal number by Box and Muller (1958), from uniforms 2 * index and 2 * index + 1.
-  // The second value of the method is not used, so that the value of an index depends on no other
-  // index.
+  // A standard normal number. The method of Box and Muller (1958) computes the number from two
+  // uniform numbers, at the positions 2 * index and 2 * index + 1. The method's second result is
+  // not used. The value at an index therefore depends on no other index.
   double normal(std::uint64_t index) const {
     const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform(2 * index)));
     return radius * std::cos(2.0 * std::numbers::pi * uniform(2 * index + 1));

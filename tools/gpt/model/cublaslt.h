@@ -1,7 +1,7 @@
 // Matrix products by cuBLASLt. The library is opened at run time, so a program with this class
-// starts on machines without cuBLASLt. Products of bf16 accumulate in fp32. Products of fp32 are
-// fp32 throughout (no TF32). The library's heuristic chooses an algorithm once for each shape. The
-// choice is kept, so that the same product gives the same bits.
+// starts on machines without cuBLASLt. Products with bf16 factors are summed in fp32. Products with
+// fp32 factors are computed entirely in fp32, without TF32. The library's heuristic chooses an
+// algorithm once for each shape. The choice is kept, so that the same product gives the same bits.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -21,7 +21,7 @@ class CublasLt {
   // Returns the reason why cuBLASLt cannot be used. The result is empty if cuBLASLt can be used.
   static std::string why_not();
 
-  // Takes 32 MiB of device memory. `device` must outlive the object.
+  // The constructor allocates 32 MiB of device memory. `device` must outlive the object.
   // Fails with kUnsupported if cuBLASLt cannot be used; the message is why_not(). Also fails with
   // kOutOfMemory.
   explicit CublasLt(CudaDevice& device);
@@ -32,7 +32,8 @@ class CublasLt {
   std::string version() const;
 
   // `type` is the type of the factors. If the library knows no algorithm for the product, the call
-  // returns false and enqueues nothing. An algorithm can be missing for bf16 at odd addresses.
+  // returns false and enqueues nothing. For example, there may be no algorithm for bf16 factors at
+  // odd addresses.
   // Fails with kInternal.
   bool multiply(const Product& product, DType type, StreamId stream);
 

@@ -1,7 +1,7 @@
 // The DeviceOps of a GPU. A launcher runs the kernel bodies, and cuBLASLt computes the products. If
 // cuBLASLt has no algorithm for a product, the plain body computes the product, and the user gets a
-// note. The launcher is CudaLauncher on a GPU. Tests use other launchers and another library
-// instead.
+// note. The launcher is CudaLauncher on a GPU. Tests use other launchers, and another library in
+// place of cuBLASLt.
 // Thread rule: as for DeviceOps.
 #pragma once
 

@@ -1,9 +1,9 @@
-// The values that a training pass of DeviceGpt leaves on the device for its backward pass, and the
-// scratch memory of both passes. All values lie in one allocation, which is made at construction,
-// and every array starts at a multiple of 256 bytes. W = width, R = rows. T is the type of the
-// parameters, and an array has the type T unless stated otherwise. With checkpoints at the units'
-// boundaries, all blocks share the memory of one block, and the caller owns the values that cross
-// the boundaries. The object is plain memory. The owner must order all accesses.
+// The values that the forward pass of DeviceGpt leaves on the device for the backward pass, and the
+// scratch memory of both passes. All values lie in one allocation, which is made at construction.
+// Every array starts at a multiple of 256 bytes. W is the width, and R is the number of rows. T is
+// the type of the parameters, and an array has the type T unless stated otherwise. With checkpoints
+// at the units' boundaries, all blocks share the memory of one block, and the caller owns the
+// values that cross the boundaries. The object is plain memory. The owner must order all accesses.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct DeviceActivationNeeds {
   std::uint32_t micro_batches = 1;  // under way at the same time
 };
 
-// The values that a block's forward pass leaves.
+// The values that a block's forward pass leaves for the backward pass.
 struct DeviceBlock {
   std::byte* input;  // [R, W]; null with checkpoints
   RowMoments* norm1_moments;
@@ -47,22 +47,22 @@ struct DeviceActivations {
   // Fails with kOutOfMemory.
   DeviceActivations(const DeviceActivationNeeds& needs, Device& device);
 
-  // Returns the size of activations with these needs, in bytes. The call allocates nothing.
+  // Returns the size in bytes of the activations for `needs`. The call allocates nothing.
   static std::uint64_t size_bytes(const DeviceActivationNeeds& needs);
 
   // The stride of the logits' rows is a multiple of 128 elements. Matrix products are many times
-  // slower, or impossible, if rows begin at odd addresses. The embedding table itself has only the
-  // vocabulary's rows.
+  // slower, or impossible, if rows begin at odd addresses. The embedding table has no additional
+  // rows: it has one row per token of the vocabulary.
   static std::uint64_t logits_stride(const GptConfig& config) {
     return align_up(config.vocabulary, 128);
   }
 
   const DeviceBlock& block(std::uint32_t layer) const { return blocks[layer % blocks.size()]; }
-  // Returns the place of a forward use's output, for passes without checkpoints. The result is null
-  // for the logits.
+  // Returns the address at which a pass without checkpoints stores the output of a forward use. The
+  // result is null for the logits.
   std::byte* output_of(std::uint32_t forward_use) const;
-  // Returns the place of the gradient of a forward use's output, for passes without checkpoints. A
-  // block overwrites the gradient of its output with the gradient of its input.
+  // Returns the address at which a pass without checkpoints stores the gradient of a forward use's
+  // output. A block overwrites the gradient of its output with the gradient of its input.
   std::byte* output_gradient_of(std::uint32_t forward_use) const;
 
   std::vector<DeviceBlock> blocks;   // one for each layer, or one for all layers
@@ -72,7 +72,7 @@ struct DeviceActivations {
   std::byte* logits = nullptr;      // [R, vocabulary], logits_stride() apart; later the gradient
   float* row_losses = nullptr;      // [R]
   double* loss = nullptr;
-  std::byte* d_residual = nullptr;  // [R, W]; with checkpoints, only evaluations use it
+  std::byte* d_residual = nullptr;  // [R, W]; with checkpoints, only for evaluations
   std::byte* d_narrow = nullptr;    // [R, W]
   std::byte* d_wide = nullptr;      // [R, 4 W]
   float* partials = nullptr;
@@ -82,8 +82,8 @@ struct DeviceActivations {
   std::byte* probabilities = nullptr;
   std::byte* d_scores = nullptr;
   std::uint32_t* inputs = nullptr;  // DeviceInputs, of all micro-batches that are under way
-  // Places of [R, W] each, in memory that an evaluation does not need otherwise. The places serve
-  // the same purpose as Activations::of_evaluation.
+  // Each place has room for [R, W] values. The places lie in memory that an evaluation does not use
+  // for another purpose. The places serve the same purpose as Activations::of_evaluation.
   std::vector<std::byte*> of_evaluation;
 
   DeviceBuffer memory;

@@ -1,8 +1,8 @@
-// The kernel bodies (gpu/math/kernel_elements.h) of GPT-2: embedding, layer norm, GELU, softmax,
+// The bodies of GPT-2's kernels (gpu/math/kernel_elements.h): embedding, layer norm, GELU, softmax,
 // cross entropy, sums over rows, and a plain matrix product. T is the type of activations, G is the
 // type of gradients, and the arithmetic is fp32. The formulas are the same as in
-// tools/gpt/model/row_kernels.h, except that the exponential is that of the C library. The bodies
-// are pure.
+// tools/gpt/model/row_kernels.h, with one exception. The exponential function is that of the C
+// library. The bodies are pure.
 #pragma once
 
 #include <math.h>
@@ -117,8 +117,8 @@ struct LayerNormBackwardBody {
   }
 };
 
-// Element (piece, column) sums a column over the kPartialRows rows of a piece. `partials` has the
-// sums of the bias first, then the sums of the weight.
+// The element (piece, column) is the sum of one column over the kPartialRows rows of one piece.
+// `partials` has the sums of the bias first, then the sums of the weight.
 template <class T>
 struct LayerNormPartialsBody {
   LayerNormBackwardArguments a;
@@ -155,7 +155,7 @@ struct ColumnPartialsBody {
   }
 };
 
-// Element i sums column i over all pieces.
+// The element i is the sum of column i over all pieces.
 template <class G>
 struct FinishSumsBody {
   const float* partials;
@@ -262,8 +262,8 @@ struct CrossEntropyBody {
       most = most < logit ? logit : most;
     }
     most = team.max(most);
-    // The sum leaves out the target. If the target is nearly certain, p - 1 is therefore computed
-    // without cancellation.
+    // The sum leaves out the target. Without the target in the sum, p - 1 is computed without
+    // cancellation, even if the target is nearly certain.
     float others = 0;
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())
       others += j == target ? 0.0f : expf(load(logits[j]) - most);

@@ -1,10 +1,10 @@
 // This class computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU.
-// forward() computes use i of the forward order, and backward() computes use i of the backward
-// order (gpt_model_spec). Activations have the type of the parameters, and sums are fp32. All work
-// is enqueued on the stream that the caller names. A whole pass must use the same stream. The
-// addresses of a unit's tensors may differ from use to use. Attention is computed with [sequence,
-// sequence] products. All heads that fit into the limited scratch memory are computed together. The
-// backward pass computes the scores again.
+// forward() computes one use of a unit, in the forward order of gpt_model_spec(). backward()
+// computes one use of a unit, in the backward order. Activations have the type of the parameters,
+// and sums are fp32. All work is enqueued on the stream that the caller names. A whole pass must
+// use the same stream. The addresses of a unit's tensors may differ from use to use. Attention is
+// computed with [sequence, sequence] products. All heads that fit into the limited scratch memory
+// are computed together. The backward pass computes the scores again.
 //
 // With checkpoints at the units' boundaries, the caller owns the values that cross the boundaries,
 // and all blocks share the memory of one block. The backward pass then computes each block again.
@@ -33,9 +33,9 @@
 
 namespace sluice::gpt {
 
-// The size of the scratch memory for scores, probabilities and their gradients, of all heads that
-// are computed together. The memory always has room for at least one head. With less memory, there
-// are more and smaller launches.
+// The size of the scratch memory for attention. The memory holds scores, probabilities and their
+// gradients, for all heads that are computed together. The memory always has room for at least one
+// head. With less memory, kernels are launched more often, for fewer heads each.
 inline constexpr std::uint64_t kAttentionScratchBytes = std::uint64_t{256} << 20;
 
 struct DeviceGptOptions {
@@ -45,7 +45,7 @@ struct DeviceGptOptions {
 };
 
 // In training with checkpoints, a DeviceBoundaries points to the values that a use reads and
-// writes. Each pointer is to [rows, width] values of the parameters' type. Without checkpoints,
+// writes. Each pointer points to [rows, width] values of the parameters' type. Without checkpoints,
 // `micro_batch` must be 0, and the pointers are not used. In an evaluation, `micro_batch` is the
 // number of the batch, and the pointers are not used.
 struct DeviceBoundaries {
@@ -68,17 +68,17 @@ class DeviceGpt {
   DeviceGpt& operator=(const DeviceGpt&) = delete;
 
   std::uint64_t activation_bytes() const { return arrays_.memory.size_bytes(); }
-  // Returns the activation_bytes() of a DeviceGpt with parameters of `type`, without making a
-  // DeviceGpt.
+  // Returns the value that activation_bytes() has for a DeviceGpt with parameters of the type
+  // `type`. The function makes no DeviceGpt.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape, DType type,
                                            const DeviceGptOptions& options = {});
   // Returns the notes of DeviceOps::take_notes().
   std::vector<std::string> take_notes() { return ops_.take_notes(); }
 
-  // Computes one pass of training over zeros, and waits for its end. The pass runs every operation
-  // of training, so the code and the plans of all operations are loaded afterwards. During the
-  // call, the parameters and gradients of the largest unit take memory. Must be called between
-  // passes.
+  // Runs one training pass in which all parameters and tokens are zero, and waits until the pass
+  // has ended. The pass runs every operation of training. The code and the plans of all operations
+  // are therefore loaded when the call returns. During the call, the device also needs memory for
+  // the parameters and gradients of the largest unit. Must be called between passes.
   // Fails with kOutOfMemory if there is not enough memory.
   void warm_up();
 
@@ -87,7 +87,8 @@ class DeviceGpt {
   // Does the same as GptCompute::set_loss_scale().
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch, and copies its batch * sequence tokens and as many targets.
+  // Begins a pass over one micro-batch. Copies batch * sequence tokens and the same number of
+  // targets.
   // Requires: the sizes match.
   // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
@@ -100,8 +101,8 @@ class DeviceGpt {
     return static_cast<std::uint32_t>(arrays_.of_evaluation.size());
   }
 
-  // Both functions do the same as in GptCompute, but enqueue the work on `stream`. Gradients are
-  // overwritten.
+  // forward() and backward() do the same as in GptCompute, but enqueue the work on `stream`.
+  // Gradients are overwritten.
   // Requires: the uses of a batch come in order, beginning with use 0.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream,
                const DeviceBoundaries& boundaries = {});
@@ -177,10 +178,10 @@ class DeviceGpt {
   // mode.
   Mode mode_ = Mode::kEvaluation;
   float loss_scale_ = 1;
-  std::vector<Batch> batches_;  // by batch of an evaluation, or by training's micro-batch
+  std::vector<Batch> batches_;  // by batch in an evaluation, by micro-batch in training
   std::uint32_t batch_ = 0;
-  // The micro-batch whose final norm is in `arrays_`, and the micro-batch whose logits' gradient is
-  // in `arrays_`.
+  // `arrays_` contains the final norm of the micro-batch `final_norm_of_`. `arrays_` also contains
+  // the gradient of the logits of the micro-batch `logits_of_`.
   std::optional<std::uint32_t> final_norm_of_;
   std::optional<std::uint32_t> logits_of_;
   const std::byte* input_ = nullptr;

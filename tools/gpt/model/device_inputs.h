@@ -1,6 +1,6 @@
 // Copies the tokens and targets of a micro-batch to the device, through page-locked memory. For the
-// backward pass, the class also copies the positions at which each token occurs, in the order of
-// the batch.
+// backward pass, the class also copies a list of the positions in the batch, sorted by token. The
+// positions of one token are in the order of the batch.
 //
 // Thread rule: one thread at a time. Copies are enqueued on the caller's stream.
 #pragma once
@@ -29,16 +29,16 @@ class DeviceInputs {
   static std::uint64_t count(const GptConfig& config, BatchShape shape) {
     return 3 * shape.rows() + config.vocabulary + 1;
   }
-  // `place` must be device memory with room for count() numbers of each micro-batch. Must be called
+  // `place` must be device memory with room for count() numbers per micro-batch. Must be called
   // once.
   void put_at(std::uint32_t* place) { place_ = place; }
 
   // Brings the inputs of one micro-batch of training to the device, with the positions of tokens.
-  // The caller may free the spans when the call has returned.
+  // The caller may free the memory of the spans when the call has returned.
   void bring_for_training(std::uint32_t micro_batch, std::span<const std::uint32_t> tokens,
                           std::span<const std::uint32_t> targets, StreamId stream);
-  // Brings the inputs of batch `batch` of an evaluation to the device, unless these inputs are
-  // there already. An evaluation uses the place of micro-batch 0.
+  // Brings the inputs of one batch of an evaluation to the device, unless the device already has
+  // these inputs. An evaluation uses the place of micro-batch 0.
   void bring(std::uint32_t batch, std::span<const std::uint32_t> tokens,
              std::span<const std::uint32_t> targets, StreamId stream);
   // From this call on, the number `batch` stands for another batch, with other inputs.
@@ -48,8 +48,8 @@ class DeviceInputs {
   const std::uint32_t* targets(std::uint32_t micro_batch) const {
     return place_of(micro_batch) + rows_;
   }
-  // order() lists the positions of the batch, sorted by the token at each position. begin() says
-  // where in order()'s list the positions of each token begin.
+  // order() lists the positions of the batch, sorted by the token at each position. For each token,
+  // begin() has the index in order() at which the positions of the token begin.
   const std::uint32_t* order(std::uint32_t micro_batch) const {
     return place_of(micro_batch) + 2 * rows_;
   }

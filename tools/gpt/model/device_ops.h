@@ -1,7 +1,8 @@
-// The arithmetic of GPT-2 over device memory, as operations on a stream. DeviceGpt uses only these
-// operations. One implementation runs on a GPU (cuda_ops.h). Tests run the same bodies on the host
-// device. Matrices are row-major, one row per token. "T" is the type of parameters and activations,
-// and "G" is the type of gradients at rest. Both types are fixed when the operations are made.
+// The arithmetic of GPT-2 on device memory. Each operation is enqueued on a stream. DeviceGpt uses
+// only these operations. One implementation runs on a GPU (cuda_ops.h). Tests run the same bodies
+// on the host device. Matrices are row-major, one row per token. "T" is the type of parameters and
+// activations, and "G" is the type of gradients at rest. Both types are fixed when the operations
+// are made.
 //
 // Thread rule: one thread at a time. Every call enqueues its work and returns. Later work on the
 // same stream may reuse the memory that a call names.
@@ -20,13 +21,13 @@
 namespace sluice::gpt {
 
 // result = a * b in the sense of `form`, plus addend, plus bias. The product is computed `batch`
-// times. From one product to the next, each matrix lies one batch stride further. `a` and `b` have
-// the type T.
+// times. After each product, the address of each matrix advances by the matrix's batch stride. `a`
+// and `b` have the type T.
 struct Product {
   Form form = Form::kAB;
   std::uint64_t m = 0;  // rows of the result
   std::uint64_t n = 0;  // columns of the result
-  std::uint64_t k = 0;  // the extent that is summed over
+  std::uint64_t k = 0;  // the extent over which the product sums
   const void* a = nullptr;
   std::uint64_t a_stride = 0;  // elements from row to row
   const void* b = nullptr;
@@ -34,7 +35,7 @@ struct Product {
   void* result = nullptr;
   std::uint64_t result_stride = 0;
   DType result_type = DType::kFp32;  // T, or fp32
-  const void* bias = nullptr;        // T [n]; only if the result is T
+  const void* bias = nullptr;        // T [n]; allowed only if the result has the type T
   const void* addend = nullptr;      // of the result's type; may be the result itself
   std::uint64_t batch = 1;
   std::uint64_t a_batch_stride = 0;
@@ -66,11 +67,12 @@ struct LayerNormBackwardArguments {
   std::uint64_t width;
 };
 
-// The scores of `heads` heads of one sequence. The scores are fp32 [heads, sequence, sequence].
+// The attention scores of one sequence for several heads. The scores are fp32 [heads, sequence,
+// sequence].
 struct SoftmaxArguments {
   const float* scores;
   void* probabilities;  // T, in the shape of `scores`; zero beyond the diagonal
-  float* log_sums;      // [heads, sequence]: the forward pass writes, the backward pass reads
+  float* log_sums;      // [heads, sequence]: from the forward pass, for the backward pass
   float scale;
   std::uint64_t heads;
   std::uint64_t sequence;
@@ -87,7 +89,7 @@ struct SoftmaxBackwardArguments {
 };
 
 struct CrossEntropyArguments {
-  void* logits;  // T [rows, vocabulary]; the gradient overwrites them if `gradient` is true
+  void* logits;  // T [rows, vocabulary]; overwritten by the gradient if `gradient` is true
   const std::uint32_t* targets;
   float* row_losses;  // scratch
   double* loss;       // device memory: the mean over the rows
@@ -123,15 +125,15 @@ struct EmbeddingBackwardArguments {
   std::uint64_t context;
 };
 
-// A sum over rows first adds the rows of each piece, and then adds the pieces, both in order. A
-// piece has kPartialRows rows.
+// A sum over rows is computed in two steps. The first step adds the rows of each piece, in order.
+// The second step adds the sums of the pieces, in order. A piece has kPartialRows rows.
 inline constexpr std::uint64_t kPartialRows = 64;
 constexpr std::uint64_t sum_partials(std::uint64_t rows, std::uint64_t width) {
   return (rows + kPartialRows - 1) / kPartialRows * width;
 }
 
-// The supported pairs of type and gradient type are fp32 and fp32, bf16 and bf16, and bf16 and
-// fp32. Fails with kUnsupported for any other pair.
+// The supported pairs (type, gradient type) are (fp32, fp32), (bf16, bf16) and (bf16, fp32). Fails
+// with kUnsupported for any other pair.
 void check_device_types(DType type, DType gradient_type);
 
 class DeviceOps {
@@ -146,8 +148,8 @@ class DeviceOps {
   // Returns the name of the library that computes products, such as "cuBLASLt 13.0" or "plain
   // kernels". The text is for people.
   virtual std::string description() const = 0;
-  // Returns notes for the user about products that take far longer than expected. The notes cover
-  // the products that were found since the last call.
+  // Returns notes for the user about products that take far longer than expected. Each call returns
+  // only the notes that are new since the last call.
   virtual std::vector<std::string> take_notes() { return {}; }
 
   virtual void multiply(const Product& product, StreamId stream) = 0;

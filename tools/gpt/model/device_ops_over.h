@@ -1,6 +1,6 @@
-// Implements DeviceOps with the kernel bodies of device_bodies.h. The launcher is CudaLauncher on a
-// GPU and HostLauncher in tests. Products use the plain body. An implementation with faster
-// products overrides multiply().
+// Implements DeviceOps with the kernel bodies of device_bodies.h. The launcher is a CudaLauncher on
+// a GPU, and a HostLauncher in tests. The plain body computes matrix products. An implementation
+// with faster products overrides multiply().
 // Thread rule: as for DeviceOps.
 #pragma once
 

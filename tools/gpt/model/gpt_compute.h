@@ -1,10 +1,11 @@
-// This class computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings
-// the units. forward() computes use i of the forward order, and backward() computes use i of the
-// backward order (gpt_model_spec). The caller passes the addresses of the unit's tensors, which may
-// differ from use to use. All arithmetic is fp32, except matrix products with bf16 factors.
-// Products with bf16 factors round activations and gradients to bf16, take the parameters
-// unchanged, and sum in fp32. Results do not depend on the number of threads. If tensors start at
-// multiples of 256 bytes, results do not depend on the addresses either.
+// This class computes GPT-2 on the CPU, one unit at a time, in the order in which the engine
+// provides the units. forward() computes one use of a unit, in the forward order of
+// gpt_model_spec(). backward() computes one use of a unit, in the backward order. The caller passes
+// the addresses of the unit's tensors. The addresses may differ from use to use. All arithmetic is
+// fp32, except matrix products with bf16 factors. A product with bf16 factors rounds activations
+// and gradients to bf16, takes the parameters without a conversion, and sums in fp32. Results do
+// not depend on the number of threads. If tensors start at multiples of 256 bytes, results do not
+// depend on the addresses either.
 // Thread rule: one call at a time. Each call returns when its work is done.
 //
 //   compute.start_training(tokens, targets);
@@ -12,12 +13,13 @@
 //   compute.loss();
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 //
-// With checkpoints at the units' boundaries, the caller passes the values that cross the boundaries
-// to every use. backward() then computes the rest of a unit's activations again, with the same
-// operations on the same values, so checkpoints do not change the bits. With checkpoints, several
-// micro-batches may be under way at the same time. Several batches of an evaluation may always be
-// under way at the same time. Between the uses of units, the memory for training's backward pass
-// keeps the values of these batches.
+// With checkpoints at the units' boundaries, the caller keeps the values that cross the boundaries,
+// and passes their addresses to every use. backward() then computes the other activations of the
+// unit again. Checkpoints do not change the bits, because the second computation makes the same
+// operations on the same values. With checkpoints, several micro-batches may be under way at the
+// same time. Several batches of an evaluation may always be under way at the same time. Between two
+// uses of units, an evaluation keeps the values of its batches in the memory for training's
+// backward pass.
 #pragma once
 
 #include <cstdint>
@@ -35,16 +37,16 @@ namespace sluice::gpt {
 
 struct GptComputeOptions {
   unsigned threads = 1;
-  Precision precision = {};  // the element types at rest
+  Precision precision = {};  // the element types of stored parameters and gradients
   Checkpoints checkpoints = Checkpoints::kNone;
   std::uint32_t micro_batches = 1;  // under way at the same time; 1 without checkpoints
   MatmulChoice matmul = {};
 };
 
-// With checkpoints, a Boundaries points to the values that a use reads and writes. Each pointer is
-// to [rows, width] floats at a multiple of 256 bytes. Without checkpoints, `micro_batch` must be 0,
-// and the pointers are not used. In an evaluation, `micro_batch` is the number of the batch, and
-// the pointers are not used.
+// With checkpoints, a Boundaries points to the values that a use reads and writes. Each pointer
+// points to [rows, width] floats, which begin at a multiple of 256 bytes. Without checkpoints,
+// `micro_batch` must be 0, and the pointers are not used. In an evaluation, `micro_batch` is the
+// number of the batch, and the pointers are not used.
 struct Boundaries {
   std::uint32_t micro_batch = 0;
   const float* input = nullptr;            // for all uses but the first forward use
@@ -53,8 +55,9 @@ struct Boundaries {
   float* input_gradient = nullptr;         // backward: for all uses but the first forward use
 };
 
-// Returns, for each boundary, the largest size of the value that crosses the boundary, in bytes.
-// `shape` is the largest shape of a batch, and `type` is the type of the values' elements.
+// Returns one size in bytes for each boundary. The size is the largest size of the value that
+// crosses the boundary. `shape` is the largest shape of a batch, and `type` is the type of the
+// values' elements.
 std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape,
                                           DType type = DType::kFp32);
 
@@ -67,8 +70,8 @@ class GptCompute {
   // The size of activations and scratch memory, in bytes. The constructor allocates all of this
   // memory.
   std::uint64_t activation_bytes() const;
-  // Returns the activation_bytes() of a GptCompute with these arguments, without making a
-  // GptCompute.
+  // Returns the value that activation_bytes() has for a GptCompute with these arguments. The
+  // function makes no GptCompute.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
 
@@ -79,22 +82,22 @@ class GptCompute {
   // backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
-  // From the next pass on, the gradients are those of loss() * scale. The scale is 1 at first.
+  // From the next pass on, the gradients are those of loss() * scale. The initial scale is 1.
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch. Copies batch * sequence tokens and as many targets,
-  // sequence by sequence. targets[t] is the token that follows tokens[t]. The pass keeps the values
-  // that backward() needs.
+  // Begins a pass over one micro-batch. Copies batch * sequence tokens and the same number of
+  // targets, sequence by sequence. targets[t] is the token that follows tokens[t]. The pass keeps
+  // the values that backward() needs.
   // Requires: the sizes match; `micro_batch` < GptComputeOptions::micro_batches.
   // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
                       std::uint32_t micro_batch = 0);
 
-  // Begins a pass that ends with loss(). Tokens and targets have the form that start_training()
-  // takes. The call does not copy tokens and targets, so the caller must keep both in memory until
-  // the batch's last use. Several batches may be under way at the same time, and the uses of
-  // different batches may come in any order. The start of a training or a generation ends these
-  // batches.
+  // Begins an evaluation pass. loss() returns the loss after the pass. Tokens and targets have the
+  // form that start_training() takes. The call does not copy tokens and targets, so the caller must
+  // keep both in memory until the batch's last use. Several batches may be under way at the same
+  // time, and the uses of different batches may come in any order. A call of start_training() or
+  // start_generation() ends all batches of the evaluation.
   // Requires: the sizes match; `batch` < evaluation_batches().
   // Fails with kInput if a token is beyond the vocabulary.
   void start_evaluation(std::span<const std::uint32_t> tokens,
@@ -104,18 +107,19 @@ class GptCompute {
     return static_cast<std::uint32_t>(activations_.of_evaluation.size());
   }
 
-  // Begins a pass that ends with last_logits().
+  // Begins a generation pass. last_logits() returns the logits after the pass.
   // Requires: 1 <= prompt.size() <= sequence.
   // Fails with kInput if a token is beyond the vocabulary.
   void start_generation(std::span<const std::uint32_t> prompt);
 
-  // Computes use `use` of the forward order.
+  // Computes one use of a unit. `use` is the index of the use in the forward order.
   // Requires: the uses of a micro-batch come in order, beginning with use 0.
   void forward(std::uint32_t use, ParameterPointers parameters, const Boundaries& boundaries = {});
 
-  // Computes use `use` of the backward order. The call overwrites every gradient of the unit with
-  // this use's part of the gradient of loss(). If a unit is used twice, the gradient of the unit is
-  // the sum of the parts of both uses.
+  // Computes one use of a unit. `use` is the index of the use in the backward order. The call
+  // overwrites every gradient of the unit with the part that this use contributes to the gradient
+  // of loss(). If a unit is used twice, the gradient of the unit is the sum of the parts of both
+  // uses.
   // Requires: start_training() and the whole forward pass have run, and uses come in order.
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 const Boundaries& boundaries = {});
@@ -124,8 +128,8 @@ class GptCompute {
   // last forward use.
   double loss() const;
 
-  // The [vocabulary] logits for the token after the prompt. Must be called after the last forward
-  // use of a generation. The logits are valid until the next pass.
+  // The logits for the token after the prompt, one for each token of the vocabulary. Must be called
+  // after the last forward use of a generation. The logits are valid until the next pass.
   std::span<const float> last_logits() const;
 
  private:
@@ -174,7 +178,7 @@ class GptCompute {
   // bf16.
   ConstMatrix logits_gradient() const;
   DType factor_type() const;
-  // Computes the gradients of weight, bias and x, where y = x W + b.
+  // For y = x W + b, computes the gradients of the weight W, the bias b and x.
   void linear_backward(const float* x, std::uint64_t x_width, const float* dy, std::uint32_t weight,
                        float* dx);
 
@@ -196,14 +200,14 @@ class GptCompute {
   std::uint64_t sequence_ = 0;
   std::vector<Batch> batches_;  // by micro-batch, or by batch of an evaluation
   double loss_ = 0;
-  // The micro-batch whose final norm is in `activations_`, and the micro-batch whose logits are in
-  // `activations_`.
+  // `activations_` contains the final norm of the micro-batch `final_norm_of_`, and the logits of
+  // the micro-batch `logits_of_`.
   std::uint32_t final_norm_of_ = 0;
   std::uint32_t logits_of_ = 0;
 
   // The addresses of the current use's activations, in `activations_` or in the caller's memory.
-  // With a tied head, the output of the final norm crosses a boundary. Without a tied head,
-  // `activations_` keeps the output of the final norm apart.
+  // With a tied head, the output of the final norm crosses a boundary. Without a tied head, the
+  // output of the final norm lies in an array of `activations_`.
   Batch* batch_ = nullptr;
   std::uint32_t micro_batch_ = 0;
   const float* input_ = nullptr;

@@ -1,4 +1,4 @@
-// The shape of a GPT-2 model, which the section "model" of a config file gives. The struct is plain
+// The shape of a GPT-2 model, as given by the section "model" of a config file. The struct is plain
 // data. The functions are pure, and any thread may call them.
 #pragma once
 

@@ -1,7 +1,7 @@
 // The description of GPT-2 for the engine. The description has the tensors of each unit, with the
-// names and shapes of the published checkpoints. The description also has the order in which
-// computation acquires the units, and the initial values. The functions are pure, and any thread
-// may call them.
+// names and shapes of the published checkpoints. The description also has the initial values, and
+// the order in which the computation uses the units. The functions are pure, and any thread may
+// call them.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +31,18 @@ enum BlockTensor : std::uint32_t {
 };
 enum HeadTensor : std::uint32_t { kFinalNormWeight, kFinalNormBias, kLmHeadWeight };
 
-// Unit 0 is "embedding" (wte, wpe). Units 1 to layers are "h.0", "h.1" and so on. Unit layers + 1
-// is "head" (ln_f and, if untied, lm_head). Matrices are stored as in GPT-2 (y = x W + b).
-// Embeddings and lm_head have one row per token. With a tied head, the forward order ends with a
-// second use of the embedding unit, for the logits. The backward order then begins with the
-// embedding unit. Computation holds one lease at a time.
+// Unit 0 is "embedding" (wte, wpe). The blocks are the units 1 to `layers`, with the names "h.0",
+// "h.1" and so on. The last unit is "head" (ln_f and, if untied, lm_head). Matrices are stored as
+// in GPT-2 (y = x W + b). Embeddings and lm_head have one row per token. With a tied head, the
+// forward order ends with a second use of the embedding unit, for the logits. The backward order
+// then begins with the embedding unit. The computation holds only one lease at a time.
 // Requires: validate(config) has passed.
 ModelSpec gpt_model_spec(const GptConfig& config);
 
 // The floating-point operations of training, per token of a full context. Each multiply-add of the
 // matrix products counts as two operations. Every product counts three times: forward, backward for
-// the inputs, and backward for the weights. Recomputation does not count. The mask of attention
-// leaves half of the scores, and only this half counts.
+// the inputs, and backward for the weights. Recomputation does not count. Attention is causal, so
+// only half of the scores are needed, and only this half counts.
 double flops_per_token(const GptConfig& config);
 
 // Writes the initial values of elements [begin, begin + values.size()) of `tensor`. Weights are

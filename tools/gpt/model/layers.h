@@ -1,6 +1,6 @@
-// The layers of GPT-2 besides attention and matrix products, forward and backward. The work is
-// spread over threads in fixed pieces. The order of sums over tokens therefore does not depend on
-// the number of threads. Matrices are row-major with one row per token. Results depend on the
+// The forward and backward passes of GPT-2's layers, except attention and matrix products. The work
+// is spread over threads in fixed pieces. The order of sums over tokens therefore does not depend
+// on the number of threads. Matrices are row-major with one row per token. Results depend on the
 // arguments only. Any thread may call the functions on disjoint memory. Only one call at a time may
 // use a ComputeThreads.
 #pragma once
@@ -14,7 +14,8 @@
 
 namespace sluice::gpt {
 
-// `rows` rows of `columns` elements without gaps.
+// The size of a matrix that has no gaps between its rows. Each of `rows` rows has `columns`
+// elements.
 struct Extent {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
@@ -33,8 +34,8 @@ void embedding_forward(ComputeThreads& threads, EmbeddingTables tables,
                        std::span<const std::uint32_t> tokens, std::uint64_t sequence,
                        std::uint64_t width, float* y);
 
-// The gradients of both tables. The function writes all rows of both gradients. The gradients of
-// repeated tokens add up in the order of the batch.
+// The gradients of both tables. embedding_backward() writes all rows of both gradients. If a token
+// is repeated, its gradients are added in the order of the batch.
 struct EmbeddingGradients {
   float* token = nullptr;
   float* position = nullptr;
@@ -77,9 +78,9 @@ void bias_backward(ComputeThreads& threads, Extent extent, const float* dy, floa
 
 enum class CrossEntropy : std::uint8_t { kLossOnly, kGradient };
 // Returns the mean cross entropy over the rows of `logits`. With kGradient, the call overwrites the
-// logits with the gradient of the mean times `gradient_scale`. If `gradient_type` is bf16, the
-// gradient is rounded to bf16 and packed at the beginning of each row. Otherwise, the gradient is
-// fp32. `row_losses` is scratch memory for one number per row.
+// logits with `gradient_scale` times the gradient of the mean. If `gradient_type` is bf16, each row
+// of the gradient is rounded to bf16 and packed at the beginning of the row's memory. Otherwise,
+// the gradient is fp32. `row_losses` is scratch memory for one number per row.
 // Requires: every target is below extent.columns.
 double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,
                      std::span<const std::uint32_t> targets, float* row_losses, CrossEntropy kind,

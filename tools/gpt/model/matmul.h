@@ -1,9 +1,9 @@
-// Products of row-major matrices, by OpenBLAS or oneDNN (matmul_choice.h). Only matmul.cc includes
-// the headers of Eigen and BLAS. A product is cut into output tiles. The extents of the tiles
-// depend only on the shape of the result. Each tile is one task. A task makes one single-threaded
-// call of the library, over the whole inner extent. The number of threads therefore changes no bit.
-// However, the bits depend on the library, and on the kernel that the library chooses for the
-// processor.
+// This class computes products of row-major matrices by OpenBLAS or oneDNN (matmul_choice.h). Only
+// matmul.cc includes the headers of Eigen and BLAS. A product is cut into output tiles. The extents
+// of the tiles depend only on the shape of the result. Each tile is one task. A task makes one
+// single-threaded call of the library, over the whole inner extent. The number of threads therefore
+// does not change the bits of the result. The bits depend on the library, and on the kernel that
+// the library chooses for the processor.
 // Thread rule: one call of multiply() at a time. Any thread may call multiply_serial(), on disjoint
 // results.
 #pragma once
@@ -33,7 +33,7 @@ struct Matrix {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   std::uint64_t stride = 0;
-  DType dtype = DType::kFp32;  // or kBf16: sums are fp32, and are rounded once
+  DType dtype = DType::kFp32;  // or kBf16: sums are computed in fp32 and rounded once
 };
 
 enum class Form : std::uint8_t {
@@ -42,7 +42,7 @@ enum class Form : std::uint8_t {
   kAtB,  // A [k, m] transposed * B [k, n]
 };
 
-// The values to which the product is added. A null pointer means zero.
+// The product is added to these values. A null pointer means zero.
 struct Addend {
   const float* bias = nullptr;    // [n], added to every row
   const float* matrix = nullptr;  // [m, n] with the stride of the result; may be the result itself
@@ -56,8 +56,8 @@ struct MatrixWork {
 
 class MatrixProducts {
  public:
-  // `threads` must outlive the object. If `choice` has bf16 factors, the constructor takes a tile
-  // of memory for each thread.
+  // `threads` must outlive the object. If `choice` has bf16 factors, the constructor allocates
+  // memory for one tile per thread.
   // Fails with kOutOfMemory if there is not enough memory.
   explicit MatrixProducts(ComputeThreads& threads, MatmulChoice choice = {});
 
@@ -70,11 +70,11 @@ class MatrixProducts {
 
   // result = addend.matrix + addend.bias + product, in that order.
   // Requires: extents match and are below 2^31, and `result` does not overlap `a` or `b`. Factors
-  // and results in bf16 need a choice with bf16 factors. A bf16 result has no addend.
+  // and results may be bf16 only if choice() has bf16 factors. A bf16 result has no addend.
   void multiply(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
-  // Does the work of multiply() on the calling thread alone. The call is for use inside a task. The
-  // result must be fp32.
+  // Does the work of multiply() on the calling thread alone. A task of ComputeThreads may make this
+  // call. The result must be fp32.
   void multiply_serial(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
  private:

@@ -26,7 +26,7 @@ struct MatmulWish {
 // family.
 MatmulWish matmul_wish_from(std::string_view name);
 
-// The library that multiplies. The default is always available.
+// The library that computes the products. The default library is always available.
 struct MatmulChoice {
   MatrixLibrary library = MatrixLibrary::kOpenBlas;
   // If true, bf16 parameters are multiplied without a conversion, and activations are rounded to
@@ -49,10 +49,11 @@ MatrixKernels matrix_kernels(const MatmulChoice& choice);
 // "oneDNN 2.6.3, kernels amx, factors bf16"
 std::string describe(const MatrixKernels& kernels);
 
-// Returns the name of the table row that chose the library of fp32 products. The table is part of
-// the source code. A row has the name of a family of oneDNN's kernels. For a family without a row,
-// the result is "default for " and the family's name. The result is empty if the table was not
-// used, because `wish` names a library, factors are bf16, or oneDNN is missing.
+// A table in the source code chooses the library for fp32 products. Returns the name of the row
+// that made the choice. A row has the name of a family of oneDNN's kernels. For a family without a
+// row, the result is "default for " followed by the family's name. The result is empty if the table
+// was not used. The table is not used if `wish` names a library, factors are bf16, or oneDNN is
+// missing.
 std::string table_row(const MatmulWish& wish, const MatmulChoice& choice);
 
 // If oneDNN is missing, the result says what a run with `choice` would gain from oneDNN. Otherwise

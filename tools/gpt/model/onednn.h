@@ -1,8 +1,8 @@
 // Matrix products by oneDNN. The library is opened at run time, so a program with this class starts
 // on machines without oneDNN. Only two functions of oneDNN are used for products: dnnl_sgemm and
 // dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both functions, but no header of oneDNN
-// declares dnnl_gemm_bf16bf16f32. The functions free their packed data, so they keep no memory
-// between two calls.
+// declares dnnl_gemm_bf16bf16f32. Both functions of oneDNN free their packed data. No memory is
+// therefore kept between two calls.
 //
 // Thread rule: any number of threads may call the functions at the same time. A call computes on
 // the calling thread.
@@ -15,7 +15,7 @@
 
 namespace sluice::gpt {
 
-// The kinds of instructions for which matrix kernels are written. The weakest kind is first.
+// The families of instructions for which matrix kernels exist, from the weakest to the strongest.
 enum class KernelFamily : std::uint8_t { kNone, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 std::string_view name_of(KernelFamily family);
@@ -36,8 +36,8 @@ class OneDnn {
   const std::string& version() const { return version_; }  // "2.6.3"
   // Returns the strongest family for which the library has kernels on this processor.
   KernelFamily family() const;
-  // Allows kernels up to `family` from now on. Returns false if another family is fixed already.
-  // The first call of limit() or family(), or the first product, fixes the family.
+  // From this call on, oneDNN may use kernels up to `family`. Returns false if another family is
+  // fixed already. The first call of limit() or family(), or the first product, fixes the family.
   // Requires: why_not() is empty.
   bool limit(KernelFamily family);
 

@@ -1,15 +1,15 @@
 // The element-wise arithmetic of the model on contiguous fp32 memory. Each function runs on one
-// thread. Sums run in 16 fixed lanes. The project never fuses a multiply with an add, so the
-// compiler's versions for all instruction sets give the same bits. The functions are pure, and any
-// thread may call them on disjoint memory. The functions do not check values, so NaN and infinity
-// pass through.
+// thread. Sums are computed in 16 fixed lanes. A multiply is never fused with an add. The
+// compiler's versions for different instruction sets therefore give the same bits. The functions
+// are pure, and any thread may call them on disjoint memory. The functions do not check values, so
+// NaN and infinity pass through.
 #pragma once
 
 #include <cstdint>
 
 namespace sluice::gpt {
 
-// The numbers of a row that the backward pass of a layer norm needs.
+// The backward pass of a layer norm needs these numbers for each row.
 struct RowMoments {
   float mean;
   float inverse_deviation;  // 1 / sqrt(variance + 1e-5)
@@ -17,7 +17,8 @@ struct RowMoments {
 
 // y = GELU(x) = x / (1 + exp(-2u)), u = sqrt(2 / pi) * (x + 0.044715 x^3). The formula is the tanh
 // approximation of GPT-2 (Hendrycks & Gimpel 2016), rewritten with 0.5 * (1 + tanh(u)) =
-// sigmoid(2u). The exponential is a polynomial. The relative error of y stays below 3e-6.
+// sigmoid(2u). A polynomial approximates the exponential function. The relative error of y stays
+// below 3e-6.
 void gelu_row(const float* x, float* y, std::uint64_t count);
 
 // gradient[i] *= GELU'(x[i]).
@@ -29,7 +30,7 @@ RowMoments layer_norm_row(const float* x, const float* weight, const float* bias
 
 enum class Into : std::uint8_t { kOverwrite, kAccumulate };
 // Computes the gradient of layer_norm_row with respect to x, from dy (Ba, Kiros, Hinton 2016).
-// Writes the gradient to dx, or adds it to dx, as `into` says.
+// `into` decides whether the gradient overwrites dx or is added to dx.
 void layer_norm_backward_row(const float* x, RowMoments moments, const float* weight,
                              const float* dy, float* dx, std::uint64_t count, Into into);
 
@@ -59,15 +60,15 @@ void add_row(float* target, const float* source, std::uint64_t count);
 
 inline constexpr std::uint64_t kColumnSliceMax = 32;
 // Sums each of the first `column_count` columns over `row_count` rows. The rows are `stride`
-// elements apart. The function first sums each block of 64 rows, and then sums the blocks, both in
-// order.
+// elements apart. The function first adds the rows of each block of 64 rows, in order. The function
+// then adds the sums of the blocks, in order.
 // Requires: column_count <= kColumnSliceMax.
 void column_sums(const float* rows, std::uint64_t row_count, std::uint64_t stride,
                  std::uint64_t column_count, float* sums);
 
 // Computes the gradients of a layer norm's weight and bias for a slice of columns: weight[j] =
-// sum(dy * (x - mean) * inverse_deviation), bias[j] = sum(dy). The sums have the order of
-// column_sums(). `stride` is the stride of both x and dy.
+// sum(dy * (x - mean) * inverse_deviation), bias[j] = sum(dy). The values are added in the same
+// order as in column_sums(). `stride` is the stride of both x and dy.
 void layer_norm_parameter_sums(const float* x, const RowMoments* moments, const float* dy,
                                std::uint64_t row_count, std::uint64_t stride,
                                std::uint64_t column_count, float* weight, float* bias);

@@ -8,7 +8,7 @@
 namespace sluice::gpt {
 
 struct SamplingOptions {
-  double temperature = 1.0;  // 0 takes the most probable token; higher is more varied
+  double temperature = 1.0;  // 0 = the most probable token; larger values give more variety
   std::uint32_t top_k = 0;   // only the k most probable tokens; 0 means all
   std::uint64_t seed = 0;
 };

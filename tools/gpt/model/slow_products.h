@@ -1,5 +1,5 @@
-// Collects notes for the user. Each note names a shape of matrix products for which the fast
-// library has no algorithm. The plain kernel computes products of this shape.
+// Collects notes for the user. Each note names the shape of a matrix product. The fast library has
+// no algorithm for this shape, so the plain kernel computes the product.
 // Thread rule: one thread at a time.
 #pragma once
 

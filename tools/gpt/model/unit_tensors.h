@@ -1,6 +1,7 @@
-// Provides one unit's parameters and gradients as fp32, for every element type at rest. Tensors of
-// bf16 and fp16 pass through scratch memory, which is sized once for the largest unit. Tensors of
-// fp32 are used in place. If products take bf16, bf16 matrices are used in place, too.
+// Provides the parameters and gradients of one unit as fp32, for every element type in which the
+// engine stores them. Tensors of bf16 and fp16 are converted in scratch memory, which has room for
+// the largest unit. Tensors of fp32 are used in place. If products take bf16, bf16 matrices are
+// used in place, too.
 // Thread rule: the object is not thread-safe, and it holds one unit at a time.
 #pragma once
 
@@ -17,12 +18,13 @@
 
 namespace sluice::gpt {
 
-// One address per tensor of a unit, in the order of UnitSpec::tensors, aligned to 256 bytes as in
-// every placement. The memory must be valid during the call that receives the addresses.
+// One address per tensor of a unit, in the order of UnitSpec::tensors. Each address is a multiple
+// of 256 bytes, as in every placement. The memory must be valid during the call that receives the
+// addresses.
 using ParameterPointers = std::span<const std::byte* const>;
 using GradientPointers = std::span<std::byte* const>;
 
-// Element types at rest.
+// The element types in which the engine stores parameters and gradients.
 struct Precision {
   DType parameters = DType::kFp32;
   DType gradients = DType::kFp32;
@@ -48,7 +50,7 @@ class UnitTensors {
 
   // Makes parameter(i) and factor(i) valid until the next load.
   void load(std::uint32_t unit, ParameterPointers parameters);
-  // Requires: the tensor is a vector, or there are no bf16 factors.
+  // Requires: if there are bf16 factors, the tensor is a vector.
   const float* parameter(std::uint32_t tensor) const { return parameters_[tensor]; }
   // The matrix in the type that products take.
   const void* factor(std::uint32_t tensor) const {

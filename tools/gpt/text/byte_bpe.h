@@ -1,7 +1,8 @@
 // Byte-pair encoding over bytes, as in GPT-2 (Sennrich et al. 2016, "Neural Machine Translation of
-// Rare Words with Subword Units"). At first, each byte of a word is one token. Then the two
-// neighbouring tokens whose pair has the lowest rank are merged into one token. The merging ends
-// when no pair of neighbours is in the list of merges.
+// Rare Words with Subword Units"). At first, each byte of a word is one token. Then two
+// neighbouring tokens are merged into one token, again and again. Each merge takes the pair of
+// neighbours that has the lowest rank. The merging ends when no pair of neighbours is in the list
+// of merges.
 //
 // Thread rule: any thread. Constant after construction.
 #pragma once
@@ -45,7 +46,7 @@ class ByteBpe {
     TokenId token = 0;
     std::ptrdiff_t previous = -1;
     std::ptrdiff_t next = -1;
-    bool is_merged = false;  // into the symbol before it
+    bool is_merged = false;  // true: merged into the previous symbol
   };
   struct Candidate {
     std::uint32_t rank = 0;

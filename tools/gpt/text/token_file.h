@@ -1,7 +1,7 @@
-// Turns a text into a file of tokens that training reads. The format is that of llm.c: a header,
-// and then 16 bits per token. If the tokenizer has more than 65,536 tokens, a token has 32 bits.
-// Some words of the header are empty in the files that llm.c writes. Sluice uses these words to
-// identify the text and the tokenizer from which the file was made.
+// Turns a text into a file of tokens that training reads. The file has the format of llm.c: a
+// header, and then 16 bits per token. If the tokenizer has more than 65,536 tokens, each token has
+// 32 bits. llm.c leaves some words of the header empty. Sluice uses the empty words to identify the
+// text and the tokenizer from which the file was made.
 //
 // Thread rule: one thread.
 #pragma once
@@ -38,10 +38,10 @@ constexpr std::array<TokenFileKind, 2> kTokenFileKinds{
 std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenizer,
                                OutputFile& output);
 
-// Returns the path of a token file beside `text_file`. If there is such a file, and the same
-// tokenizer made it from the same bytes, the function uses this file. Otherwise, the function makes
+// Returns the path of a token file beside `text_file`. If the same tokenizer has already made such
+// a file from the same bytes, the function uses the existing file. Otherwise, the function makes
 // the file, and replaces a file that was made from an older text. If several processes need the
-// same file, they run this function one after another.
+// same file, the processes run this function one after another.
 // Fails with the errors of write_token_file(). Fails with kInput if the path belongs to a file that
 // this function did not make.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);
@@ -49,8 +49,8 @@ std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer
 // Whether `file` begins with the header of a token file. If the file cannot be read, the result is
 // false.
 bool has_token_header(const std::string& file);
-// Whether `file` is a token file that names another tokenizer than `tokenizer`. The files that
-// llm.c writes name no tokenizer.
+// Whether `file` is a token file that names another tokenizer than `tokenizer`. Files from llm.c do
+// not name a tokenizer.
 bool is_of_other_tokenizer(const std::string& file, const Tokenizer& tokenizer);
 
 }  // namespace sluice

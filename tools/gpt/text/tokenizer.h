@@ -1,6 +1,6 @@
 // A byte-level BPE tokenizer. For texts in UTF-8, the tokenizer produces the same tokens as Hugging
-// Face's package `tokenizers`. The tokenizer keeps bytes that are not UTF-8, so the decoded tokens
-// always give the same text.
+// Face's package `tokenizers`. The tokenizer keeps bytes that are not UTF-8. Decoding therefore
+// always gives the original text.
 //
 // Thread rule: any thread. However, only one thread at a time may call encode(), because encode()
 // remembers words.
@@ -42,8 +42,8 @@ class Tokenizer {
   // Appends the tokens of `text` to `tokens`. `text` may be a part of a longer text. `offset_bytes`
   // is then the place of the part in the longer text. Error messages name places in the longer
   // text. If the tokenizer has add_prefix_space, a space is added only at the start of the longer
-  // text. A special token in the text is found like any other added token. The tokenizer adds no
-  // special token at the start or at the end.
+  // text. The tokenizer treats a special token in the text like any other added token. The
+  // tokenizer adds no special token at the start or at the end of the text.
   // Fails with kInput if a byte has no token.
   void encode(std::string_view text, std::vector<TokenId>& tokens, std::uint64_t offset_bytes = 0);
 
@@ -51,11 +51,11 @@ class Tokenizer {
   std::string_view bytes_of(TokenId token) const;
 
  private:
-  // A part of a text that lies between added tokens.
+  // A part of a text. The part begins and ends at an added token, or at an end of the text.
   struct Part {
     std::string_view text;
     std::uint64_t offset_bytes = 0;
-    bool is_start = false;  // a text starts here, or an added token is before
+    bool is_start = false;  // a text starts here, or an added token precedes
   };
 
   explicit Tokenizer(const TokenizerFile& file);

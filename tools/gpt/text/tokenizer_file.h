@@ -1,6 +1,6 @@
 // The functions read the files of byte-level BPE tokenizers. A tokenizer is stored in one file or
-// in two files. The one file is the `tokenizer.json` of Hugging Face's package `tokenizers`. The
-// two files are vocab.json and merges.txt, as for GPT-2.
+// in two files. A single file is the `tokenizer.json` of Hugging Face's package `tokenizers`. A
+// pair of files is vocab.json and merges.txt, as for GPT-2.
 //
 // Thread rule: any thread.
 #pragma once
@@ -19,7 +19,7 @@ namespace sluice {
 struct AddedToken {
   std::string bytes;
   TokenId id = 0;
-  bool is_normalized = false;  // if true, found only between the tokens that are not normalized
+  bool is_normalized = false;  // true: searched for in the text between the other added tokens
 };
 
 // The content of a tokenizer's files, as plain data.
@@ -28,7 +28,7 @@ struct TokenizerFile {
   std::unordered_map<std::string, TokenId> vocabulary;  // the key is the token's bytes
   std::vector<std::pair<std::string, std::string>> merges;
   std::vector<AddedToken> added;
-  bool adds_space = false;  // a space goes before a text that begins without one (add_prefix_space)
+  bool adds_space = false;  // add_prefix_space: adds a space if a text begins without a space
   Checksum128 checksum;     // of the files
 };
 
@@ -39,8 +39,8 @@ std::string tokenizer_in_folder(const std::string& folder);
 // `path` is a tokenizer.json, or a vocab.json with merges.txt in the same folder, or a folder that
 // contains such files.
 // Fails with kInput if a file cannot be read, is damaged, or describes another kind of tokenizer.
-// The message names the file and the wrong part of the file. For another kind of tokenizer, the
-// message also names this kind.
+// The message names the file and the wrong part of the file. If the file describes another kind of
+// tokenizer, the message also names that kind.
 TokenizerFile read_tokenizer(const std::string& path);
 
 }  // namespace sluice

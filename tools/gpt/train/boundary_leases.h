@@ -1,5 +1,5 @@
 // The leases that one use of a unit holds on the activations at the unit's boundaries. A trainer
-// needs these leases if the engine keeps the activations.
+// needs such leases if the engine keeps the activations between units.
 // Thread rule: one thread at a time, the thread of the step.
 #pragma once
 
@@ -29,8 +29,8 @@ struct BoundaryUse {
   Pass pass{};
 };
 
-// Takes the leases in the order that engine/plan/activation_plan.h plans. Until the leases end, the
-// work on `stream` may use the memory. `walk` is a Step or an Inference.
+// Takes the leases in the planned order (engine/plan/activation_plan.h). Until the leases end, the
+// work on `stream` may use the leased memory. `walk` is a Step or an Inference.
 template <class Walk>
 BoundaryLeases take_boundaries(Walk& walk, const BoundaryUse& use, const Stream& stream) {
   BoundaryLeases held;

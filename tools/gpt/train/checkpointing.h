@@ -1,8 +1,8 @@
 // Saves and restores the state of `sluice train`, in checkpoints and in a durable store.
-// Checkpointing decides where the run begins, and what the run saves. Each saved state also records
-// the number of steps so far. The number of steps is also the run's position in the data and in the
-// schedule. Each saved state also records the settings, and the length and checksum of the training
-// text.
+// Checkpointing decides from which state the run begins, and what the run saves. Each saved state
+// also records the number of steps so far. The number of steps is also the run's position in the
+// data and in the schedule. Each saved state also records the settings, and the length and checksum
+// of the training text.
 //
 // Thread rule: one thread. If there are several ranks, all ranks must make the same calls.
 #pragma once
@@ -39,8 +39,8 @@ struct CheckpointOptions {
   std::string command;  // the command that resumes the run
 };
 
-// Returns the command line `words`, quoted for a shell. If `words` lacks --resume, the result has
-// --resume at the end.
+// Returns the command line `words`, quoted for a shell. If `words` does not contain --resume, the
+// function appends --resume.
 std::string command_that_goes_on(std::span<char* const> words);
 
 // Returns an application text for a state that has no such text. With this text, a run with
@@ -57,10 +57,11 @@ class Checkpointing {
                 std::uint32_t rank_count);
 
   bool is_on() const { return !options_.root.empty(); }
-  // Names the kernels that compute the matrix products from now on. Saved states keep this name. A
-  // run that continues with other kernels reports the change. Must be called before resume().
+  // `products` is the name of the kernels that compute the matrix products from now on. Every saved
+  // state contains this name. A run that continues with other kernels reports the change. Must be
+  // called before resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
-  // Lines of text for the user, for example about skipped checkpoints and the reasons.
+  // Lines of text for the user. For example, a line names a skipped checkpoint and the reason.
   const std::vector<std::string>& notes() const { return notes_; }
 
   // All changes of kernels since the run first began. Must be called after resume().
@@ -72,23 +73,24 @@ class Checkpointing {
   bool is_used() const { return is_on() || has_store() || !options_.resume_from.empty(); }
   bool has_store() const { return !config_.engine.storage.state.name.empty(); }
 
-  // Gives the engine the state of the store's last commit, or of the newest complete checkpoint if
-  // the checkpoint has more steps. Returns the number of steps that the run has made. The result is
-  // empty if the run begins anew.
+  // Gives the engine the state of the store's last commit. If the newest complete checkpoint has
+  // more steps than the commit, the engine gets the state of the checkpoint instead. Returns the
+  // number of steps that the run has made. The result is empty if the run begins anew.
   // Fails with kInput in these cases:
-  // - A state exists, but no resume was asked for.
+  // - A saved state exists, but the user did not ask to resume.
   // - The required state is missing or unreadable.
-  // - The state is of another model, config or text.
+  // - The state belongs to another model, config or text.
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
-  // Returns the options for step number `steps` of the run, counted from 1. If there is a store,
-  // the options have the application text that the commit keeps.
+  // Returns the options for the step with the number `steps`. The steps of the run are counted from
+  // 1. If there is a store, the options contain the application text for the commit.
   FinishOptions finish_options(std::uint64_t steps) const;
   // Returns the place where resume() has found the state. If resume() has found no state, the
   // result is the place where resume() has looked for a state.
   std::string origin() const;
   // Must be called when `steps` steps are done. Saves a checkpoint if one is due. If
-  // memory.save_buffers is not 0, the save runs beside the next steps. A failed save is printed,
-  // and the next checkpoint tries again.
+  // memory.save_buffers is not 0, the checkpoint is written while the next steps run. If a save
+  // fails, the call prints the failure. The run then continues, and later tries to save the next
+  // checkpoint.
   void step_ended(Engine& engine, std::uint64_t steps);
   // Must be called at the end of the run. Waits for a save under way, and then saves the state,
   // unless this state has been saved already.
@@ -98,8 +100,8 @@ class Checkpointing {
   const std::vector<SavedCheckpoint>& saved() const { return saved_; }
   // The command with which a user continues the run after this process has ended.
   const std::string& command() const { return options_.command; }
-  // The folder of the newest checkpoint that this run has saved or has started from. The path is
-  // empty if there is no such checkpoint.
+  // The folder of the newest checkpoint that this run has saved, or with which this run has
+  // started. The path is empty if there is no such checkpoint.
   const std::string& saved_path() const { return saved_path_; }
 
  private:
@@ -119,7 +121,8 @@ class Checkpointing {
   enum class Kernels : std::uint8_t { kMayChange, kStay };
   // Checks `application`, the application text of a saved state. `where` names the state in
   // messages.
-  // A change of kernels is an error for a store, and a note for a checkpoint.
+  // With kStay, a change of kernels is an error unless the user accepts the change. With
+  // kMayChange, a change of kernels only adds a note.
   std::uint64_t check_application(const std::string& where, const std::string& application,
                                   Kernels kernels);
   std::string application(std::uint64_t steps) const;
@@ -145,7 +148,7 @@ class Checkpointing {
   std::uint64_t steps_under_way_ = 0;  // the run's steps when the save under way began
   std::vector<SavedCheckpoint> saved_;
   bool is_from_store_ = false;
-  std::string from_;  // the checkpoint of --resume-from that the run began with
+  std::string from_;  // the state with which --resume-from began the run
   std::string saved_path_;
 };
 

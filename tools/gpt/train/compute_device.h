@@ -1,6 +1,6 @@
 // The device on which a training run computes. The config's run.device chooses the device. On a
-// GPU, this object also has the model's memory and kernels. The memory and kernels are made before
-// the engine takes the rest of the GPU's memory.
+// GPU, this object also owns the model's memory and kernels. The constructor makes the memory and
+// the kernels before the engine takes the rest of the GPU's memory.
 // Thread rule: one thread at a time.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// The GPU to take if the run computes on a GPU.
+// The GPU that is used if the run computes on a GPU.
 struct GpuChoice {
   int ordinal = 0;
   CudaMemorySource memory_source = {};
@@ -25,7 +25,7 @@ struct GpuChoice {
 // Fails with kUnsupported if run.device is "cuda" and no GPU supports the computation that `config`
 // asks for.
 void check_gpu_config(const TrainConfig& config);
-// Whether a run with `config` computes on the host on this machine.
+// Whether a run with `config` on this machine computes on the host.
 bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 
 class ComputeDevice {
@@ -47,21 +47,22 @@ class ComputeDevice {
   // A text such as "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)" or "the host (no
   // usable GPU: ...)".
   const std::string& description() const { return description_; }
-  // A text with the reason and the remedy, if run.device "auto" computes on the host although a GPU
-  // can be used. Otherwise the text is empty.
+  // With run.device "auto", a run may compute on the host although the machine has a GPU. The text
+  // then gives the reason and a remedy. In all other cases, the text is empty.
   const std::string& unused_gpu() const { return unused_gpu_; }
 
-  // The library and kernels of the matrix products. On a GPU, the GPU's name stands for the
-  // kernels.
+  // The library and kernels of the matrix products. On a GPU, the name of the GPU takes the place
+  // of the kernels' name.
   const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
   // The result of gpt::table_row(). The text is empty on a GPU.
   const std::string& table_row() const { return table_row_; }
-  // Names a library that would compute the products faster if it were installed. The text is empty
-  // if there is no such library.
+  // A text that names a library which would compute the products faster if it were installed. The
+  // text is empty if there is no such library.
   const std::string& missed_gain() const { return missed_gain_; }
 
-  // Measures the rate of the matrix products of a run with `config`, while the device does nothing
-  // else. The result is in operations per second. Takes about half a second.
+  // Measures the rate at which the device computes the matrix products of a run with `config`. The
+  // device does nothing else during the measurement. The result is in operations per second. Takes
+  // about half a second.
   // Fails with kUnsupported on a GPU, and with kOutOfMemory.
   double measure_peak_flops(const TrainConfig& config, bool is_quiet) const;
 

@@ -1,8 +1,8 @@
-// A text or token file as training and validation data. The file is read piece by piece and not
-// mapped. A mapped file would count as the process's memory. If a mapped file were truncated,
-// SIGBUS would end the process. The last part of the file is for validation. The sequences of a
-// step depend only on (seed, step, micro-batch). A Dataset is constant after construction, and any
-// thread may call it.
+// A text file or token file that provides training data and validation data. The file is read piece
+// by piece, and is not mapped into memory. A mapped file would count as the process's memory. If a
+// mapped file were truncated, SIGBUS would end the process. The last part of the file is for
+// validation. The sequences of a step depend only on (seed, step, micro-batch). A Dataset is
+// constant after construction, and any thread may call it.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// One micro-batch. A micro-batch has sequences x context tokens, and for each token the token that
-// follows.
+// One micro-batch. A micro-batch has sequences x context tokens. The target of a token is the token
+// that follows.
 struct TokenBatch {
   std::vector<std::uint32_t> tokens;
   std::vector<std::uint32_t> targets;
@@ -28,8 +28,8 @@ class Dataset {
  public:
   // Fails with:
   // - kInput: the file is missing, unreadable or empty, or has tokens beyond the vocabulary.
-  // - kInput: a part of the file is too short for one sequence and the token that follows the
-  //   sequence.
+  // - kInput: the file is too short. Training and validation each need one sequence and the token
+  //   that follows the sequence.
   // - kConfig: no file is given.
   explicit Dataset(const TrainConfig& config, std::uint32_t rank_count = 1);
 
@@ -37,8 +37,8 @@ class Dataset {
   std::uint64_t training_tokens() const { return training_tokens_; }
   std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
 
-  // Each rank has its own micro-batches. The micro-batches are numbered within a step, over all
-  // ranks.
+  // Returns one micro-batch of a step. Each rank has its own micro-batches. `micro_batch` is the
+  // number of the micro-batch within the step, counted over all ranks.
   // Fails with kInput if the file has become shorter since the constructor read it.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 
@@ -46,14 +46,15 @@ class Dataset {
   // short for `count` batches, the result has fewer batches.
   std::vector<TokenBatch> validation_batches(std::uint32_t count) const;
 
-  // The mean cross-entropy of `batches`, in nats per token, under the bigram model of the training
-  // part with add-one smoothing. A model that has learned more than pairs of tokens has to beat
-  // this number.
+  // The mean cross-entropy of `batches` under a bigram model, in nats per token. The bigram model
+  // counts the pairs of tokens in the training part, with add-one smoothing. A model that has
+  // learned more than pairs of tokens must reach a lower cross-entropy.
   double bigram_cross_entropy(std::span<const TokenBatch> batches) const {
     return *bigram_cross_entropy_until([] { return false; }, batches);
   }
-  // Returns the same as bigram_cross_entropy(), or nothing if `is_asked` has returned true. The
-  // call asks before each piece of 2^20 tokens, because it reads the whole training part.
+  // Returns the result of bigram_cross_entropy(). The call reads the whole training part, and calls
+  // `is_asked` before each piece of 2^20 tokens. If `is_asked` returns true, the call ends and
+  // returns nothing.
   std::optional<double> bigram_cross_entropy_until(const std::function<bool()>& is_asked,
                                                    std::span<const TokenBatch> batches) const;
 

@@ -1,4 +1,5 @@
-// The initial state of a GPT, from a seed. The function is pure, and any thread may call it.
+// The initial state of a GPT, computed from a seed. The function is pure, and any thread may call
+// it.
 #pragma once
 
 #include <cstdint>

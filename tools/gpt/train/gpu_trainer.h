@@ -1,6 +1,6 @@
 // This class trains the GPT on a GPU through the engine's public API. Each use of a unit has one
-// lease. The kernels of all uses are enqueued on one stream of the device, while the engine moves
-// other units.
+// lease. The kernels of all uses are enqueued on one stream of the device. Meanwhile, the engine
+// moves other units.
 //
 // Thread rule: one thread at a time. The engine, its device, the model and the dataset must outlive
 // the trainer.
@@ -22,7 +22,7 @@ gpt::DeviceGptOptions gpu_options(const TrainConfig& config);
 
 class GpuTrainer final : public Trainer {
  public:
-  // `gpt` must lie on `device`, and must have the shape and the gpu_options() of `config`.
+  // `gpt` must have been made for `device`, with the shape and the gpu_options() of `config`.
   GpuTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, Device& device,
              gpt::DeviceGpt& gpt);
 
@@ -56,7 +56,7 @@ class GpuTrainer final : public Trainer {
   gpt::DeviceGpt& gpt_;
   const std::uint32_t at_once_;  // micro-batches under way at the same time
   ModelSpec model_;
-  Stream stream_;  // last, because its work uses all of the above
+  Stream stream_;  // last, because the stream's work uses all members above
 };
 
 }  // namespace sluice

@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// The shape and the options of the computation on the host that `config` asks for.
+// The functions return the shape and the options that a computation on the host has under `config`.
 // compute_options() fails with kUnsupported if this machine lacks the library or kernels that
 // run.matmul names.
 gpt::BatchShape batch_shape(const TrainConfig& config);
@@ -59,7 +59,7 @@ class HostTrainer final : public Trainer {
   std::uint32_t slot_of(std::uint32_t micro_batch) const { return micro_batch % at_once_; }
   void forward(Step& step, const Use& use, double& loss);
   void backward(Step& step, const Use& use);
-  // Computes one use of a unit for the batches of an evaluation.
+  // Computes one use of a unit for the batches in `group`.
   void evaluate_use(const StopRequest& stop, std::uint32_t use, const ParameterList& parameters,
                     std::span<const TokenBatch> group, double& loss);
   // `forward_use` is the use's place in forward order.
@@ -74,7 +74,7 @@ class HostTrainer final : public Trainer {
   ModelSpec model_;
   const std::uint32_t at_once_;  // micro-batches under way at the same time
   gpt::GptCompute compute_;
-  Stream stream_;  // last, because its work uses all of the above
+  Stream stream_;  // last, because the stream's work uses all members above
 };
 
 }  // namespace sluice

@@ -10,7 +10,7 @@ namespace sluice {
 // All ranks must make this call at the same point. The call does nothing on a GPU, or if there is
 // only one rank.
 // Fails with kRanks if the kernels of two ranks differ. The message names this rank's library and
-// kernels, and a rank with other kernels.
+// kernels. The message also names a rank that has other kernels.
 void require_same_kernels(Engine& engine, const ComputeDevice& device);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// Measures the same training with all of its state in memory, right before a run (`sluice train
-// --compare-memory`). The time of the training in memory is the yardstick for the cost of
-// offloading. T_min and T_bound cannot be this yardstick, because they are computed from rates
-// measured in the run itself. In the run, transfers and updates slow down computation.
+// Before a run begins, `sluice train --compare-memory` trains a few steps with the same config and
+// with all state in memory. The step time of this training is the yardstick for the cost of
+// offloading. T_min and T_bound cannot be the yardstick, because they are computed from rates that
+// were measured in the run itself. In the run, transfers and updates slow down computation.
 //
 // Thread rule: one thread.
 #pragma once
@@ -22,8 +22,8 @@ struct MemoryComparison {
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
 
-  // Whether a run had the same losses, bit for bit, in all steps that both trainings made. The run
-  // must have begun with the same state.
+  // Returns true if a run had the same losses, bit for bit, in all steps that both trainings made.
+  // The run must have begun with the same state.
   bool has_losses(std::span<const double> losses_of_run) const;
 };
 
@@ -36,9 +36,9 @@ struct ComparisonOptions {
 
 // Trains with all state in memory. Parameters are on the device. If the device has its own memory,
 // optimizer state and gradients are on the device, too. Otherwise, optimizer state and gradients
-// are in host memory. The function frees all memory of this training. Budgets and order in `config`
-// must be settled. `host` describes this rank's part of the host's memory.
-// Fails with kOutOfMemory if the memory does not hold the state, with kUnsupported for several
+// are in host memory. The function frees all memory of the training before it returns. Budgets and
+// order in `config` must be settled. `host` describes this rank's part of the host's memory.
+// Fails with kOutOfMemory if the state does not fit into memory, with kUnsupported for several
 // ranks, and with the errors of the engine and the trainer.
 MemoryComparison train_in_memory(const TrainConfig& config, const HostMemory& host,
                                  const ComparisonOptions& options);

@@ -1,9 +1,9 @@
 // A GPT saved as safetensors. The file has the fp32 master weights under GPT-2's names, and the
-// model's shape in the metadata. Published GPT-2 models lack this metadata. The shape of such a
-// model is read from the config.json in its folder, or from the shapes of the tensors (64 elements
-// per head). A folder may have several files and an index, like the folders from Hugging Face and
-// from `sluice train --checkpoint`. Names may have a prefix, such as "transformer.", and elements
-// may be fp32, bf16 or fp16.
+// model's shape in the metadata. Published GPT-2 models lack this metadata. The shape of a
+// published model is read from the config.json in the model's folder, or from the shapes of the
+// tensors (64 elements per head). A folder may have several files and an index, like the folders
+// from Hugging Face and from `sluice train --checkpoint`. Names may have a prefix, such as
+// "transformer.", and elements may be fp32, bf16 or fp16.
 #pragma once
 
 #include <cstdint>
@@ -24,14 +24,14 @@ namespace sluice {
 // Requires: no step is active.
 void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine);
 
-// Returns the text of the config.json in a checkpoint's folder. With this file, the Python library
-// `transformers` can read the folder.
+// Returns the text of the config.json that belongs in the folder of a checkpoint. With this file,
+// the Python library `transformers` can read the folder.
 std::string gpt2_config_text(const gpt::GptConfig& model);
 
 class ModelFile {
  public:
   // Opens the file at `path` for a model of the shape `config`. Returns null if `path` is empty.
-  // Fails as the constructor and require_shape_of() do.
+  // Fails with the errors of the constructor and of require_shape_of().
   static std::unique_ptr<ModelFile> open(const std::string& path, const gpt::GptConfig& config);
 
   // `path` names a file or a folder that SafetensorsReader can read.
@@ -40,16 +40,16 @@ class ModelFile {
 
   const std::string& path() const { return file_.path(); }
   const gpt::GptConfig& config() const { return config_; }
-  // Does the same as SafetensorsReader::read(), but `tensor` is the name that this project gives to
-  // the tensor.
+  // Does the same as SafetensorsReader::read(). However, `tensor` is the name that this project
+  // gives to the tensor.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
   // Fails with kInput if the file's shape differs from `config`. The message names the first key of
   // section "model" that differs.
   void require_shape_of(const gpt::GptConfig& config) const;
 
-  // Returns the saved masters, bit for bit, for Engine::initialize(). This object must outlive the
-  // result.
+  // Returns the saved master weights, bit for bit, for Engine::initialize(). This object must
+  // outlive the result.
   InitialValues initial_values() const;
 
  private:

@@ -1,8 +1,8 @@
 // The functions choose the order in which a step's micro-batches go through the units. The
-// functions compute the traffic of each order, and the choice for `batch.order: auto`. Horizontal
-// order fetches the parameters again for every micro-batch, and vertical order does not. In return,
-// vertical order needs room and traffic for the activations between units, of all micro-batches at
-// the same time. The functions are pure.
+// functions compute the traffic of each order, and choose an order if `batch.order` is "auto".
+// Horizontal order fetches the parameters again for every micro-batch, and vertical order does not.
+// In return, vertical order keeps the activations between units for all micro-batches at the same
+// time. These activations need room and traffic. The functions are pure.
 #pragma once
 
 #include <array>
@@ -23,16 +23,17 @@ struct OrderPlan {
   std::uint64_t copied_bytes = 0;
 };
 
-// Plans horizontal order, then vertical order. `config.activations` gives the number of
-// micro-batches. `model` must come from validated().
+// Returns the plan for horizontal order, followed by the plan for vertical order.
+// `config.activations` gives the number of micro-batches. `model` must come from validated().
 std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
                                      const RunMachine& machine);
 
-// Returns the order that "auto" takes. The result is the possible order that moves fewer bytes to
-// and from storage. If both orders move the same number of bytes to and from storage, the result is
-// the order that moves fewer bytes between host and device. If backward uses a unit more than once
-// (tied weights), "auto" always takes horizontal order. For such a model, the order changes the
-// bits of the result, and a budget must not change bits.
+// Returns the order that "auto" chooses. If only one order is possible, the result is this order.
+// If both orders are possible, the result is the order that moves fewer bytes to and from storage.
+// If both orders move the same number of bytes to and from storage, the result is the order that
+// moves fewer bytes between host and device. If the backward pass uses a unit more than once, as
+// with tied weights, "auto" always chooses horizontal order. With tied weights, the order would
+// change the bits of the result. A choice that depends on a memory budget must not change bits.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
 // Replaces "auto" in `config.order`, and sets the same order for the engine's activations. The

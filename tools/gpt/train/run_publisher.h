@@ -1,4 +1,5 @@
-// Shows a run of `sluice train` in `sluice top` (<sluice/status_publisher.h>).
+// Publishes the state of a run of `sluice train`, so that `sluice top` can show the run
+// (<sluice/status_publisher.h>).
 //
 // Thread rule: one thread.
 #pragma once
@@ -16,12 +17,12 @@ namespace sluice {
 
 class RunPublisher {
  public:
-  // Makes a page if run.status is true and there is a folder for the page. problem() says why a
-  // page could not be made.
+  // Makes a status page if run.status is true and there is a folder for the page. problem() says
+  // why a page could not be made.
   RunPublisher(const TrainConfig& config, const Engine& engine);
 
   std::string problem() const { return publisher_ ? publisher_->problem() : ""; }
-  // Publishes that `step` steps of the run have ended, and that the run is now in `phase`.
+  // Publishes the phase of the run, and the number of steps that have ended. `step` is this number.
   void enter(RunPhase phase, std::uint64_t step);
   void step_ended(const StepRecord& record, const StepReport& report);
 

@@ -1,6 +1,5 @@
 // The settings and the data that decide the numbers of a run. Every saved state keeps the settings
-// as texts. A run that continues from a saved state compares the texts of the state with its own
-// texts.
+// as texts. A run that continues from a saved state compares the saved texts with its own texts.
 //
 // Thread rule: any thread.
 #pragma once
@@ -15,8 +14,8 @@ namespace sluice {
 
 // Returns the settings that a saved state keeps. The names are those of the config file.
 std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks);
-// Returns the value that `key` has in a checkpoint that is older than the key. An older checkpoint
-// does not contain the key.
+// A checkpoint does not contain `key` if the checkpoint is older than the introduction of the key.
+// Returns the value that such a checkpoint has for `key`.
 std::string value_before(const std::string& key);
 // Returns the length and the checksum of the text in `path`.
 // Fails with kInput if the file cannot be opened.

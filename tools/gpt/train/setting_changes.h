@@ -1,6 +1,6 @@
 // The changes of settings between the processes that continue one run. The application text of a
-// saved state keeps a list of these changes. A change in the list was accepted by the user, or does
-// not affect the bits of the result.
+// saved state keeps a list of these changes. Each change in the list was accepted by the user, or
+// does not affect the bits of the result.
 //
 // Thread rule: pure.
 #pragma once

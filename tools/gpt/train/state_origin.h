@@ -16,12 +16,13 @@ namespace sluice {
 // Returns the origin that `text` names: a store, a folder, or a file with a model's weights. If
 // `text` is a folder of checkpoints, the origin is the newest checkpoint in the folder.
 // Fails with kInput if the folder has no such state. Fails with kDamaged if `text` is a part of a
-// checkpoint, such as an incomplete copy. A run must not take such a part for a model's weights.
+// checkpoint, such as an incomplete copy. A run must not mistake a part of a checkpoint for a
+// model's weights.
 std::string state_origin_in(const std::string& text);
 
-// Opens the result of state_origin_in(). Weights alone count as the state of step 0, with zero
-// moments. The weights must include all masters of the model in `config`. Processes with the same
-// `job` may open a store at the same time, as for StoreSource.
+// Opens the result of state_origin_in(). If the origin has only weights, they count as the state of
+// step 0, with zero moments. The weights must include all masters of the model in `config`.
+// Processes with the same `job` may open a store at the same time, as with StoreSource.
 // Fails with the errors of open_checkpoint(), ModelFile and StoreSource. Fails with kDamaged for a
 // part of a checkpoint, and with kInput for the store of `config` itself.
 OpenCheckpoint open_state_origin(const std::string& origin, CheckpointPrecision precision,
@@ -30,7 +31,7 @@ OpenCheckpoint open_state_origin(const std::string& origin, CheckpointPrecision 
 // Returns the name of the store that `text` names. The result is empty if `text` names no store.
 std::string store_in(const std::string& text);
 
-// Whether open_state_origin() takes `path` as a model's weights alone.
+// Whether open_state_origin() treats `path` as a model's weights without optimizer state.
 bool is_weights_alone(const std::string& path);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Makes the file of tokens that training reads, from a text and a tokenizer.
+// The function makes a token file for training from a text and a tokenizer.
 //
 // Thread rule: one thread.
 #pragma once
@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-// If `config` names a tokenizer and its data file is a text, the call replaces the data file by the
-// text's token file. If the token file does not exist, the call makes the token file
+// If `config` names a tokenizer and the data file is a text, the call sets the data file to the
+// token file of this text. If the token file does not exist, the call makes the token file
 // (tools/gpt/text/token_file.h).
 // Fails with:
 // - The errors of token_file_beside() and Tokenizer.

@@ -1,6 +1,6 @@
-// The config of `sluice train`. The config has the engine's config, and the sections model, data,
-// batch, optimizer (the schedule of the learning rate) and run of a config file. The structs are
-// plain data.
+// The config of `sluice train`. The config contains the engine's config, and values from five
+// sections of a config file: model, data, batch, optimizer and run. The section optimizer gives the
+// schedule of the learning rate. The structs are plain data.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// The device that computes. The choice kAuto takes a GPU if a suitable one is available.
+// The device that computes. With kAuto, a GPU computes if a suitable GPU is available.
 enum class DeviceChoice : std::uint8_t { kAuto, kCuda, kHost };
 
 enum class TokenFormat : std::uint8_t { kAuto, kBytes, kUint16, kUint32 };
@@ -31,7 +31,7 @@ struct TrainConfig : LearningRateOptions {
   double validation_fraction = 0.05;
   std::uint32_t sequences = 8;  // in one micro-batch
   std::uint32_t micro_batches = 1;
-  // If there is no value, the order is "auto". resolve_order() replaces "auto" by an order
+  // If there is no value, the order is "auto". resolve_order() replaces "auto" with an order
   // (tools/gpt/train/order_choice.h).
   std::optional<MicroBatchOrder> order;
   DeviceChoice device = DeviceChoice::kAuto;
@@ -48,8 +48,8 @@ TrainConfig train_config(const ConfigDocument& document);
 
 // The number of micro-batches that are under way at the same time.
 std::uint32_t micro_batches_at_once(const TrainConfig& config);
-// Returns kNone if computation keeps all values between forward and backward. Returns kUnits if the
-// engine keeps the values that cross from unit to unit.
+// Returns kNone if the computation keeps all values between the forward pass and the backward pass.
+// Returns kUnits if the engine keeps the values that cross from unit to unit.
 gpt::Checkpoints checkpoints_of(const TrainConfig& config);
 
 // Returns the description of the model for the engine. If the engine keeps the values that cross

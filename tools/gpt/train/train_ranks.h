@@ -16,21 +16,21 @@
 
 namespace sluice {
 
-// Returns a text such as " in groups of 4". The text names the groups in which `ranks` ranks divide
-// the state or the sums. The text is empty if there are no groups.
+// Returns a text such as " in groups of 4". The text describes the groups in which the ranks divide
+// the state or add up the gradients. The text is empty if there are no groups.
 std::string describe_levels(const Config::Sharding& sharding, std::uint32_t ranks);
 
-// Fails with kConfig if several ranks cannot have these settings.
+// Fails with kConfig if the settings in `config` are not possible with several ranks.
 void check_ranks_config(const TrainConfig& config);
 
 // Replaces "auto" in `config` for one of `ranks` ranks on a host. The rank then computes on the
-// host, and has its part of the host's cores.
+// host, and gets its part of the host's cores.
 void share_host_among(std::uint32_t ranks, TrainConfig& config);
 
 class TrainRanks {
  public:
-  // Fails with the errors of RankWorld. If MPI waits in vain for other ranks, the constructor
-  // prints the failure and ends the process.
+  // Fails with the errors of RankWorld. If other ranks do not arrive, the constructor prints the
+  // failure and ends the process, because MPI still waits for the missing ranks.
   explicit TrainRanks(const TrainConfig& config);
 
   bool are_several() const { return world_->are_several(); }
@@ -39,7 +39,7 @@ class TrainRanks {
   std::uint32_t host_ranks() const { return world_->host_ranks(); }
   std::uint32_t count() const { return world_->count(); }
 
-  // Calls share_host_among() for the ranks of this host. Also replaces "node" in `config` by the
+  // Calls share_host_among() for the ranks of this host. Also replaces "node" in `config` with the
   // number of ranks on a node.
   // Fails with kConfig.
   void share_host(TrainConfig& config) const;
@@ -54,7 +54,7 @@ class TrainRanks {
   void leave() { world_->leave(); }
 
   // Prints `failure` on standard error, and ends every rank. If MPI connects the ranks, MPI ends
-  // them. Otherwise the call ends this rank, and torchrun or a deadline ends the other ranks.
+  // all ranks. Otherwise, the call ends this rank, and torchrun or a deadline ends the other ranks.
   // Requires: are_several().
   [[noreturn]] void give_up(const std::exception& failure);
 

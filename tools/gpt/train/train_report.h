@@ -1,6 +1,6 @@
 // The output of a training run for the user and for scripts (docs/cli.md). The output begins with
 // the table of pools, and ends with the JSON file. While steps run, the output has a line for each
-// step, or a progress bar on a terminal.
+// step. On a terminal, the output has a progress bar instead.
 #pragma once
 
 #include <chrono>
@@ -52,8 +52,8 @@ struct RunRecord {
   std::optional<MemoryComparison> in_memory;  // measured before the run
 };
 
-// Returns the figures of step number `step`, counted from 0. `peak_flops` is one rank's peak rate;
-// 0 = unknown.
+// Returns the figures of the step with the number `step`. Steps are counted from 0. `peak_flops` is
+// one rank's peak rate; 0 = unknown.
 StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std::uint64_t step,
                      double time_s, std::uint32_t ranks, double peak_flops);
 
@@ -62,25 +62,27 @@ StepRecord record_of(const TrainConfig& config, const TrainedStep& trained, std:
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
                        const HostMemory& memory);
 
-// Returns the share of each library in the multiply-adds. The text is empty on a GPU.
+// Returns a text about the share of each library in the multiply-adds. The text is empty on a GPU.
 std::string matrix_report(const RunRecord& run);
 
-// Returns the number of bytes that a step copies in memory: the mean of all steps except the first.
+// Returns a text about the bytes that a step copies in memory. The number of bytes is the mean over
+// all steps except the first.
 std::string copy_report(const RunRecord& run);
 
-// Returns the run's speed as a share of the speed of the same training in memory. The text is empty
-// if the training in memory was not measured.
+// Returns a text that compares the run's speed with the speed of the same training in memory. The
+// text is empty if the training in memory was not measured.
 std::string memory_comparison_report(const RunRecord& run);
 
-// Returns a text about the parts of the steps' time, and about the distance of the steps from their
+// Returns a text about the parts of a step's time, and about the distance of this time from its
 // limits. The first step is left out.
 std::string time_report(const RunRecord& run);
 
-// Returns the validation loss beside the loss of a bigram model. The text is empty if there was no
-// validation.
+// Returns a text with the validation loss and the loss of a bigram model. The text is empty if
+// there was no validation.
 std::string validation_report(const RunRecord& run);
 
-// Shows one line for each step. On a terminal, shows a bar instead, which every step redraws.
+// Shows one line for each step. On a terminal, the class shows a bar instead, and redraws the bar
+// after every step.
 class ProgressDisplay {
  public:
   ProgressDisplay(std::uint64_t steps, bool quiet);

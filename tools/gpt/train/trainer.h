@@ -26,8 +26,8 @@ struct TrainedStep {
 
 // These functions tell an evaluation that its result is no longer wanted, for example after Ctrl-C.
 struct StopRequest {
-  // Whether this rank has been asked to stop. Once the answer is true, it stays true. Any thread
-  // may call this function.
+  // Whether this rank has been asked to stop. After the first answer of true, all later answers are
+  // true. Any thread may call this function.
   std::function<bool()> is_asked = [] { return false; };
   // Whether any rank has been asked to stop. If there are several ranks, all ranks call this
   // function at the same points, on the trainer's thread. All ranks then get the same answer.
@@ -41,20 +41,20 @@ class Trainer {
   Trainer& operator=(const Trainer&) = delete;
   virtual ~Trainer() = default;
 
-  // Trains step number `step`, counted from 0. The step goes forward and backward over its
-  // micro-batches, and then updates the parameters.
+  // Trains the step with the number `step`. Steps are counted from 0. The step goes forward and
+  // backward over its micro-batches, and then updates the parameters.
   virtual TrainedStep train_step(std::uint64_t step) = 0;
 
-  // Sets the options for finish() of the next steps, such as the text that a durable store keeps
-  // for the run.
+  // Sets the options that the next steps pass to finish(). An example is the text that a durable
+  // store keeps for the run.
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
   // Returns the mean cross-entropy of `batches` in nats per token. The batches go through the model
   // in groups. A group has as many batches as fit the memory of the activations. Each use of a unit
-  // serves the whole group. The result does not depend on the size of the groups.
+  // computes all batches of the group. The result does not depend on the size of the groups.
   double evaluate(std::span<const TokenBatch> batches) { return *evaluate_until({}, batches); }
   // Does the same as evaluate(), but returns nothing if `stop` ends the evaluation. After a request
-  // to stop, the evaluation ends within about the time of one unit's use.
+  // to stop, the evaluation ends within about the time that one use of a unit takes.
   virtual std::optional<double> evaluate_until(const StopRequest& stop,
                                                std::span<const TokenBatch> batches) = 0;
 
@@ -74,21 +74,22 @@ class Trainer {
 
  protected:
   // An evaluation is one inference of `engine` on `stream` of `device`. The inference uses the
-  // units in `forward_order`. Each use is for at most `batches_at_once` batches together.
+  // units in `forward_order`. Each use of a unit computes at most `batches_at_once` batches
+  // together.
   struct Evaluation {
     Engine& engine;
     Device& device;
     const Stream& stream;
     const std::vector<UnitId>& forward_order;
     std::uint32_t batches_at_once;
-    // Adds the losses that ForwardGroup has not added to `loss`. The function is called once all
-    // work on `stream` has ended. The function may be empty.
+    // This function adds to `loss` all losses that ForwardGroup has not added yet. The function is
+    // called when all work on `stream` has ended. The function may be empty.
     std::function<void(double& loss)> settle = {};
   };
-  // A function that enqueues use `use` of the forward order for every batch of `group`. After the
-  // last use, the function also enqueues the addition of each batch's loss to `loss`, in the order
-  // of the batches. The function may leave this addition to Evaluation::settle. Once
-  // StopRequest::is_asked() is true, the function may skip work.
+  // A function that enqueues one use of a unit for every batch of `group`. `use` is the index of
+  // the use in the forward order. After the last use, the function also enqueues the addition of
+  // each batch's loss to `loss`, in the order of the batches. The function may leave this addition
+  // to Evaluation::settle. If StopRequest::is_asked() returns true, the function may skip work.
   using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
                                           std::span<const TokenBatch> group, double& loss)>;
   static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,
