@@ -415,8 +415,8 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
 // endpoint to all ranks, for example through the store of the launcher. Then each rank calls
 // sluice_ranks_connect and sluice_engine_create_ranked. From then on all ranks make the same calls
 // of the engine in the same order. For example, all ranks call sluice_acquire with the same units,
-// and all ranks call sluice_read_state, sluice_save and sluice_close at the same points. A call
-// waits for other ranks no longer than sharding.timeout, and then fails with SLUICE_RANKS.
+// and all ranks call sluice_read_state, sluice_save and sluice_close at the same points. If
+// other ranks do not come within sharding.timeout, a call fails with SLUICE_RANKS.
 typedef struct sluice_ranks sluice_ranks;
 
 // Begins to listen at `address`. The address is an IP address of this host that all other ranks can

@@ -21,8 +21,8 @@ namespace sluice {
 // unit.
 StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
 
-// Returns T_min, the busy time of the scarcest resource. The step moves as few bytes as under the
-// policy with the least traffic.
+// Returns T_min, the busy time of the scarcest resource. The step is taken under the
+// policy that moves the fewest bytes.
 StepCost minimum_step(const StepShape& shape);
 // Returns T_min, computed from the T_bounds of all policies that have a T_bound.
 StepCost minimum_of(std::span<const StepCost> bounds);

@@ -1,6 +1,6 @@
 // The benchmark compares the speed of Adam with the speed of the memory. The update and the
-// comparison workloads, such as memcpy, run in turns in one process. A disturbance of the machine
-// therefore affects the update and the comparison workloads equally.
+// comparison workloads, such as memcpy, run in turns in one process. So a
+// disturbance of the machine affects both equally.
 // Thread rule: not thread-safe. Only one measurement may run at a time.
 #pragma once
 

@@ -37,8 +37,8 @@ enum class OptimizerState : std::uint8_t {
 SLUICE_EXPORT std::string_view name_of(OptimizerState state);
 
 // The hyperparameters, which stay fixed for a run. Each optimizer ignores the hyperparameters that
-// it does not have. Adam and AdamW have both betas, epsilon and decay. Lion has both betas and
-// decay. Adagrad has epsilon and decay. SGD has momentum and decay.
+// it does not have. Adam and AdamW have two betas, an epsilon and a decay. Lion has two betas and
+// a decay. Adagrad has an epsilon and a decay. SGD has a momentum and a decay.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
   AdamOptions adam;
