@@ -68,10 +68,11 @@ def test_follows_torch(config, storage):
 def test_placements_and_policies_give_the_same_bits(config, dtype):
     config["precision"] = {"parameters": dtype}
     expected = None
-    for placement in ("nvme", "host", "device"):
+    # "cpu" and "device" update the state in host memory and on storage.
+    for placement, update_on in (("nvme", "cpu"), ("nvme", "device"), ("host", "cpu"), ("host", "device"), ("device", "cpu")):
         for overlap in ("serial", "deferred", "speculative"):
             settings = copy.deepcopy(config)
-            settings["optimizer"]["overlap"] = overlap
+            settings["optimizer"].update(overlap=overlap, update_on=update_on)
             settings["placement"] = {"parameters": placement, "optimizer": placement}
             settings["memory"] = {"device": "16MiB", "host": "16MiB"}
             model = tiny()

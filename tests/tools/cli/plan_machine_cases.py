@@ -140,6 +140,11 @@ class Machine(CliCase):
         self.assertAlmostEqual(on_device["step"]["step_s"], on_cpu["on_other_processor"]["step_s"])
         self.assertAlmostEqual(on_device["step"]["busy_s"]["copies to the device"], 12e9 / 20e9, delta=0.02)
         self.assertAlmostEqual(on_device["on_other_processor"]["step_s"], on_cpu["step"]["step_s"])
+        # The sums of the norm come before the updates, unless nothing is clipped.
+        self.assertIn(f"{on_device['policies']['eager']['step_s']:.4g} s, ", self.done.stdout)
+        self.assertIn("less than config, without clipping (optimizer.clip_norm 0), which changes results", self.done.stdout)
+        self.own(*sizes, "--adam-rate", 2e8, "--set", "optimizer.update_on=device", "--set", "optimizer.clip_norm=0")
+        self.assertNotIn("without clipping", self.done.stdout)
         # A quick one: nothing to win.
         self.assertNotIn("update_on=device", (self.own(*sizes, "--adam-rate", 1e11), self.done.stdout)[1])
 
