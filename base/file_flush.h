@@ -31,8 +31,8 @@ int flush_folder(const std::string& folder);
 // kNoSpace, kUnsupported or kIo. For an errno without such a code, the result is `otherwise`.
 ErrorCode file_error_code(int error, ErrorCode otherwise);
 
-// Returns the remedy that ends an error message, such as "free space there, or name a file on
-// another disk".
+// Returns the remedy for `error`. An error message ends with this text. An example is "free space
+// there, or name a file on another disk".
 const char* file_remedy(int error);
 
 }  // namespace sluice

@@ -1,11 +1,12 @@
 // The floating-point environment that all definitions of results assume. In this environment, the
 // processor rounds to nearest, keeps denormals, and masks exceptions. Applications and libraries
-// often change the environment without notice. For example, loading a shared object linked with
-// -ffast-math sets flush-to-zero in the loading thread, and threads started later inherit this
-// setting. With such a setting, a result would depend on the thread that computes the result. An
-// object of this class sets this environment for the current thread. The destructor restores the
-// former environment. So every call of Sluice leaves the application's own setting unchanged. This
-// also holds if a callback of the application changes the setting during the call.
+// often change the environment without notice. For example, a thread gets flush-to-zero when it
+// loads a shared object that was linked with -ffast-math. Threads that this thread starts later
+// inherit the setting. With such a setting, a result would depend on the thread that computes the
+// result. An object of this class sets this environment for the current thread. The destructor
+// restores the former environment. So every call of Sluice leaves the application's own setting
+// unchanged. The destructor also undoes a change that a callback of the application makes during
+// the call.
 //
 // Sluice sets the environment wherever a thread begins to work for Sluice: in every thread that
 // Sluice starts, in every public call that computes, and in every task that a calling thread runs

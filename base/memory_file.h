@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-// Makes an empty file in memory. `name` shows in /proc/PID/maps. Seals can be added to the file.
+// Makes an empty file in memory. `name` appears in /proc/PID/maps. Seals can be added to the file.
 // The descriptor is closed at exec. If the kernel refuses to make the file, the result has no
 // descriptor, and errno says why.
 UniqueFd make_memory_file(const char* name);

@@ -57,8 +57,8 @@ SLUICE_HOST_DEVICE constexpr float unsigned_code_value(std::uint32_t code) {
   return kUnsignedCodeValues[code];
 }
 
-// Returns the value of a code for scale 1. The values are the dynamic 8-bit map that bitsandbytes
-// publishes.
+// Returns the value that a code has if the scale is 1. The values are the dynamic 8-bit map that
+// bitsandbytes publishes.
 SLUICE_HOST_DEVICE constexpr float code_value(CodeBook book, std::uint32_t code) {
   return book == CodeBook::kSigned ? signed_code_value(code) : unsigned_code_value(code);
 }

@@ -16,7 +16,7 @@ namespace sluice {
 
 // The source of random bits for consecutive elements of one tensor in one step.
 struct MomentRounding {
-  std::uint64_t key = 0;            // of the tensor in this step
+  std::uint64_t key = 0;            // the tensor's key in this step
   std::uint64_t first_element = 0;  // the first element's index in the whole tensor
 
   SLUICE_HOST_DEVICE constexpr MomentRounding from(std::uint64_t begin) const {
@@ -77,7 +77,7 @@ SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t 
 }
 
 // Rounding is to nearest, with ties to even. This function is for values that do not come from an
-// update, such as values from a checkpoint.
+// update. For example, a value may come from a checkpoint.
 SLUICE_HOST_DEVICE inline std::uint16_t nearest_moment(float value) {
   return round_moment(value, 0x7fffu + ((bits_from_float(value) >> 16) & 1u));
 }

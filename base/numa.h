@@ -15,12 +15,13 @@ namespace sluice {
 class NumaNodes {
  public:
   // The nodes of this machine within the process's affinity mask. The first call asks the system
-  // for the nodes. After stay_near(), the result is the part that stay_near() selected.
+  // for the nodes. After stay_near(), the result has only the nodes and the processors that
+  // stay_near() selected.
   static const NumaNodes& of_machine();
   // Restricts this process to `processors`, in the kernel's notation ("0-15,32-47"). Later buffers
   // and arenas lie on these processors' nodes, and threads of start_thread() run on these
-  // processors. Threads and memory that already exist stay where they are. Returns false, and
-  // changes nothing, if the process may use none of the processors.
+  // processors. Threads and memory that already exist stay where they are. If the process may use
+  // none of the processors, the call changes nothing and returns false.
   static bool stay_near(const std::string& processors);
   // Binds the calling thread to the processors that stay_near() selected. Does nothing before
   // stay_near().
@@ -31,8 +32,9 @@ class NumaNodes {
   explicit NumaNodes(const std::string& synthetic);
   ~NumaNodes();
 
-  // Returns the part of these nodes that contains `processors`. stay_near() selects the same part.
-  // The result is null if the nodes contain none of the processors.
+  // Returns the nodes that have some of `processors`. In the result, each node has only these
+  // processors. stay_near() selects the same nodes. The result is null if no node has any of the
+  // processors.
   std::unique_ptr<NumaNodes> near(const std::string& processors) const;
   // Returns whether near() made this object.
   bool is_part() const;
@@ -42,8 +44,8 @@ class NumaNodes {
   // The number of nodes that have processors for this process; at least 1.
   unsigned count() const;
   // The work is divided into `total` equal shares. Returns the node that computes the share with
-  // number `index`. Each node gets consecutive shares, in proportion to the number of its
-  // processors. Requires: index < total.
+  // number `index`. Each node gets consecutive shares. The number of a node's shares is in
+  // proportion to the number of the node's processors. Requires: index < total.
   unsigned node_of(std::uint64_t index, std::uint64_t total) const;
 
   // Binding is best effort. If the kernel refuses, the thread stays unbound, which affects only

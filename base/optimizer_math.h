@@ -19,9 +19,9 @@ namespace sluice {
 // undone, because the remainder's sign says on which side of `high` the master lies. Rounding to
 // nearest even could not be undone.
 //   0x3f80_8000 -> high 0x3f81, low -0x8000;  back: 0x3f81_0000 - 0x8000 = 0x3f80_8000.
-// For finite masters from 0x7f7f8000 up, `high` is infinite, as it is with rounding to nearest
-// even. NaN is handled separately, because otherwise the split would turn 65,536 NaN patterns into
-// zeros. A signalling NaN becomes quiet.
+// For finite masters from 0x7f7f8000 up, `high` is infinite. Rounding to nearest even would make
+// `high` infinite, too. NaN is handled separately, because otherwise the split would turn 65,536
+// NaN patterns into zeros. A signalling NaN becomes quiet.
 struct SplitMaster {
   std::uint16_t high;
   std::int16_t low;
@@ -46,7 +46,7 @@ SLUICE_HOST_DEVICE inline float join_master(SplitMaster split) {
   return float_from_bits(high + static_cast<std::uint32_t>(static_cast<std::int32_t>(split.low)));
 }
 
-// The coefficients of one step, each rounded once from double to fp32. The function
+// The coefficients of one step. Each coefficient is rounded once from double to fp32. The function
 // adam_coefficients() computes the coefficients.
 struct AdamCoefficients {
   float gradient_scale;  // clip factor / (loss scale * micro-batches * ranks)

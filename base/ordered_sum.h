@@ -1,9 +1,9 @@
 // The sum that a reduction over ranks has to give. Element i of the target is the sum of the
 // elements i of all sources. The elements are added in fp32 in the order of the sources. The result
 // is rounded once to the target's type. The order of the additions is part of the definition. So
-// the bits of the sum do not depend on the rank that computes the sum. They also do not depend on
-// how the data is divided. The header is in base/ because two modules need it. These modules are
-// the collectives of gpu/ and cpu_optim/rank_sum.h, which computes the sum.
+// the bits of the sum do not depend on the rank that computes the sum. The bits also do not depend
+// on the division of the data. The header is in base/ because two modules need it. These modules
+// are the collectives of gpu/ and cpu_optim/rank_sum.h, which computes the sum.
 //
 // Thread rule: any thread may call a SumFunction. Calls at the same time need disjoint memory.
 #pragma once
@@ -16,7 +16,7 @@
 namespace sluice {
 
 struct OrderedSum {
-  void* target = nullptr;  // disjoint from every source, or equal to a source of the same type
+  void* target = nullptr;  // disjoint from every source, or the memory of a source of the same type
   DType target_type = DType::kFp32;
   std::span<const void* const> sources = {};  // at least one
   DType source_type = DType::kFp32;

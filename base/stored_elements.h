@@ -28,7 +28,7 @@ SLUICE_HOST_DEVICE inline void store(float value, Fp16& target) {
   target.bits = fp16_from_float(value);
 }
 
-// Calls `body` with a null pointer whose C++ type is the element type for `dtype`.
+// Calls `body` with a null pointer to the C++ type that belongs to `dtype`.
 template <class Body>
 auto with_element_type(DType dtype, const Body& body) {
   switch (dtype) {

@@ -13,8 +13,8 @@
 
 namespace sluice {
 
-// Fails with kInvalidArgument if a pointer is null although values are needed. The message says
-// which pointer. The engine makes all other checks of the model. `parameters` is the dtype of the
+// Fails with kInvalidArgument if values are needed but their pointer is null. The message names the
+// pointer. The engine makes all other checks of the model. `parameters` is the dtype of the
 // parameters. In an opaque tensor, an element is a word that has the size of this dtype.
 ModelSpec model_from_c(const sluice_model& model, DType parameters);
 // The result has one entry per tensor. For an opaque tensor, the entry is the number of bytes. For

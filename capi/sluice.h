@@ -1,8 +1,8 @@
 // Sluice's interface in C, for C programs and for bindings to other languages. The engine keeps a
-// model's parameters and optimizer state in device memory, host memory and on NVMe. The engine
-// brings each unit to the device shortly before computation needs it, and updates the whole model
-// once per step. The C++ interface (<sluice/engine.h>) has longer explanations. Both interfaces
-// have the same order of calls:
+// model's parameters and optimizer state in device memory, in host memory and on NVMe. The engine
+// brings each unit to the device shortly before computation needs the unit. The engine updates the
+// whole model once per step. The C++ interface (<sluice/engine.h>) has longer explanations. Both
+// interfaces have the same order of calls:
 //
 //   sluice_engine_create, sluice_initialize,
 //   per step: sluice_begin_step, sluice_acquire and sluice_release for each use of a unit,
@@ -67,19 +67,18 @@ typedef enum sluice_frozen {
   // engine keeps these bytes in their order, and never computes with them. Checkpoints and durable
   // stores know only an opaque tensor's number of words, and compare this number with the model. A
   // word is as large as a parameter. The number of bytes is rounded up to whole words. Only the
-  // caller can compare types and shapes.
+  // caller can compare the types and shapes of opaque tensors.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
 // This flag can be added to a sluice_frozen. The unit is then neither in forward_order nor in
 // backward_order. The program announces each use of the unit with sluice_announce(). The experts of
-// a mixture-of-experts model are such units.
+// a mixture-of-experts model are examples of announced units.
 #define SLUICE_ANNOUNCED 4
-// This flag can be added to a sluice_frozen without SLUICE_ANNOUNCED. The unit's parameters then
-// stay in device memory. Leases of the unit in forward and inference may last until the step ends.
+// This flag can be added to a sluice_frozen that lacks SLUICE_ANNOUNCED. The unit's parameters then
+// stay in device memory. In forward and inference, leases of the unit may last until the step ends.
 #define SLUICE_PINNED 8
 
-// A unit: tensors that computation needs together. A unit is always transferred and leased as a
-// whole.
+// A unit has tensors that computation needs together. A unit is transferred and leased as a whole.
 typedef struct sluice_unit {
   const char* name;  // unique in the model
   const sluice_tensor* tensors;
@@ -130,9 +129,9 @@ typedef struct sluice_step_options {
 
 // Values that the program may know only after backward.
 typedef struct sluice_finish_options {
-  double learning_rate;                // negative = as in sluice_begin_step()
-  double gradient_divisor;             // 0 = as in sluice_begin_step()
-  const double* group_learning_rates;  // null = as in sluice_begin_step()
+  double learning_rate;                // negative = the rate of sluice_begin_step()
+  double gradient_divisor;             // 0 = the divisor of sluice_begin_step()
+  const double* group_learning_rates;  // null = the rates of sluice_begin_step()
   uint32_t group_count;
   uint32_t reserved;  // 0
 } sluice_finish_options;
@@ -141,7 +140,7 @@ typedef struct sluice_step_report {
   uint64_t step;              // the number of updates of the state after this step
   double gradient_norm;       // before clipping; NaN in a skipped step
   double clip_factor;         // the factor that multiplied the gradient
-  double loss_scale;          // the gradients' scale
+  double loss_scale;          // the factor that multiplied the loss
   uint64_t nvme_read_bytes;   // since the previous report
   uint64_t nvme_write_bytes;  // since the previous report
   int64_t stall_ns;           // the time that computation waited for units and gradient slots
@@ -175,9 +174,9 @@ typedef struct sluice_traffic {
   uint64_t nvme_write_bytes;
 } sluice_traffic;
 
-// The function runs on the calling thread. It fills `values` with the fp32 values of elements
-// [first, first + count) of a tensor. The function returns 0 to continue, or any other number to
-// stop. The function must not call the same engine. For a tensor of an opaque unit, `first` and
+// The function runs on the calling thread. The function fills `values` with the fp32 values of a
+// tensor's elements [first, first + count). The function returns 0 to continue, or any other number
+// to stop. The function must not call the same engine. For a tensor of an opaque unit, `first` and
 // `count` are in bytes, and `values` points to bytes.
 typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, float* values,
                              uint64_t count);
@@ -251,10 +250,9 @@ sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 // while a step is active.
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
                           const char* application);
-// Begins to write a checkpoint, like sluice_save(), but training can continue during the write. The
+// Does the same as sluice_save(), but training can continue while the checkpoint is written. The
 // checkpoint holds the state after the last step. The config has to contain "memory":
-// {"save_buffers": N}. If another save is running, the call first waits until that save has
-// finished.
+// {"save_buffers": N}. If another save is running, the call first waits for the end of that save.
 sluice_status sluice_begin_save(sluice_engine* engine, const char* root, uint32_t keep,
                                 const char* application);
 // `*has_one` says whether a checkpoint of sluice_begin_save() has appeared. Each checkpoint is
@@ -282,17 +280,18 @@ sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values,
 // Sets a text that is saved with the commit of each step that finishes after this call. The text
 // has at most 1 MiB, and is empty at first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
-// Makes a commit of the last step, even if none is due. Must not be called while a step is active.
+// Commits the last step, even if no commit is due. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
-// Gives the last step whose commit is durable. After sluice_engine_create(), this is the step from
-// which sluice_open_or_create() will continue. `*has_one` is 0 if no step is committed, or if there
-// is no durable store.
+// Gives the last step whose commit is durable. After sluice_engine_create(), the result is the step
+// from which sluice_open_or_create() will continue. `*has_one` is 0 if no step is committed, or if
+// there is no durable store.
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
 // sluice_application_text() returns the text that was saved with the opened checkpoint or commit.
 // sluice_restore() opens a checkpoint, and sluice_open_or_create() opens a commit.
 // sluice_saved_path() returns the path of the last checkpoint that sluice_save(),
-// sluice_poll_save() or sluice_finish_save() reported. Before the first call of these five
-// functions, both texts are empty. The next call of one of them invalidates the texts.
+// sluice_poll_save() or sluice_finish_save() reported. Both texts are empty at first. The next call
+// of sluice_restore(), sluice_open_or_create(), sluice_save(), sluice_poll_save() or
+// sluice_finish_save() invalidates both texts.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
@@ -333,16 +332,16 @@ typedef struct sluice_update {
 } sluice_update;
 
 typedef struct sluice_optimizer_report {
-  // Counted since the optimizer was created.
+  // The counts below begin when the optimizer is created.
   uint64_t nvme_read_bytes;
   uint64_t nvme_write_bytes;
   uint64_t updated_elements;
   uint64_t adopted_elements;   // 16-bit values that the program changed; they became masters
   uint64_t non_finite_blocks;  // blocks with an infinity or a NaN after an update
-  // Planned sizes.
+  // The sizes below are planned sizes.
   uint64_t host_bytes;
   uint64_t nvme_bytes;
-  uint64_t pass_bytes;       // an update of all tensors reads, and also writes, these bytes
+  uint64_t pass_bytes;       // an update of all tensors reads this many bytes, and writes as many
   uint32_t pending_tensors;  // tensors with an update under way
   uint32_t reserved;
 } sluice_optimizer_report;
@@ -365,10 +364,10 @@ sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor
 // Returns when all parameters have the results of all updates begun so far, and the new state is
 // back in its tier.
 sluice_status sluice_optimizer_wait_all(sluice_optimizer* optimizer);
-// These calls copy or set elements [first, first + element_count) of one kind of a tensor's state,
-// as fp32. `kind` is a sluice_state. SLUICE_PARAMETER is the parameter as the last update left it,
-// and cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit parameters, and are
-// otherwise refused.
+// For one kind of a tensor's state, these calls copy or set elements [first, first +
+// element_count). The elements are fp32 numbers. `kind` is a sluice_state. SLUICE_PARAMETER is the
+// parameter as the last update left it, and cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist
+// only for 16-bit parameters, and are otherwise refused.
 sluice_status sluice_optimizer_read(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                     uint64_t first, uint64_t element_count, float* target);
 sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
@@ -383,16 +382,17 @@ sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** no
 // Sets `*is_deepspeed` to 1 if `text` is a DeepSpeed config, and to 0 otherwise. A DeepSpeed config
 // has keys of DeepSpeed, and no key that belongs only to Sluice.
 sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
-// Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config for training on the host.
-// `file_name` names the DeepSpeed config in messages. `values_json` gives values for keys that are
-// "auto", such as {"batch": 4, "micro_batches": 2, "lr": 1e-4}. The names are those of the options
-// of `sluice config import`. Null means no values. {"ranks": 2} gives the number of processes,
-// which is 1 by default. {"hidden_size": 768} gives the model's hidden size. If the persistence
-// threshold is "auto", the threshold becomes ten times the hidden size. For values that do not come
-// from the command line, {"names": {"lr": "args.learning_rate"}} gives names, which messages use.
-// `report` is the JSON that `sluice config import --json` prints. The JSON contains the config. The
-// text is valid until the thread's next call of this function. Fails with SLUICE_CONFIG; the
-// message names everything that is refused.
+// Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config for training on the host. In
+// messages, `file_name` is the name of the DeepSpeed config. `values_json` gives values for keys
+// that are "auto". An example is {"batch": 4, "micro_batches": 2, "lr": 1e-4}. The names are those
+// of the options of `sluice config import`. If `values_json` is null, there are no values.
+// {"ranks": 2} gives the number of processes, which is 1 by default. {"hidden_size": 768} gives the
+// model's hidden size. If the persistence threshold is "auto", the threshold becomes ten times the
+// hidden size. If a value does not come from the command line, messages can give the value another
+// name. {"names": {"lr": "args.learning_rate"}} sets such a name. `report` is the JSON that `sluice
+// config import --json` prints. The JSON contains the config. The text is valid until the thread's
+// next call of this function. Fails with SLUICE_CONFIG; the message names everything that is
+// refused.
 sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
                                       const char* values_json, const char** report);
 // Gives the learning rates of updates [first, first + count) under the config's optimizer.schedule.
@@ -413,24 +413,24 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
 //
 // Each rank calls sluice_ranks_create and sluice_ranks_endpoint. The program sends every rank's
 // endpoint to all ranks, for example through the store of the launcher. Then each rank calls
-// sluice_ranks_connect and sluice_engine_create_ranked. From then on all ranks make the same calls
+// sluice_ranks_connect and sluice_engine_create_ranked. Afterwards, all ranks make the same calls
 // of the engine in the same order. For example, all ranks call sluice_acquire with the same units,
-// and all ranks call sluice_read_state, sluice_save and sluice_close at the same points. If
-// other ranks do not come within sharding.timeout, a call fails with SLUICE_RANKS.
+// and all ranks call sluice_read_state, sluice_save and sluice_close at the same points. If other
+// ranks do not come within sharding.timeout, a call fails with SLUICE_RANKS.
 typedef struct sluice_ranks sluice_ranks;
 
 // Begins to listen at `address`. The address is an IP address of this host that all other ranks can
 // reach. If all ranks are on this host, "127.0.0.1" is enough.
 sluice_status sluice_ranks_create(const char* address, uint32_t rank, uint32_t rank_count,
                                   sluice_ranks** ranks);
-// The engine that was made from `ranks` has to be destroyed first. With null `ranks`, the call does
-// nothing.
+// Before this call, the engine that was made from `ranks` has to be destroyed. With null `ranks`,
+// the call does nothing.
 void sluice_ranks_destroy(sluice_ranks* ranks);
 // Returns a line of text that other ranks need to connect to this rank. The line contains a secret:
 // any process that has the line can join the ranks. The line is valid until sluice_ranks_destroy().
 sluice_status sluice_ranks_endpoint(sluice_ranks* ranks, const char** endpoint);
 // Connects this rank to all others. `endpoints` has rank_count lines, in the order of the ranks.
-// The call reads only sharding.timeout of the config.
+// From the config, the call reads only sharding.timeout.
 sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
                                    const char* const* endpoints);
 // Creates the engine of this rank, in the same way as sluice_engine_create(). The call also fails
@@ -441,14 +441,14 @@ sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_
 
 // Reads the text of a config file in the same way as `sluice train`. The text may have comments.
 // `config_json` is the config as JSON. The text is valid until the thread's next call of this
-// function. `file_name` names the config in messages. Fails with SLUICE_CONFIG if the text does not
-// parse, a key is unknown, or a value has the wrong type or is out of range.
+// function. In messages, `file_name` is the name of the config. Fails with SLUICE_CONFIG if the
+// text does not parse, a key is unknown, or a value has the wrong type or is out of range.
 sluice_status sluice_read_config(const char* text, const char* file_name, const char** config_json);
 
 // Sets the masters and the parameters of `tensors` between two steps. Moments and step stay as they
 // are. All ranks pass the same list. Fails with SLUICE_UNSUPPORTED if the config has storage.state.
-// If `values` fails, the tensors may have some of their new values. With several ranks, the engine
-// then stops.
+// If `values` fails, the tensors may have some of their new values. If there are several ranks, a
+// failure of `values` stops the engine.
 sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
                                     uint32_t tensor_count, sluice_values values, void* context);
 
@@ -457,24 +457,24 @@ sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tenso
 // success. Any other number is a failure, which stops the engine with SLUICE_RANKS. The function
 // must not call the same engine.
 typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
-// The norm group is for an application that splits its model itself, by tensor or pipeline
+// The norm group is for an application that itself splits its model, by tensor or pipeline
 // parallelism. The engines that together have the whole model form a group (<sluice/norm_group.h>).
 // All members clip by the group's norm, skip the same steps and keep the same loss scale. During
 // sluice_finish_step() and sluice_gradient_norm(), the engine calls `add` once, on the calling
-// thread. All members of the group have to make these calls equally often. Another member has equal
-// copies of the tensors in `elsewhere`, and counts these copies. If `add` is null, the engine
-// leaves the group. Must not be called while a step is active. `context` must stay valid until the
-// group ends or the engine is destroyed.
+// thread. All members of the group have to call sluice_finish_step() and sluice_gradient_norm()
+// equally often. Another member has equal copies of the tensors in `elsewhere`, and counts these
+// copies. If `add` is null, the engine leaves the group. Must not be called while a step is active.
+// `context` must stay valid until the group ends or the engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
 // Announces that the step or inference will use each of `units` once in `pass`, in the given order.
-// These uses follow all uses that were announced before. The engine begins to fetch these units
-// immediately. The program has to acquire these units in this order before sluice_finish_step().
-// Other units may be acquired in between. With several ranks, all ranks announce at the same point,
-// and each rank acquires the units that any rank has announced. `uses` receives the units in the
-// order in which the program has to acquire them, and `use_count` receives their number. `uses`
-// needs room for every announced unit of the model.
+// The new uses come after all uses that were announced before. The engine immediately begins to
+// fetch the announced units. The program has to acquire the announced units in the order of `uses`
+// before sluice_finish_step(). Other units may be acquired in between. With several ranks, all
+// ranks announce at the same point, and each rank acquires the units that any rank has announced.
+// `uses` receives the units in the order in which the program has to acquire them, and `use_count`
+// receives their number. `uses` needs room for every announced unit of the model.
 sluice_status sluice_announce(sluice_engine* engine, const uint32_t* units, uint32_t unit_count,
                               int32_t pass, uint32_t* uses, uint32_t* use_count);
 
@@ -500,9 +500,9 @@ sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_
 sluice_status sluice_trace_stop(sluice_trace_result* result);
 
 // Does the same as sluice_acquire(), but waits for at most about `milliseconds`. If the unit is not
-// ready by then, the call returns SLUICE_PENDING, which is not a failure. The caller can then check
-// for signals. To continue waiting, the caller repeats the call. Otherwise the caller has to call
-// sluice_abandon_step() or sluice_end_inference().
+// ready after this time, the call returns SLUICE_PENDING, which is not a failure. The caller can
+// then check for signals. To continue waiting, the caller repeats the call. A caller that does not
+// continue waiting has to call sluice_abandon_step() or sluice_end_inference().
 sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, sluice_lease* lease);
 
@@ -529,10 +529,10 @@ sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* fi
 // this call, even if the call fails. All ranks make this call.
 sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
-// This flag can be added to a sluice_frozen with SLUICE_ANNOUNCED. With several ranks, only this
-// rank then has the unit, such as an expert (UnitSpec::is_local). At the same place of the model,
-// each other rank has a unit with equal shapes and different names. A call of sluice_announce()
-// with local units lists only local units, and only this rank makes the call.
+// This flag can be added to a sluice_frozen, together with SLUICE_ANNOUNCED. With several ranks,
+// only this rank then has the unit, such as an expert (UnitSpec::is_local). At the same place of
+// the model, each other rank has a unit with equal shapes and different names. A call of
+// sluice_announce() with local units lists only local units, and only this rank makes the call.
 #define SLUICE_LOCAL 16
 
 #ifdef __cplusplus

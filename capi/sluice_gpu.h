@@ -3,9 +3,10 @@
 // gradients take at most memory.device of the config. All other calls are in sluice.h. The rules of
 // sluice.h for threads, processes and errors also hold here.
 //
-// The program computes on CUDA streams of its own. The engine and the optimizer order their copies
-// with the work on these streams. So the calling thread does not wait for the GPU. A stream that
-// the program passes to a call has to stay valid until the engine or the optimizer is destroyed.
+// The program computes on CUDA streams of its own. The engine and the optimizer synchronize their
+// copies with the work on these streams. So the calling thread does not wait for the GPU. A stream
+// that the program passes to a call has to stay valid until the engine or the optimizer is
+// destroyed.
 #pragma once
 
 #include "sluice.h"
@@ -19,9 +20,9 @@ extern "C" {
 sluice_status sluice_why_no_gpu(int32_t gpu, const char** why);
 
 // One of several GPUs that train one model together. Each GPU has a process or a thread of its own.
-// The GPUs are ranks, as sluice.h describes, and NCCL connects them.
+// Each GPU is a rank (see sluice.h). NCCL connects the GPUs.
 typedef struct sluice_gpu_ranks {
-  const char* id;  // of sluice_gpu_ranks_id(), the same for all ranks
+  const char* id;  // from sluice_gpu_ranks_id(); the same for all ranks
   uint32_t rank;
   uint32_t rank_count;  // at least 2
 } sluice_gpu_ranks;
@@ -49,8 +50,8 @@ sluice_status sluice_engine_create_on_gpu(const char* config_json, const sluice_
 // returns when the unit's transfers are under way. Later work on `gpu_stream` waits until the
 // transfers have ended. The addresses of the lease are in the GPU's memory.
 // On a GPU, sluice_acquire() and sluice_acquire_within() return only after the transfers have
-// ended. Work on any stream may use the leases of these two calls. All work that uses the lease has
-// to end before sluice_release().
+// ended. Work on any stream may use the leases of sluice_acquire() and sluice_acquire_within(). All
+// work that uses the lease has to end before sluice_release().
 sluice_status sluice_acquire_on_gpu(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, void* gpu_stream, sluice_lease* lease);
 // Does the same as sluice_release(). The lease ends when the work that is now on two streams has

@@ -36,8 +36,8 @@ class CpuOptimizer {
   static void set_update_pace(std::uint64_t parameters_per_second) {
     pace_ = parameters_per_second;
   }
-  // Calls move_like_update() on the same chunks as update(), so that the two speeds can be
-  // compared.
+  // Divides the arrays into the same chunks as update() does, and calls move_like_update() of
+  // update.h on each chunk. So the speeds of both functions can be compared.
   void move_like_update(const UpdateArrays& arrays);
   void accumulate(DType dtype, void* target, const void* source, std::uint64_t element_count);
   void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,

@@ -2,9 +2,9 @@
 // gradients over micro-batches, and compute the squared norm. Results depend only on the arguments.
 // Any thread may call the functions on disjoint memory. The *_reference functions are the scalar
 // definitions. The other functions are faster and give the same bits. simd_target_name() returns
-// the name of their instruction set. Each array is aligned at least for its element type. The
-// caller's floating-point environment has no effect on any result and stays unchanged, as in
-// update.h. The sign and the payload of a NaN result may differ from those of the definition.
+// the name of the instruction set that the faster functions use. Each array is aligned at least for
+// its element type. The caller's floating-point environment has no effect on any result and stays
+// unchanged. The sign and the payload of a NaN result may differ from those of the definition.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ void add_squared_norm_reference(DType dtype, const void* gradient, std::uint64_t
 void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
                       NormAccumulator& total);
 
-// Returns the index of the first NaN or infinity, if any. Only the message about a non-finite norm
-// needs this function, so its speed does not matter.
+// Returns the index of the first NaN or infinity, if any. The function may be slow, because only
+// the message about a non-finite norm needs it.
 std::optional<std::uint64_t> find_non_finite(DType dtype, const void* gradient,
                                              std::uint64_t element_count);
 

@@ -24,8 +24,8 @@ struct MomentCodes {
   MomentCodes from(std::uint64_t begin) const;
 };
 
-// A piecewise linear function from a value to the number of codes above the code of zero. There is
-// one line for each power of ten.
+// A piecewise linear function of a value's magnitude. The result is the number of the value's code,
+// counted from the code of zero. There is one line for each power of ten.
 struct CodeLines {
   static constexpr std::size_t kCount = 7;
 

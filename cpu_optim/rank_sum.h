@@ -1,7 +1,7 @@
 // Computes sums over ranks. The ranks' values are added in the order that base/ordered_sum.h
 // defines. The call sum_in_order() gives the same bits as sum_in_order_reference(), but is faster.
-// The caller's floating-point environment has no effect on any result and stays unchanged, as in
-// gradient_ops.h. The sign and the payload of a NaN result may differ between the two functions.
+// The caller's floating-point environment has no effect on any result and stays unchanged. The sign
+// and the payload of a NaN result may differ between the two functions.
 //
 // Thread rule: results depend only on the arguments. Any thread may call the functions on disjoint
 // memory.

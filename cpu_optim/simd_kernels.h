@@ -1,7 +1,7 @@
-// The vector kernels, and the choice of the kernels that this process uses. One source is compiled
-// once per instruction set. The header is internal to cpu_optim and its tests. Other code calls
-// update_simd(), accumulate_gradient() and add_squared_norm(), which also set the floating-point
-// environment. The functions change only their outputs, so any thread may call them.
+// The vector kernels, and the choice of the kernels that this process uses. The source of the
+// kernels is compiled once per instruction set. The header is internal to cpu_optim and its tests.
+// Other code calls update_simd(), accumulate_gradient() and add_squared_norm(), which also set the
+// floating-point environment. The functions change only their outputs, so any thread may call them.
 //
 // Invariant: every kernel gives the bits of the scalar definition (base/optimizer_math.h,
 // gradient_ops.h) for all results that are not NaN. If the definition gives NaN, the kernel gives
@@ -86,7 +86,7 @@ const SimdKernels& select_simd_kernels(std::string_view name);
 
 // Returns the kernels that this process uses. The call chooses the kernels with
 // select_simd_kernels(). The name comes from the environment variable SLUICE_SIMD, which is read at
-// the first call. Fails with kConfig, at every call, if SLUICE_SIMD names no available kernels.
+// the first call. Every call fails with kConfig if SLUICE_SIMD names no available kernels.
 const SimdKernels& active_simd_kernels();
 
 }  // namespace sluice

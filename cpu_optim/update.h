@@ -1,10 +1,10 @@
 // Makes one optimizer step over arrays in host memory, in one fused pass. The pass reads the
 // gradient, updates the moments and the master, writes the compute parameter, and detects values
 // that are not finite. The call update_reference() applies the scalar definition
-// (base/optimizer_math.h) in a loop, and tests compare other results with its results. The call
-// update_simd() gives the same bits on every instruction set (Highway, chosen at run time). The
-// results of both functions depend only on the arguments. Any thread may call the functions on
-// disjoint memory.
+// (base/optimizer_math.h) in a loop. Tests compare the results of faster code with the results of
+// update_reference(). The call update_simd() gives the same bits on every instruction set (Highway,
+// chosen at run time). The results of both functions depend only on the arguments. Any thread may
+// call the functions on disjoint memory.
 #pragma once
 
 #include <cstddef>
@@ -119,9 +119,10 @@ struct NonFiniteState {
   std::string_view part;
 };
 // Finds the first element with a value that is not finite. The result also names this value. The
-// name is "weight" (the master, or its rounded parameter), "exp_avg" or "exp_avg_sq". If all values
-// are finite, the result has the element number `element_count`. Only the message about
-// NewState::kNonFinite needs this function, so its speed does not matter.
+// name is "weight", "exp_avg" or "exp_avg_sq". "weight" stands for the master, or for the parameter
+// that is rounded from the master. If all values are finite, the result has the element number
+// `element_count`. The function may be slow, because only the message about NewState::kNonFinite
+// needs it.
 NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
 // Reads and writes the same bytes as update_simd(), in the same streams, in the same order, and

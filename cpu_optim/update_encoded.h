@@ -1,6 +1,6 @@
-// Turns an update of fp32 moments into an update of a run whose moments are bf16 or 8-bit codes.
-// The header is internal to cpu_optim. The functions are pure, and any thread may call them on
-// disjoint memory.
+// Applies an update function for fp32 moments to a run whose moments are bf16 or 8-bit codes. The
+// header is internal to cpu_optim. The functions are pure, and any thread may call them on disjoint
+// memory.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ inline void round_moments_reference(const FreshMoments& moments, const UpdateArr
   }
 }
 
-// Converts `values` to fp32 in `target`, and returns `target`. Returns null if `values` is null,
-// because the optimizer does not keep the moment.
+// Converts `values` to fp32, stores the results in `target`, and returns `target`. `values` is null
+// if the optimizer does not keep the moment. In this case, the result is null, too.
 inline float* decoded_bf16(const std::uint16_t* values, std::uint64_t count, float* target) {
   if (values == nullptr) return nullptr;
   for (std::uint64_t i = 0; i < count; ++i) target[i] = float_from_bf16(values[i]);

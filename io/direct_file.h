@@ -13,7 +13,7 @@ namespace sluice {
 
 // Returns the number of free bytes that an unprivileged user may take in the file system of
 // `directory`.
-// Fails with kInput.
+// Fails with kInput if `directory` is missing or not accessible.
 std::uint64_t free_bytes(const std::string& directory);
 
 class DirectFile {
@@ -23,8 +23,8 @@ class DirectFile {
   // file and removes the name immediately. The call allocates the space, so later writes cannot
   // fail with ENOSPC.
   // Fails with:
-  // - kInput: `directory` is missing, is not a directory, is not writable, or its file system
-  //   cannot preallocate.
+  // - kInput: `directory` is missing, is not a directory, is not writable, or is on a file system
+  //   that cannot preallocate.
   // - kNoSpace: there is too little space. The message gives the needed and the free bytes.
   // - kIo: the drive reports an error.
   static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
@@ -33,22 +33,24 @@ class DirectFile {
   // system has a flag against copy-on-write, the call sets this flag for the file. Fails with the
   // errors of create_scratch(), and with kUnsupported if the file system has no unnamed files.
   static DirectFile create_unnamed(const std::string& directory, std::uint64_t size_bytes);
-  // Gives the file a name that no other file has. The call does not sync the folder.
+  // Gives the file the name `path`. No other file may have this name. The call does not sync the
+  // folder.
   // Fails with kInput if the name is taken, and with kIo if the file system reports an error.
   void link_as(const std::string& path);
   // Opens an existing file.
   // Fails with kInput if the file is missing, is not a regular file, or is not writable. Also fails
-  // with kUnsupported if no descriptor is left, and with kIo.
+  // with kUnsupported if no descriptor is left, and with kIo if the drive reports an error.
   static DirectFile open_existing(const std::string& path);
   // Gives the file at least `size_bytes`, rounded up to whole pages. The call allocates the space
   // as create_scratch() does, and keeps the file's contents. Requires: the file has whole pages.
   // Fails with the errors of create_scratch(). After a failure, the file has its former size.
   void extend(std::uint64_t size_bytes);
-  // Undoes extend(): shortens the file to `size_bytes`.
+  // Undoes extend() by shortening the file to `size_bytes`.
   void cut(std::uint64_t size_bytes) noexcept;
 
   // Returns a second owner of the same open file. `name` is the name of the second owner in
-  // messages. Fails with kUnsupported if no descriptor is left, and with kIo.
+  // messages. Fails with kUnsupported if no descriptor is left, and with kIo if the kernel reports
+  // another error.
   DirectFile shared_as(const std::string& name) const;
 
   int descriptor() const { return descriptor_.get(); }

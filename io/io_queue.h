@@ -7,14 +7,14 @@
 //
 // Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks of
 // uring_queue run on the queue's owner thread. Callbacks of thread_queue run on several worker
-// threads at the same time. Callbacks of sync_queue run inside submit(). Callbacks may compute, for
-// example a checksum. Callbacks must not block for long, and must not submit to the queue that
-// calls them.
-// Invariants: every request completes exactly once. Either all bytes of the request have moved, or
-// the request has an errno. Short transfers are resumed. After EINTR and EAGAIN, a transfer is
-// retried a limited number of times. A read that reaches the end of the file ends with EIO. Waiting
-// requests of higher priority start first. Requests of the same priority start in the order of
-// arrival. No request starves (pending_list.h).
+// threads at the same time. Callbacks of sync_queue run inside submit(). Callbacks may do
+// computations, such as a checksum. Callbacks must not block for long, and must not submit to the
+// queue that calls them.
+// Invariants: every request completes exactly once. If a completed request has no errno, all of its
+// bytes have moved. Short transfers are resumed. After EINTR and EAGAIN, a transfer is retried a
+// limited number of times. A read that reaches the end of the file ends with EIO. Waiting requests
+// of higher priority start first. Requests of the same priority start in the order of arrival. No
+// request starves (pending_list.h).
 #pragma once
 
 #include <cstddef>
@@ -91,7 +91,7 @@ class IoQueue {
   // request any more.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
 
-  // Returns when every request submitted before the call has completed and its callback has
+  // Waits until all requests of earlier submit() calls have completed and their callbacks have
   // returned.
   virtual void wait_idle() = 0;
 
@@ -99,7 +99,7 @@ class IoQueue {
   // caller asked for.
   virtual IoCounters counters() const = 0;
   // Returns the counts of the requests whose IoRequest::drive is `drive`. A queue that does not
-  // distinguish drives counts all requests for drive 0.
+  // distinguish drives counts every request as a request of drive 0.
   virtual IoCounters drive_counters(std::uint32_t drive) const {
     return drive == 0 ? counters() : IoCounters{};
   }

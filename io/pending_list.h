@@ -1,4 +1,4 @@
-// The requests of one queue that have not started yet, by priority. Requests of higher priority
+// The requests that one queue has not started yet, sorted by priority. Requests of higher priority
 // leave first. Requests of the same priority leave in the order of arrival. The list links the
 // requests themselves. So the list needs no memory of its own, and has no limit.
 //

@@ -4,11 +4,11 @@
 // because the speed of real drives varies over time. If the real drive is clearly faster than a
 // limit, the limit is met exactly. The emulated drive works on one read and one write at a time.
 // With half duplex, the emulated drive works on only one request at a time. The drive takes
-// requests by priority, and requests of the same priority in the order of arrival. The bytes of a
-// request move at the given rate. The request completes `latency_ns` after its bytes have moved, so
-// requests complete in the order in which the drive took them. All times are computed from the
-// times of arrival, not from the times at which threads wake up. So delays do not add up. Waiting
-// uses no processor time.
+// requests in the order of their priorities. Requests of the same priority are taken in the order
+// of arrival. The bytes of a request move at the given rate. The request completes `latency_ns`
+// after its bytes have moved, so requests complete in the order in which the drive took them. All
+// times are computed from the times of arrival, not from the times at which threads wake up. So
+// delays do not add up. Waiting uses no processor time.
 //
 // Thread rule: the same as for IoQueue. Callbacks run on a thread of this queue, in order of
 // completion. Invariants: the same as for IoQueue. The owner of a request sees the real queue's
@@ -40,8 +40,8 @@ struct ThrottleOptions {
 class ThrottledQueue : public IoQueue {
  public:
   // Returns the sum of the delays of all requests. A request is delayed if the real drive completes
-  // the request later than the emulated drive. The delay is the difference between these two times.
-  // A result above 0 shows that the real drive was sometimes slower than the given limits.
+  // the request later than the emulated drive would. The delay is the difference between these two
+  // times. A result above 0 shows that the real drive was sometimes slower than the given limits.
   virtual std::uint64_t late_ns() const = 0;
 };
 

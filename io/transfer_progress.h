@@ -52,7 +52,8 @@ void begin_transfer(IoRequest& request);
 //   length 16384, 5000 bytes transferred -> [+4096, +12288)
 TransferAttempt next_attempt(const IoRequest& request);
 
-// Records the result of next_attempt(request): `result` is the number of bytes moved, or -errno.
+// Records the result of the attempt that next_attempt(request) has returned. `result` is the number
+// of bytes moved, or -errno.
 //   all bytes moved                         kEnded, error 0
 //   further than before                     kResume
 //   a read of 0 bytes: the file's end       kEnded, EIO

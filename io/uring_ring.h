@@ -36,7 +36,8 @@ class UringRing {
   ~UringRing();
 
   // Makes the calling thread the owner of the ring, and tries the ring once. A container may allow
-  // io_uring_setup but refuse later calls. Returns the refusal, or a Refusal with error 0.
+  // io_uring_setup but refuse later calls. Returns the refusal. If the kernel has refused nothing,
+  // the result has error 0.
   Refusal begin();
   // Throws `refusal` as an Error. The Error has the code kUnsupported.
   [[noreturn]] static void throw_refused(const Refusal& refusal);

@@ -39,7 +39,7 @@ enum class TraceKind : std::uint8_t {
   kNorm = 6,
   kAcquire = 7,      // the calling thread inside acquire()
   kFinish = 8,       // the calling thread inside finish()
-  kStep = 9,         // begin_step() to the end of finish(); size_bytes holds WorkTimes::any_ns
+  kStep = 9,         // from begin_step() to the end of finish(); size_bytes is WorkTimes::any_ns
   kCompute = 10,     // computation under a lease, on the lease's stream
   kWait = 11,        // the computation or the step's end waited; `reason` says why
   kLane = 12,        // a block in a lane of the optimizer pass
@@ -89,8 +89,8 @@ std::string span_name(const TraceRecord& record, std::string_view unit);
 
 // --- Counters, always on.
 
-// Durations are counted in buckets by powers of two. Bucket i counts durations in [2^i, 2^(i+1))
-// ns.
+// Durations are counted in buckets. The bounds of the buckets are powers of two. Bucket i counts
+// durations in [2^i, 2^(i+1)) ns.
 inline constexpr std::size_t kTraceBuckets = 48;
 
 struct TraceCount {
@@ -132,7 +132,7 @@ inline void trace_record(const TraceRecord& record) {
   if (trace_enabled()) trace_append(record);
 }
 
-// Counts the span, and records the span if a trace is running.
+// Counts the span. If a trace is running, the call also records the span.
 void trace_span(const TraceRecord& record);
 
 // Announces that a span has begun. If a trace is running, the call records `record` without an end.

@@ -16,15 +16,15 @@ namespace sluice {
 // The time of the steady clock in nanoseconds. All records and reports use this time base.
 std::uint64_t steady_now_ns();
 
-// Returns the time that follows from the counter and the counter's last calibration. Before the
-// first calibration, the result is the steady clock's time.
+// Computes the time from the counter and from the counter's last calibration. Before the first
+// calibration, the result is the steady clock's time.
 std::uint64_t trace_now_ns();
 
 // Calibrates the counter against the steady clock. The first call takes two milliseconds.
 void calibrate_trace_clock();
 
-// If `forced` is true, trace_now_ns() reads the steady clock, as on a processor without an
-// invariant counter.
+// If `forced` is true, trace_now_ns() reads the steady clock. On a processor without an invariant
+// counter, trace_now_ns() always reads the steady clock.
 void force_steady_trace_clock(bool forced);
 
 // Returns the name of the current source of trace_now_ns(): "tsc" or "clock_gettime".

@@ -4,8 +4,8 @@
 // a name. The first block is a text named "sluice-trace", which describes the records. All numbers
 // in the file are little-endian.
 //
-// Thread rule: pure. Invariant: a block whose checksum matches is whole. After a damaged block, a
-// reader searches for the next magic number and continues there.
+// Thread rule: the functions are pure. Invariant: a block whose checksum matches is whole. After a
+// damaged block, a reader searches for the next magic number and continues there.
 #pragma once
 
 #include <cstddef>
@@ -36,14 +36,14 @@ struct TraceBlockHeader {
   std::uint32_t reserved = 0;
   char name[kTraceNameBytes] = {};  // of the thread or the text; zero-padded
   std::uint64_t payload_bytes = 0;  // with padding
-  std::uint64_t checksum = 0;       // XXH3 of header (with this field 0) and payload
+  std::uint64_t checksum = 0;       // XXH3 of header and payload; this field counts as 0
 };
 static_assert(sizeof(TraceBlockHeader) == kTraceAlignBytes);
 
 std::uint64_t trace_checksum(const TraceBlockHeader& header, std::span<const std::byte> payload);
 
-// The text of the section "sluice-trace", as JSON. It contains the version, the layout of a record,
-// the names of kinds and reasons, and this process's clocks, host and rank.
+// The text of the section "sluice-trace", as JSON. The text contains the version, the layout of a
+// record, the names of kinds and reasons, and this process's clocks, host and rank.
 std::string trace_description(const TraceOptions& options);
 
 }  // namespace sluice

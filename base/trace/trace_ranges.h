@@ -1,5 +1,5 @@
 // Shows the spans of a trace as NVTX ranges while the spans run. NVIDIA's Nsight shows the ranges
-// beside the GPU's work. The ranges have the same names as the spans in a trace. Ranges are off by
+// next to the GPU's work. The ranges have the same names as the spans in a trace. Ranges are off by
 // default, and NVTX is not loaded while ranges are off. While ranges are on, their cost depends on
 // the tool that listens. Steps, acquire(), finish(), transfers, copies, updates, norms and
 // collectives have ranges. The computation under a lease has a range, too. This range lasts while

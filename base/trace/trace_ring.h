@@ -3,7 +3,7 @@
 // Thread rule: only the ring's own thread calls append(). Only one other thread at a time calls
 // drain(). Invariants: append() never waits. If the ring is full, append() drops the record and
 // counts the loss. While few records are waiting, the ring reuses the same few places and never
-// touches the others.
+// touches the other places.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // The drainer of a trace is a thread that empties the rings into the trace file, block by block.
 //
 // Thread rule: any thread may call add_ring() and add_section(). Only one thread calls finish().
-// Invariants: a record reaches the file within kDrainPeriod after append(), plus the time that the
+// Invariants: after append(), a record reaches the file within kDrainPeriod plus the time that the
 // disk needs. If the disk fails, the file ends early, but the run continues. The first failure is
 // kept, and finish() reports this failure.
 #pragma once

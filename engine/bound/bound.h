@@ -2,7 +2,8 @@
 // step's scarcest resource. T_bound is the time of the ideal schedule under a policy. A simulation
 // finds T_bound block by block (engine/bound/bound_simulation.h has the rules). A faster engine
 // could reach T_bound. The difference between T_bound and T_min comes from the policy, so no engine
-// can remove this difference. Pure: no I/O, no clock; callable from any thread.
+// can remove this difference. The functions are pure: they use neither I/O nor a clock. Any thread
+// may call them.
 #pragma once
 
 #include <span>
@@ -11,20 +12,20 @@
 
 namespace sluice {
 
-// The transfers of boundary activations count as busy time of storage and copies. A late unit is
-// read and written once more, and these bytes count in the same way. The arithmetic of a late
-// unit's missed updates also counts as busy time. No step ends before these transfers and this
+// The transfers of boundary activations count as busy time, both for storage and for copies. A late
+// unit is read and written once more, and these bytes count in the same way. The arithmetic of a
+// late unit's missed updates also counts as busy time. No step ends before these transfers and this
 // arithmetic have ended. The rest of the schedule is ideal.
 
-// Returns T_bound of `policy` with the lanes of the placement. `policy` is not kAuto.
-// Under kSpeculative, the schedule never repeats a step. Requires: rates.units has an entry per
+// Returns T_bound of `policy`. The number of lanes comes from the placement. `policy` is not kAuto.
+// Under kSpeculative, the schedule never repeats a step. Requires: rates.units has one entry per
 // unit.
 StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
 
-// Returns T_min, the busy time of the scarcest resource. The step is taken under the
+// Returns T_min, the busy time of the scarcest resource. T_min is computed for the
 // policy that moves the fewest bytes.
 StepCost minimum_step(const StepShape& shape);
-// Returns T_min, computed from the T_bounds of all policies that have a T_bound.
+// Computes T_min from the T_bounds of all policies that have a T_bound.
 StepCost minimum_of(std::span<const StepCost> bounds);
 
 }  // namespace sluice

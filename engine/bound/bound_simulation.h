@@ -1,8 +1,8 @@
-// Simulates the ideal schedule of a step under an overlap policy, block by block, until the
-// schedule repeats. The schedule uses the same resources as the engine: parameter slots, window
-// places, gradient slots and lanes. Computation, fetches and copies follow the schedule's order,
-// and blocks get lanes strictly in order. Within these limits, the schedule is ideal. Only the work
-// that has a rate takes time, and nothing waits needlessly.
+// Simulates the ideal schedule of a step under an overlap policy. The simulation goes block by
+// block, and ends when the schedule repeats. The schedule uses the same resources as the engine:
+// parameter slots, window places, gradient slots and lanes. Computation, fetches and copies follow
+// the schedule's order, and blocks get lanes strictly in order. Within these limits, the schedule
+// is ideal. Only the work that has a rate takes time, and nothing waits needlessly.
 //
 // The rules:
 //
@@ -12,52 +12,53 @@
 // step has been computed. Under `serial`, the next step begins when all blocks of the previous step
 // are at home. Announced uses have fetches and window places of their own. The fetches of announced
 // uses go first. Such a fetch begins when computation has reached the announcement.
-// Under optimizer.untouched "skip", units without a use in backward have no update.
+// Under optimizer.untouched "skip", units that the backward pass does not use are not updated.
 // A use of a unit waits until all blocks of the unit have been updated. Parameter fetches and lanes
 // share the parameter slots. If a fetch is reading a block or has the block in host memory, a lane
 // does not read the block again. A fetch does not read a block that a lane is reading or has in
 // host memory.
 // Some slots keep their blocks after use. The placement limits the number of these slots. Under
 // `eager` and `speculative`, blocks of the step's last fetch stay in their slots until the update.
-// If a block is updated after the change from backward to forward, the block stays in its slot
-// until the next forward.
+// If a block is updated after the change from the backward pass to the forward pass, the block
+// stays in its slot until the next forward pass.
 // A lane holds a block from the start of the block's reads to the end of the block's writes. A
 // block whose parameters and record are at home in host memory needs no lane.
 // Some gradients wait on the device. In the simulation, the device's work on these gradients takes
 // no time. This work reads each byte once, at the rate of the device's memory. Computation can run
-// at the same time, because arithmetic limits computation. The device's updates read and write
-// about ten times as many bytes. So these updates have a separate resource beside computation. The
-// device updates block by block as soon as the norm is known. Under `eager`, the device updates a
-// unit as soon as the unit's gradient is there.
+// at the same time, because the speed of computation depends on arithmetic and not on memory. The
+// device's updates read and write about ten times as many bytes. So the simulation has one resource
+// for these updates, and another resource for computation. The device updates block by block as
+// soon as the norm is known. Under `eager`, the device updates a unit as soon as the unit's
+// gradient has arrived.
 // Under optimizer.update_on "device", a block that is ready for its update takes a place on the
 // device. The block is copied up, updated by the device, and copied down, and then leaves the
-// place. Parameter fetches have priority for copies to the device. Gradients have priority for
-// copies to the host.
+// place. Among the copies to the device, the copies of parameter fetches go first. Among the copies
+// to the host, the copies of gradients go first.
 // Leases end in the order of the uses. A use may wait for the update of a unit that is leased at
 // its home. During this wait, no fetch overwrites the window place of a later use.
 // A use of parameters whose home is the device needs no copy. The parameters are already in place,
 // or are gathered in place.
-// With memory.unified, units in host memory also need no copy. Updates use parameters on the device
-// without copies. The first gradient of a unit in a step is then computed directly in the place
-// where the gradient waits. This gradient needs no slot.
+// With memory.unified, units in host memory also need no copy. Updates use the parameters on the
+// device directly, without a copy. The first gradient of a unit in a step is then computed directly
+// in the place where the gradient waits. This gradient needs no slot.
 // `serial`: lanes are granted in unit order when the norm is known.
 // `deferred`: lanes are granted in unit order as soon as lanes are free, and Adam waits for the
 // norm.
 // `eager`: while gradients arrive, lanes are granted in order of arrival, from the last unit to the
-// first. Afterwards, lanes are granted in unit order. Adam updates the blocks in the same order as
-// the lanes, and waits for the unit's gradient.
+// first. Afterwards, lanes are granted in unit order. Adam updates the blocks in the order in which
+// they got their lanes. For each block, Adam waits for the gradient of the block's unit.
 // `speculative`: the rules of `eager` hold for blocks whose home is storage. All other blocks wait
 // for the norm. No step is redone.
 // With a durable store, a commit is due after every commit_every updates. After such an update,
 // blocks that are at home in memory are also written to storage. These writes come after all other
 // writes. The next update of a block waits for the block's write. The commit begins when every
 // block is on storage. If flushes are short, the commit also waits until the next step has fetched
-// its units (engine/plan/commit_turn.h). Under `serial` and with several ranks, the commit does not
-// wait for these fetches. A commit makes three flushes, one after the other. Writes of a block's
-// next version wait until the commit has begun. If storage has two copies of each block, these
-// writes wait until the commit has ended. If more than 4 updates lie between two commits, the
-// simulation makes a commit after 4 updates. The cost of commits is counted only as often as
-// commits really occur.
+// its units (engine/plan/commit_turn.h). Under `serial`, the commit does not wait for these
+// fetches. If there are several ranks, the commit does not wait for them either. A commit makes
+// three flushes, one after the other. Writes of a block's next version wait until the commit has
+// begun. If storage has two copies of each block, these writes wait until the commit has ended. If
+// more than 4 updates lie between two commits, the simulation makes a commit after 4 updates. The
+// cost of these commits is then scaled to the number of commits that really occur.
 #pragma once
 
 #include "engine/bound/step_cost.h"

@@ -1,7 +1,7 @@
 // Describes a training step under a placement, in the form that engine/bound/bound.h takes. The
-// object has the schedule, the window and the activations of the step. It also has an example of
-// the uses that the step announces. The object is constant after construction. Any thread may call
-// its functions.
+// object has the schedule, the window and the activations of the step. The object also has an
+// example of the uses that the step announces. The object is constant after construction. Any
+// thread may call its functions.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ class PlannedStep {
   WindowPlan window_;
   std::vector<std::uint32_t> announced_after_;  // as in StepShape
   std::vector<LateUnit> late_units_;            // as in StepShape
-  const ActivationPlan activations_;            // empty if the application keeps them
+  const ActivationPlan activations_;            // empty if the application keeps activations
   const std::uint32_t commit_every_;
 };
 

@@ -24,8 +24,8 @@ class SimulatedCommits {
                    std::function<void(std::uint32_t block)> on_saved);
 
   bool are_made() const { return placement_.durable_copies != 0; }
-  // Returns whether `version` of a block may be written to storage. The earlier commits must have
-  // their tables, and a copy of the block must be free.
+  // Returns whether `version` of a block may be written to storage. The result is true if all
+  // earlier commits have their tables and a copy of the block is free.
   bool may_store(std::uint64_t version) const;
   // The call records that version `version` of the block is at home.
   void updated(std::uint32_t block, std::uint64_t version);

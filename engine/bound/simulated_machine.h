@@ -1,11 +1,11 @@
 // The machine on which the bound's simulation runs. The machine has resources, and computes from
-// rates how long a job takes. It keeps a calendar of the ends of jobs, and an account of time and
-// bytes. Each resource serves one job at a time and never interrupts a job. The waiting job with
-// the lowest rank is served first. Only the ranks decide the order of jobs. So equal times always
-// give equal schedules.
+// rates how long a job takes. The machine keeps a calendar of the ends of jobs, and an account of
+// time and bytes. Each resource serves one job at a time and never interrupts a job. The waiting
+// job with the lowest rank is served first. Only the ranks decide the order of jobs. So equal times
+// always give equal schedules.
 //
 // Times are whole numbers of ticks, so that sums of times have no rounding errors. A tick is a
-// nanosecond, except for steps that take years.
+// nanosecond. A tick is longer only for steps that take years.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Invariant: all jobs that end at one instant have ended before any resource starts its next job.
@@ -31,13 +31,13 @@ enum class SimulatedTask : std::uint8_t {
   kCompute,     // a use is computed
   kDrain,       // a use's gradient has left the device
   kAccumulate,  // a use's gradient is added to the earlier ones
-  kNorm,        // a use's gradient has its norm
+  kNorm,        // the norm of a use's gradient is known
   kLoad,        // one part of a block's state is in the lane
   kAdam,        // a block is updated
   kDeviceAdam,  // a block whose state is at home on the device is updated
   kStreamUp,    // a block that the device will update is on the device
-  kStreamAdam,  // such a block is updated
-  kStreamDown,  // such a block is back in host memory
+  kStreamAdam,  // the device has updated this block
+  kStreamDown,  // this block is back in host memory
   kPublish,     // a block's new parameters are on the device
   kWriteBack,   // one part of a block is at home
   kSpillCopy,   // a block of a gradient that waits on storage has left the device
@@ -63,16 +63,16 @@ constexpr std::uint64_t ranked(std::uint64_t urgency, std::uint64_t place) {
 
 class SimulatedMachine {
  public:
-  // `on_end` is called when a job ends. If a job takes no time, `on_end` is called before the call
-  // that started the job returns. The rates of `shape` must outlive the machine. The length of a
-  // tick is chosen so that `steps` steps do not run out of ticks.
+  // `on_end` is called when a job ends. If a job takes no time, the call that starts the job also
+  // calls `on_end`. The rates of `shape` must outlive the machine. The length of a tick is chosen
+  // so that `steps` steps do not run out of ticks.
   SimulatedMachine(const StepShape& shape, std::uint64_t steps,
                    std::function<void(const SimulatedJob&)> on_end);
 
   void read(const SimulatedJob& job, std::uint64_t size_bytes);
   void write(const SimulatedJob& job, std::uint64_t size_bytes);
-  // Occupies the drive in the same way as a write. A flush takes `duration_s`, and also the time to
-  // empty the write cache.
+  // Occupies the drive in the same way as a write. A flush takes `duration_s` plus the time for
+  // emptying the write cache.
   void flush(const SimulatedJob& job, double duration_s);
   void copy_up(const SimulatedJob& job, std::uint64_t size_bytes);
   void copy_down(const SimulatedJob& job, std::uint64_t size_bytes);
@@ -107,7 +107,7 @@ class SimulatedMachine {
     bool is_busy = false;
     bool ends_job = false;        // true if the job ends when the line is free
     std::int64_t free_ticks = 0;  // of a busy line
-    std::uint64_t number = 0;     // orders the ends of one instant
+    std::uint64_t number = 0;     // orders jobs that end at one instant
     SimulatedJob job;
     std::int64_t busy_ticks = 0;
     std::int64_t idle_since_ticks = 0;

@@ -61,7 +61,7 @@ class SimulatedPass {
 
  private:
   struct Block {
-    std::uint64_t updates = 0;  // the maximum for a block that is never updated
+    std::uint64_t updates = 0;  // UINT64_MAX for a block that is never updated
     std::uint64_t grants = 0;   // passes in which the block has had its turn
     std::uint64_t place = 0;    // the place of the block in the order of all passes
     std::uint32_t pending = 0;  // parts to read before Adam, or to write after Adam
@@ -131,9 +131,9 @@ class SimulatedPass {
   std::uint64_t granted_ = 0;
   std::uint32_t lanes_free_;
   std::uint32_t staging_free_;       // places for blocks that the device updates
-  std::uint32_t next_block_ = 0;     // by unit
-  std::uint32_t next_arrival_ = 0;   // by arrival: unit
-  std::uint32_t arrival_block_ = 0;  // and its block
+  std::uint32_t next_block_ = 0;     // in unit order
+  std::uint32_t next_arrival_ = 0;   // the next unit, in order of arrival
+  std::uint32_t arrival_block_ = 0;  // the next block of this unit
   std::uint64_t normed_steps_ = 0;   // steps whose norm is known
 
   // Two queues of the blocks that wait only for the CPU: one in the order of places in the pass,

@@ -1,6 +1,6 @@
 // Simulates the gradient drain of a step for the bound. Some gradients of the step wait on storage.
 // Only one use's gradient is drained at a time. A gradient that waits on storage is written block
-// by block, through the staging slots, as in engine/flow/gradient_spill.h.
+// by block, through the staging slots. In the engine, engine/flow/gradient_spill.h does the same.
 //
 // Thread rule: one thread, because one simulation owns the object.
 #pragma once
@@ -17,9 +17,9 @@ namespace sluice {
 
 class SimulatedSpill {
  public:
-  // If the next gradient to drain is one that waits in host memory, `on_host` is called. `on_left`
-  // is called when a gradient that waits on storage has left its slot. `on_home` is called when a
-  // gradient that waits on storage has been stored and added to the norm.
+  // `on_host` is called if the next gradient to drain waits in host memory. `on_left` is called
+  // when a gradient that waits on storage has left its slot. `on_home` is called when a gradient
+  // that waits on storage has been stored and added to the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;

@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// The machine's rates for one rank. If a rate is 0, the work takes no time.
+// The machine's rates for one rank. If a rate is 0, the work at this rate takes no time.
 struct Rates {
   double read_bytes_per_second = 0;  // of all drives together
   double write_bytes_per_second = 0;
@@ -45,7 +45,7 @@ enum class Resource : std::uint8_t {
   kCopyUp,
   kCopyDown,
   kCpu,           // Adam, norms and additions
-  kDeviceUpdate,  // beside computation, as far as the memory's rate allows
+  kDeviceUpdate,  // overlaps computation as far as the memory's rate allows
   kLinks,         // between ranks; only in plans
 };
 inline constexpr std::size_t kResourceCount = 9;

@@ -28,7 +28,7 @@ struct CheckpointName {
   auto operator<=>(const CheckpointName&) const = default;
 };
 
-// Returns `text` as the name of a checkpoint, or nothing if `text` is no such name.
+// Parses the name of a checkpoint. The result is empty if `text` is not the name of a checkpoint.
 std::optional<CheckpointName> checkpoint_name_from(std::string_view text);
 
 // Returns the names of the checkpoints in `root`, newest first. The list is empty if `root` does
@@ -57,7 +57,8 @@ class CheckpointLock {
 class NewCheckpoint {
  public:
   // Makes `root` if it is missing.
-  // Fails with kInput, kNoSpace or kIo. The functions below fail with the same errors.
+  // Fails with kInput if the folder cannot be used, with kNoSpace if the disk is full, and with kIo
+  // if the drive reports an error. The functions below fail with the same errors.
   explicit NewCheckpoint(const std::string& root);
   NewCheckpoint(const NewCheckpoint&) = delete;
   NewCheckpoint& operator=(const NewCheckpoint&) = delete;
@@ -65,7 +66,8 @@ class NewCheckpoint {
 
   const std::string& folder() const { return folder_; }
   // Makes a file of `size_bytes` bytes that begins with `beginning`. The call reserves the space
-  // for the file. So a full disk makes this call fail, not a later write.
+  // for the file. So if the disk is full, this call fails. A later write does not fail for this
+  // reason.
   void create(const std::string& name, std::string_view beginning, std::uint64_t size_bytes) const;
   // Writes a whole file and syncs it.
   void write(const std::string& name, std::string_view text) const;
@@ -89,10 +91,10 @@ class CheckpointFile {
   // Whole pages are written without the page cache, if the file system allows such writes. If the
   // address of `bytes` is not a multiple of a page, the call first copies these bytes to `room`. No
   // other thread uses `room`. `room` begins at a multiple of a page and has at least one page.
-  // Fails with kNoSpace or kIo.
+  // Fails with kNoSpace if the disk is full, and with kIo if the drive reports an error.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);
-  // Fails with kIo.
+  // Fails with kIo if the drive reports an error.
   void sync();
 
  private:

@@ -1,7 +1,7 @@
 // The manifest of a checkpoint, sluice_state.json (docs/checkpoints.md). The manifest describes
-// what was trained and at which step. It also has the lengths and checksums of everything in the
-// folder. Each piece of a tensor has its own checksum. So a reader of a range reads only the pieces
-// that overlap the range.
+// what was trained and at which step. The manifest also has the lengths and checksums of everything
+// in the folder. Each piece of a tensor has its own checksum. So a reader of a range reads only the
+// pieces that overlap the range.
 //
 // Thread rule: plain data and pure functions.
 #pragma once
@@ -65,8 +65,7 @@ std::string manifest_text(const CheckpointManifest& manifest);
 // Fails with:
 // - kDamaged: the text has changed since it was written.
 // - kInput: the text is undamaged, but is not a manifest of this format. The message names the
-// field, the expected
-//   and the found value.
+//   field, the expected value and the found value.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& path);
 
 }  // namespace sluice

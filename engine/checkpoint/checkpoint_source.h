@@ -20,8 +20,9 @@ namespace sluice {
 class CheckpointSource final : public StateSource {
  public:
   // Reads the manifest, and checks every file's length and header.
-  // Fails with kInput or kDamaged. The message names the file, the field, the expected value and
-  // the found value.
+  // Fails with kInput if a file is missing or cannot be used, and with kDamaged if a length or a
+  // checksum differs. The message names the file, the field, the expected value and the found
+  // value.
   explicit CheckpointSource(const std::string& folder,
                             CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
   ~CheckpointSource() override;
@@ -30,11 +31,11 @@ class CheckpointSource final : public StateSource {
   const CheckpointManifest& manifest() const { return manifest_; }
 
   StatePosition position() const override { return manifest_.position; }
-  // Fails with kInput if the checkpoint's model, precision or optimizer differs.
+  // Fails with kInput if the checkpoint's model, precision or optimizer differs from `wanted`.
   void prepare(const StateDescription& wanted) override;
   // Fails with:
   // - kDamaged: bytes have changed since they were written. The message names the file and the
-  // range.
+  //   range.
   // - kIo: the drive reports an error.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;

@@ -27,7 +27,7 @@
 
 namespace sluice {
 
-// Returns values of the config that are only information for readers of a checkpoint.
+// Returns some values of the config. A checkpoint has these values only as information for people.
 std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer);
 
 class CheckpointWriter {
@@ -45,18 +45,18 @@ class CheckpointWriter {
   // Returns whether this rank writes blocks. If several ranks have the same blocks, only the first
   // of these ranks writes the blocks. Each rank writes its own local units.
   bool writes_blocks() const { return writes_shared_blocks() || has_local_; }
-  // Writes a block that this rank has, unless another rank writes the same block. Several threads
-  // may call this function. Each thread uses its own number `thread` and its own `room` of
-  // room_bytes() bytes.
-  // Fails with kNoSpace or kIo. The message names the file.
+  // Writes a block that this rank has. If another rank writes the same block, the call does
+  // nothing. Several threads may call this function. Each thread uses its own number `thread` and
+  // its own `room` of room_bytes() bytes.
+  // Fails with the errors of CheckpointFile. The message names the file.
   void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
   std::uint64_t room_bytes() const { return room_.size_bytes(); }
   // Any thread may call this function after the last write(). On return, the data that this rank
   // has written is on the drive.
-  // Fails with kIo. The message names the file.
+  // Fails with kIo if the drive reports an error. The message names the file.
   void sync();
-  // Gives the checkpoint its name. If this rank has not written its part, `failure` says why.
-  // `application` has the application's texts of ranks that are not running. These texts replace
+  // Gives the checkpoint its name. If this rank has not written its part, `failure` says why. For
+  // ranks that are not running, `application` has the application's texts. These texts replace
   // SaveOptions::application.
   // Fails with the errors of begin(), and with `failure`.
   SavedCheckpoint finish(const std::optional<Error>& failure,

@@ -47,7 +47,8 @@ struct PickleValue {
 };
 
 // Error messages name `path`.
-// Fails with kInput. The message gives the opcode or the name, and the byte offset.
+// Fails with kInput if the pickle is damaged, or has an unknown opcode or name. The message gives
+// the opcode or the name, and the byte offset.
 PickleObject read_pickle(std::string_view bytes, const std::string& path);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
 // A cache of those pieces of a checkpoint that were read last. Blocks and pieces may begin at
 // different elements, so neighboring ranges may need the same piece. The cache avoids a second read
-// of such a piece. Pieces in use always stay in memory. The cache holds a few pieces, or more
-// pieces if threads have used more at the same time.
+// of such a piece. Pieces in use always stay in memory. The cache holds a few pieces. If threads
+// have used more pieces at the same time, the cache holds more pieces.
 //
 // Thread rule: any thread. If several threads want the same piece, one thread reads the piece and
 // the other threads wait.
@@ -30,8 +30,8 @@ class PieceCache {
 
   // Returns the piece. The piece stays in memory as long as the returned pointer exists. The cache
   // must outlive the pointer.
-  // Fails with the exception of `read`. After a failure, the next call for the piece reads the
-  // piece again.
+  // If `read` throws an exception, the call throws this exception. After a failure, the next call
+  // for the piece reads the piece again.
   std::shared_ptr<const std::span<const std::byte>> get(const Key& key, const Read& read);
 
  private:

@@ -42,7 +42,8 @@ class SafetensorsFile {
   // Finds a tensor of any type. The result is null if no tensor has that name.
   const Entry* find(const std::string& name) const;
   // The call copies bytes [first_byte, ...) of a tensor.
-  // Fails with kInput if the file has been truncated since construction, and with kIo.
+  // Fails with kInput if the file has been truncated since construction, and with kIo if the drive
+  // reports an error.
   // Requires: `entry` belongs to this file, and the range is inside the tensor.
   void read_bytes(const Entry& entry, std::uint64_t first_byte, std::span<std::byte> bytes) const;
 
@@ -61,8 +62,8 @@ class SafetensorsFile {
   // Fails with kInput if there is no F32 tensor of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
   // The call copies elements [first_element, ...) to `values`.
-  // Fails with kInput if the name is unknown or if the file has been truncated since construction,
-  // and with kIo.
+  // Fails with kInput if the name is unknown or if the file has been truncated since construction.
+  // Also fails with kIo if the drive reports an error.
   // Requires: the range is inside the tensor.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
 

@@ -1,8 +1,9 @@
 // The JSON header of a safetensors file, which lists the tensors and their places. The parser reads
 // the header in one pass, and fails at the first text that is outside the format. So the length of
-// a damaged or hostile header limits the time and the memory that the header can cost.
+// a header limits the time and the memory that the parser needs, even if the header is damaged or
+// hostile.
 //
-// Thread rule: pure.
+// Thread rule: the functions are pure.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Checks that an engine can continue with a saved state. Pure.
+// Checks that an engine can continue with a saved state. The function is pure.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 namespace sluice {
 
 // In messages, `where` names the place of the saved state.
-// Fails with kInput if model, precision, optimizer or frozen units differ. The message names the
-// field, the found value, the value that the config asks for, and the remedy.
+// Fails with kInput if `own` and `wanted` differ in model, precision, optimizer or frozen units.
+// The message names the field, the found value, the value that the config asks for, and the remedy.
 void require_same_state(const StateDescription& own, const StateDescription& wanted,
                         CheckpointPrecision precision, const std::string& where);
 

@@ -47,11 +47,11 @@ class StoreSource final : public StateSource {
   const std::vector<std::string>& application() const { return application_; }
 
   StatePosition position() const override { return position_; }
-  // Fails with kInput if the store's model, precision or optimizer differs.
+  // Fails with kInput if the store's model, precision or optimizer differs from `wanted`.
   void prepare(const StateDescription& wanted) override;
   // Fails with:
   // - kDamaged: bytes have changed since they were written. The message names the file and the
-  // range.
+  //   range.
   // - kIo: the drive reports an error.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;

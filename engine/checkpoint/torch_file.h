@@ -1,6 +1,6 @@
-// A file with one tensor or one number, written by torch.save(). The file is a zip archive of a
-// pickle and of raw elements. Only requested ranges are read. Before the first read, the checksum
-// of the elements is compared with the archive's checksum.
+// A file that torch.save() has written. The file contains one tensor or one number. The file is a
+// zip archive of a pickle and of raw elements. Only requested ranges are read. Before the first
+// read, the checksum of the elements is compared with the archive's checksum.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -20,7 +20,8 @@ namespace sluice {
 class TorchFile {
  public:
   // If the file holds a dictionary, `key` names the entry to read.
-  // Fails with kInput. The message names the file and what the file contains.
+  // Fails with kInput if the file cannot be used. The message names the file, and says what the
+  // file contains.
   TorchFile(const std::string& path, const std::string& key);
 
   const std::string& path() const { return path_; }
@@ -32,8 +33,11 @@ class TorchFile {
   // Fails with kInput if there is no such number.
   std::uint64_t count();
   // The call copies elements [first_element, ...) as fp32.
-  // Fails with kInput if the elements are of another type or if the range goes beyond the end, and
-  // with kDamaged and kIo.
+  // Fails with:
+  // - kInput: the elements are not of a 16-bit or 32-bit float type, or the range goes beyond the
+  //   end.
+  // - kDamaged: the elements do not match their checksum.
+  // - kIo: the drive reports an error.
   void read(std::uint64_t first_element, std::span<float> values);
 
  private:

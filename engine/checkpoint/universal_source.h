@@ -24,15 +24,15 @@ std::optional<std::string> universal_parameters(const std::string& folder);
 class UniversalSource final : public StateSource {
  public:
   // `parameters` is a result of universal_parameters().
-  // Fails with kInput. The message names the file.
+  // Fails with kInput if the folder has no parameters, or if parameters have made different numbers
+  // of steps. The message names the file or the folder.
   explicit UniversalSource(const std::string& parameters);
 
   StatePosition position() const override { return position_; }
-  // Fails with kInput if a tensor is missing, superfluous or of another shape, or if parameters
-  // have made different numbers of steps. Also fails with kInput if the optimizer of `wanted` is
-  // neither Adam nor AdamW.
+  // Fails with kInput if a tensor is missing, superfluous, opaque or of another shape. Also fails
+  // with kInput if the optimizer of `wanted` is neither Adam nor AdamW.
   void prepare(const StateDescription& wanted) override;
-  // Fails with kInput, kDamaged or kIo.
+  // Fails with the errors of TorchFile::read().
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
 

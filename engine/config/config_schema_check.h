@@ -1,6 +1,6 @@
 // Checks JSON values against the part of JSON Schema that configs/sluice.schema.json uses: type,
 // properties (unknown properties are refused), enum, ranges, items, minItems, and format "size".
-// The schema is the only table for the check, the defaults and the documentation. Pure.
+// The check, the defaults and the documentation all use this one schema. The functions are pure.
 #pragma once
 
 #include <functional>

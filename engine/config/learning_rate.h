@@ -19,9 +19,9 @@ enum class WarmupShape : std::uint8_t { kLinear, kLog };
 
 // How updates are counted for the warm-up and the decay. With `kSluice`, the first update is the
 // first step of the warm-up, and the last update of the run is the end of the decay. With
-// `kDeepspeed`, updates are counted as in DeepSpeed's engine, which advances its scheduler after
-// each update. Update s then has the rate of the scheduler's step s - 1, and the first two updates
-// have the starting rate.
+// `kDeepspeed`, updates are counted in the same way as in DeepSpeed's engine. That engine advances
+// its scheduler after each update. Update s then has the rate of the scheduler's step s - 1, and
+// the first two updates have the starting rate.
 enum class ScheduleCount : std::uint8_t { kSluice, kDeepspeed };
 
 struct ScheduleOptions {

@@ -2,15 +2,15 @@
 // given. Several jobs run at the same time. The record of a block on storage is read into a lane,
 // changed in the lane, and written back to storage. At the same time, records of other blocks are
 // read and written. The record of a block in host memory is changed in place. If a tensor is on a
-// device, the parameters and gradients of a block are copied to the host before the work, and the
-// parameters are copied back after the work. When there are no more jobs, free lanes read the
-// blocks that are expected next. The flow expects blocks to follow each other in the same order as
-// the last time.
+// device, the parameters and gradients of a block are copied to the host before the work. After the
+// work, the parameters are copied back to the device. When there are no more jobs, free lanes read
+// the blocks that are expected next. The flow expects blocks to follow each other in the same order
+// as the last time.
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
 // Invariants: a block is in at most one flight at a time. The checksum of a record changes together
-// with the record's bytes. A lane may read a block ahead that no job then uses. Such a block is not
-// written back when another block takes the lane.
+// with the record's bytes. A lane may read ahead a block that no job uses later. Such a block is
+// not written back when another block takes the lane.
 #pragma once
 
 #include <cstdint>
@@ -80,8 +80,7 @@ class DetachedFlow {
   // Returns whether every job is done and every record is at home.
   bool is_idle() const { return jobs_.empty() && flights_with_job_ == 0 && !is_staging(); }
 
-  // Returns whether the worker has a record, or whether values are on the way to or from the
-  // device.
+  // Returns true if the worker has a record, or if values are on the way to or from the device.
   bool is_working() const { return working_ != 0 || is_staging(); }
 
   // Any thread may call counters() at any time.

@@ -1,11 +1,11 @@
 // The plan of a detached optimizer. The plan says how the state is cut into blocks, and where each
-// block lives. Pure; any thread.
+// block lives. The functions are pure, and any thread may call them.
 //
 // A block's record has one or two parts. In each part, the number of elements is padded to a
 // multiple of 256. The first part has the 16-bit values that the parameter received last. A record
 // for fp32 parameters has no such part. The second part is the same record as in an engine
-// (engine/plan/layout.h). It has the rest of the master, and the moments in fp32, bf16 or 8-bit
-// codes.
+// (engine/plan/layout.h). The second part has the rest of the master, and the moments in fp32, bf16
+// or 8-bit codes.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,8 @@ inline constexpr std::uint64_t kSmallElements = 16 << 10;
 std::uint64_t staged_gradient_offset(const DetachedBlock& block);
 
 // `host_budget_bytes` is used if the config has no host budget.
-// Fails with kConfig or kOutOfMemory.
+// Fails with kConfig if placement.optimizer is "device", and with kOutOfMemory if the host budget
+// is too small.
 DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor> tensors,
                            std::uint64_t host_budget_bytes);
 

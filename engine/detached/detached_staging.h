@@ -3,7 +3,8 @@
 // each block get a place in page-locked host memory.
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
-// Invariant: a place belongs to one block from take() until the function that send() received runs.
+// Invariant: a place belongs to one block from take() on. The place becomes free when `done` of
+// send() runs.
 #pragma once
 
 #include <cstddef>

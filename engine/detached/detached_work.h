@@ -38,8 +38,8 @@ BlockOutcome update_detached(const DetachedBlock& block, const BlockValues& valu
                              const UpdateCoefficients& coefficients, std::byte* record,
                              WorkerArena& arena);
 
-// These functions read or write elements [begin, begin + size) of the block, as
-// DetachedOptimizer::read() and write() do.
+// These functions do the work of DetachedOptimizer::read() and write() for elements [begin, begin +
+// size) of the block.
 void read_detached(const DetachedBlock& block, StateKind kind, const std::byte* record,
                    std::uint64_t begin, std::span<float> target);
 void write_detached(const DetachedBlock& block, StateKind kind, std::byte* record,

@@ -1,4 +1,5 @@
-// The places of each plane's copies in the data files of a new durable store. Pure.
+// The places of each plane's copies in the data files of a new durable store. The functions are
+// pure.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 namespace sluice {
 
 struct CopyPlaces {
-  // The places are in the order of planes, as in DurableHomes. Each block has two planes. The plane
-  // for the record of a frozen block has no bytes.
+  // The list has one entry per plane, in the order of DurableHomes::planes. Each block has two
+  // planes. The plane for the record of a frozen block has no bytes.
   std::vector<CommitPlane> planes;
   std::vector<std::uint64_t> file_bytes;  // by data file, one for each weight
 };

@@ -31,27 +31,27 @@ class ActivationFlow {
   // If all accesses of the plan have been made, the call starts the same plan again. Otherwise, the
   // call does nothing. Before the plan starts again, the call waits until no computation uses the
   // window any more.
-  // Fails with kInvalidArgument if an access is still held. The call also fails with the first
-  // failure of the engine or of the device.
+  // Fails with kInvalidArgument if an access is still held. If the engine or the device has failed
+  // before, the call throws the first failure.
   void begin_again();
   // Makes the access that comes next in the plan. Work that is enqueued on `stream` after this call
   // may read or write the activation. The call blocks until the access's transfers are on their way
   // to the device.
-  // Fails with kInvalidArgument if this access is not the next one, or if too many accesses are
-  // held. The call also fails with the engine's first failure.
+  // Fails with kInvalidArgument if another access is next in the plan, or if too many accesses are
+  // held. If the engine has failed before, the call throws the engine's first failure.
   LeasedActivation acquire(const ActivationRef& ref, ActivationAction action, StreamId stream);
   // Ends an access. Work that is enqueued on the access's stream after this call must not use the
   // activation.
   void release(const LeasedActivation& lease) noexcept;
   // Fails with kInvalidArgument if accesses of the plan are missing or still held.
   void require_complete() const;
-  // Waits until no computation uses the window any more. Returns the totals since the last call.
-  // Requires: the plan is complete.
-  // Fails with the first failure of the engine or of the device.
+  // Waits until no computation uses the window any more. Returns the numbers of bytes that have
+  // been moved since the last call. Requires: the plan is complete.
+  // If the engine or the device has failed, the call throws the first failure.
   ActivationReport finish();
-  // Ends the plan before all of its accesses have been made. Accesses that are still held end, too.
-  // The call returns when no computation uses the window any more, and no transfer is in flight. If
-  // the store is stuck, the call does not wait for the transfers.
+  // Ends the plan before all of its accesses have been made. The call also ends the accesses that
+  // are still held. The call returns when no computation uses the window any more, and no transfer
+  // is in flight. If the store is stuck, the call does not wait for the transfers.
   void abandon() noexcept;
   // Waits until no transfer is in flight, even if the store is stuck. The caller may then free the
   // memory that transfers use.
@@ -69,7 +69,7 @@ class ActivationFlow {
   Device& device_;
   Scheduler& scheduler_;
   StepTimeline& timeline_;
-  const std::uint32_t held_max_;  // accesses held at once; the plans assume this limit
+  const std::uint32_t held_max_;  // limit for accesses held at once; the plans assume this limit
   LeaseGuard* const guard_;       // null without memory.guard
   const std::uint64_t place_bytes_;
   ActivationTransfers transfers_;
@@ -78,10 +78,10 @@ class ActivationFlow {
   std::uint64_t step_ = 0;
   std::uint32_t next_access_ = 0;
   std::uint32_t held_ = 0;
-  std::vector<bool> is_released_;  // by access: whether the application has released it
+  std::vector<bool> is_released_;  // by access: whether the application has released the access
   std::vector<StreamId> streams_;  // by access
   // There are two events for each access that may need a transfer. The first event is recorded
-  // before the wait for this access, and the second event after the wait.
+  // before the wait for this access. The second event is recorded after the wait.
   std::vector<Event> asked_events_;
   std::vector<Event> granted_events_;
 };

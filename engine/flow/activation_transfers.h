@@ -1,17 +1,17 @@
-// This class makes the transfers of an activation flow. The transfers are all copies, reads and
-// writes that an ActivationPlan requires. If a saved activation has to leave the device, the
+// This class makes the transfers of an activation flow. An ActivationPlan requires copies, reads
+// and writes, and this class makes all of them. If a saved activation has to leave the device, the
 // activation leaves as soon as computation no longer uses it. An activation is brought back before
 // the application loads it. Activations come back in the order of the loads. An activation comes
 // back as soon as its place in the window and a staging slot are free. The block store moves
 // activations to and from storage, and verifies and watches these transfers. If computation waits
-// for parameters, the transfers of these parameters have priority.
+// for parameters, the copies of these parameters have priority over the copies of activations.
 //
 // Thread rule: scheduler's thread, unless stated otherwise.
 // Progress: a fetch overwrites an activation in the window. The fetch starts only after the
 // overwritten activation has been released. If this activation is still needed, it must also be at
-// home, or be on its way home. So a fetch holds its staging slot only until the drive and the
-// queued copies have finished. A store holds its staging slot until the enqueued computation and
-// the drive have finished.
+// home or on its way home. So a fetch holds its staging slot only until the drive and the queued
+// copies have finished. A store holds its staging slot until the enqueued computation and the drive
+// have finished.
 #pragma once
 
 #include <array>
@@ -54,20 +54,22 @@ class ActivationTransfers {
   bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }
   // Whether a transfer may never end.
   bool is_stuck() const { return store_.is_stuck(); }
-  // Forgets the activations on storage. No later call may load these activations. Requires: idle(),
-  // or is_stuck().
+  // Forgets the activations that are on storage. No later call may load these activations.
+  // Requires: idle(), or is_stuck().
   void drop_stored() { drop_from_storage(on_storage_bytes_); }
-  // The totals since the last call. Any thread may call this function while idle() is true.
+  // The bytes that have been moved since the last call. Any thread may call this function while
+  // idle() is true.
   ActivationReport take_moved() { return std::exchange(moved_, {}); }
 
-  // Any thread may call the functions below, until the next begin().
+  // Until the next begin(), any thread may call the functions below.
   //
   // After this call, work that is enqueued on `stream` waits until the access's place in the window
   // may be used. Requires: is_ready().
   void wait_until_usable(StreamId stream, std::uint32_t access);
   // The caller must record this event after the computation that uses the place of the access.
   EventId used_event(std::uint32_t access) const;
-  // The events that used_event() returns, for all places in the window.
+  // The list has one event for each place in the window. used_event() returns the event of one
+  // place.
   std::span<const Event> used_events() const { return used_events_; }
   std::byte* place_of(std::uint32_t access) const;
   // The unit that computes the activation.
@@ -80,7 +82,7 @@ class ActivationTransfers {
   struct Slot {
     Transfer transfer;
     std::uint32_t access = 0;
-    std::uint32_t piece = 0;  // number of the piece in the activation's home
+    std::uint32_t piece = 0;  // index of the piece in the activation's home
     bool is_free = true;
     bool is_read = false;
   };
@@ -133,27 +135,27 @@ class ActivationTransfers {
   Device& device_;
   Scheduler& scheduler_;
   const bool is_on_storage_;
-  std::vector<Event> used_events_;     // by place: after the last computation that used it
-  std::vector<Event> arrived_events_;  // by place: after the last copy to it
-  std::vector<Event> left_events_;     // by place: after the last copy from it
-  std::vector<Event> home_events_;     // by home in host memory: after the last copy to or from it
+  std::vector<Event> used_events_;     // by place: marks the last computation that used it
+  std::vector<Event> arrived_events_;  // by place: marks the last copy to it
+  std::vector<Event> left_events_;     // by place: marks the last copy from it
+  std::vector<Event> home_events_;     // by home in host memory: marks the last copy to or from it
 
   const ActivationPlan* plan_ = nullptr;
   std::uint32_t issued_ = 0;      // number of issued accesses
-  std::uint32_t next_piece_ = 0;  // next piece of the next access to be issued
-  std::uint32_t ready_ = 0;       // accesses become ready in order
+  std::uint32_t next_piece_ = 0;  // index of the next piece, in the access that is issued next
+  std::uint32_t ready_ = 0;       // number of ready accesses; they become ready in order
   bool is_stopped_ = true;
   std::vector<bool> released_;             // by access
   std::vector<StoreState> store_states_;   // by access that saves
   std::vector<std::uint32_t> pieces_out_;  // by access that saves: pieces not yet at home
-  std::deque<Store> stores_;               // of released accesses, until all pieces are copied out
+  std::deque<Store> stores_;               // of released accesses that have pieces to copy out
   std::deque<Arrival> arrivals_;
   std::vector<Slot> slots_;
   ActivationReport moved_;
   std::uint64_t on_storage_bytes_ = 0;  // stored bytes that a later load still needs
   std::uint64_t step_ = 0;
-  std::array<std::uint64_t, 2> copied_ns_{};  // ends of the last copy up and down
-  std::uint32_t in_flight_ = 0;  // slots in use, and copies between device and host homes
+  std::array<std::uint64_t, 2> copied_ns_{};  // when the last copy up and the last copy down ended
+  std::uint32_t in_flight_ = 0;  // used slots, plus copies between device and homes on the host
 
   Stream up_stream_;  // last members, because their callbacks use all others
   Stream down_stream_;

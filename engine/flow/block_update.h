@@ -21,7 +21,7 @@ struct BlockPlanes {
   const std::byte* gradients = nullptr;  // needed only for an update
 };
 
-// Consecutive elements of a block that have the same coefficients.
+// Consecutive elements that lie in one block and have the same coefficients.
 struct UpdateRun {
   std::uint64_t begin = 0;  // in the block
   std::uint64_t element_count = 0;
@@ -39,7 +39,7 @@ void for_each_run(const Layout& layout, const BlockPlace& block,
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
                        const BlockPlanes& planes, const UpdateRun& run, std::uint64_t rounding_key);
 
-// Checks the block after update `step`.
+// Checks the block after update number `step`.
 // Fails with kNonFinite if a weight or a moment has overflowed. The message names the tensor and
 // the element.
 void throw_if_overflowed(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,

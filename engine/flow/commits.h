@@ -11,8 +11,8 @@
 // fetches its units (engine/plan/commit_turn.h).
 //
 // With several ranks, a commit is valid when it is durable on every rank. Before a rank votes on
-// step v + 1, the rank waits for its own commit of v. So the vote tells all ranks that the commit
-// of v is valid.
+// step v + 1, the rank waits for its own commit of step v. So the vote tells all ranks that the
+// commit of step v is valid.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
@@ -37,7 +37,7 @@
 
 namespace sluice {
 
-// The values from which the commits of a store continue.
+// The values with which a Commits object begins, after a store has been made or opened.
 struct CommitStart {
   const CommitFiles* files = nullptr;
   CommitRecord record = {};  // the last record, or a record with only identity and settings
@@ -56,14 +56,15 @@ class Commits {
 
   // The optimizer pass calls the next functions, up to and including left().
   //
-  // Whether blocks that update `step` has changed may be written to storage. The result is true
-  // when the tables of all earlier commits have been made.
+  // Whether blocks may be written to storage after update number `step` has changed them. The
+  // result is true when the tables of all earlier commits have been made.
   bool may_store(std::uint64_t step) const;
-  // Whether there will be a commit of update `step`.
+  // Whether a commit is due after update number `step`.
   bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
-  // Called when update `step` has changed the block, and nothing is using the block any more.
+  // Called when update number `step` has changed the block, and nothing is using the block any
+  // more.
   void updated(BlockId block, std::uint64_t step);
-  // Called when step `step` does not change the block, and nothing is using the block.
+  // Called when step number `step` does not change the block, and nothing is using the block.
   void left(BlockId block, std::uint64_t step);
 
   // The data that a commit records about a finished step.
@@ -96,9 +97,10 @@ class Commits {
   void release();
 
   struct Progress {
-    // Whether the result of update `step` is on storage, for every block whose home is storage.
+    // Whether the results of update number `step` are on storage. The answer concerns only the
+    // blocks whose home is storage.
     std::function<bool(std::uint64_t step)> is_stored;
-    // Whether the current step has fetched the unit that use `use` needs.
+    // Whether the current step has fetched the unit of use number `use`.
     std::function<bool(std::uint32_t use)> has_unit;
   };
   // Starts all saves and commits that can start now.
@@ -145,7 +147,7 @@ class Commits {
   BlockStore& store_;
   Scheduler& scheduler_;
   Device& device_;
-  const Event probe_;  // never recorded; waiting for this event reports a device failure
+  const Event probe_;  // never recorded; a wait for this event reports a device failure
   std::function<void()> on_change_;
   CommitRecord record_;  // holds the parts that all commits share
   std::uint32_t next_slot_;
@@ -159,8 +161,8 @@ class Commits {
   std::optional<Hold> hold_;
   bool is_last_ = false;                       // the commit in the writer has begun after a failure
   bool is_held_stored_ = false;                // the first of wanted_ waits only for hold_
-  std::uint64_t flush_ns_ = 0;                 // of the last commit; 0: unknown
-  std::uint64_t finished_ns_ = 0;              // of the last step; 0: none
+  std::uint64_t flush_ns_ = 0;                 // time of the last commit's flush; 0: unknown
+  std::uint64_t finished_ns_ = 0;              // when the last step finished; 0: none
   std::uint64_t step_ns_ = 0;                  // between the last two steps' ends; 0: unknown
   std::uint64_t begun_step_ = 0;               // step of the last commit whose table was made
   std::optional<std::uint64_t> durable_step_;  // empty: none

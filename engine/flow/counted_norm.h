@@ -37,7 +37,7 @@ NormAccumulator counted_norm(const Layout& layout, const CountedTensors& counted
   for (std::size_t i = 0; i < tensors.size() && begin < end;) {
     const bool is_here = counted.count_here(tensors[i].id);
     while (i < tensors.size() && counted.count_here(tensors[i].id) == is_here) ++i;
-    // Padding belongs to the tensor before it.
+    // Padding belongs to the tensor before the padding.
     const std::uint64_t part_end =
         i == tensors.size() ? end : std::min(end, tensors[i].offset_elements);
     if (part_end <= begin) continue;

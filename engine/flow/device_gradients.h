@@ -1,6 +1,6 @@
 // Gradients that wait on the device for their update. The device copies and adds these gradients.
-// The results have the same bits as on the CPU. For the norm, the device computes the sum of
-// squares of each leaf. Only these sums are copied to the host.
+// The results have the same bits as results of the CPU. For the norm, the device computes the sum
+// of squares of each leaf. Only these sums are copied to the host.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: copies and additions wait only for earlier work on the stream. A norm also waits for

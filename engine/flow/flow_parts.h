@@ -1,5 +1,5 @@
-// The parts of an engine that all flows need. Constructors of flows take this struct instead of
-// many arguments. The struct holds references to objects that outlive every flow.
+// The engine's parts that all flows need. Constructors of flows take this struct instead of many
+// arguments. The struct holds references to objects that outlive every flow.
 //
 // Thread rule: each part has its own thread rule.
 #pragma once

@@ -7,11 +7,11 @@
 // gradient of a unit is the last one. After the call of close(), no more gradients come. Units
 // without a gradient then get a gradient of zeros. The drain owns the device's gradient slots.
 //
-// Several ranks add up their gradients in the slot on the device, in the order of the backward
-// uses. The ranks add up either the gradient of each use or the unit's complete sum over the step.
-// If the ranks add up the gradient of each use, the addition comes first, and the gradient moves
-// home afterwards. If the ranks add up the complete sum, this sum is first copied from its home
-// back to the slot.
+// If there are several ranks, the ranks add up their gradients in the slot on the device. The order
+// of the additions is the order of the backward uses. The ranks add up either the gradient of each
+// use or the unit's complete sum over the step. If the ranks add up the gradient of each use, the
+// addition comes first, and the gradient moves home afterwards. If the ranks add up the complete
+// sum, this sum is first copied from its home back to the slot.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a gradient slot becomes free when the copies from the slot have ended. These copies
@@ -65,8 +65,8 @@ class GradientDrain {
   // is free. Slots are taken in the order of the schedule, and become free in the order in which
   // leases are released. So the slot of a use does not depend on timing, and is the same on every
   // rank. If slots are registered with NCCL, a reduction requires the same slot on all ranks. Local
-  // units exist only on this rank. Therefore, local units have separate slots. The bytes of a slot
-  // are zero after its zeroed_event() has occurred.
+  // units exist only on this rank. Therefore, local units have separate slots. After the slot's
+  // zeroed_event() has occurred, the bytes of the slot are zero.
   std::optional<std::uint32_t> try_take_slot(UnitId unit);
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
@@ -119,8 +119,8 @@ class GradientDrain {
   // Does the same as norm_so_far(), but counts only the local units. Requires: is_measured() or
   // is_complete().
   NormAccumulator local_norm() const;
-  // Describes the place of a gradient element that is not finite, for a message. Any thread may
-  // call this function while idle() is true.
+  // Returns a text for messages. The text says where a gradient has an element that is not finite.
+  // Any thread may call this function while idle() is true.
   std::string describe_non_finite() const;
 
  private:
@@ -208,7 +208,7 @@ class GradientDrain {
   std::uint64_t copied_ns_ = 0;  // when the last copy ended
   std::vector<Unit> units_;
   std::uint32_t norms_in_flight_ = 0;
-  std::uint32_t trained_units_ = 0;  // constant; not counting frozen units
+  std::uint32_t trained_units_ = 0;  // number of units that are not frozen; constant
   std::uint32_t final_units_ = 0;
   std::uint32_t units_without_gradient_ = 0;
   bool is_closing_ = false;

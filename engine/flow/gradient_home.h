@@ -31,7 +31,7 @@ struct GradientRange {
 // A gradient that moves from the device to its home.
 struct GradientMove {
   GradientRange range;              // the part that moves home
-  const std::byte* data = nullptr;  // on the device, from the unit's start; null = all zeros
+  const std::byte* data = nullptr;  // on the device; begins at the unit's start; null = all zeros
   bool is_first = false;            // the unit's first gradient in the step; copied, not added
   std::uint64_t step = 0;           // for traces
 };
@@ -50,7 +50,7 @@ class GradientHome {
   struct Callbacks {
     std::function<void()> on_left;        // the gradient of the last start() has left `data`
     std::function<void()> on_home;        // called later: the same gradient is in the sum
-    std::function<void(UnitId)> on_norm;  // the norm that take_norm() wants is known
+    std::function<void(UnitId)> on_norm;  // the norm that take_norm() computes is known
   };
 
   virtual ~GradientHome() = default;

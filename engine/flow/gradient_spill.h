@@ -1,14 +1,14 @@
 // Gradients that wait on storage for their update. Each gradient of a unit passes through host
 // memory block by block. In host memory, each block is added to the sum of the unit's earlier
-// gradients. Each element gets one fp32 addition and one rounding, as in the gradient set. The
-// block is also counted in the unit's norm, and is then written to storage. One gradient is
-// processed at a time.
+// gradients. Each element gets one fp32 addition and one rounding. So the sum has the same bits as
+// a sum in the gradient set. The block is also counted in the unit's norm, and is then written to
+// storage. One gradient is processed at a time.
 //
 // Thread rule: scheduler's thread only, except where stated.
 // Progress: a block waits for one staging slot. A block that is added to a sum waits for two
-// staging slots. The slots of an earlier block become free when this block is at home. A block also
-// waits for copies, the worker, and storage. While a unit may still get gradients, the optimizer
-// pass does not read the unit's gradients (engine/flow/optimizer_pass.h).
+// staging slots. The slots of an earlier block become free when the earlier block is at home. A
+// block also waits for copies, the worker, and storage. While a unit may still get gradients, the
+// optimizer pass does not read the unit's gradients (engine/flow/optimizer_pass.h).
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ class GradientSpill final : public GradientHome {
 
   void start(const GradientMove& move, StreamId stream) override;
   bool moves_zeros() const override { return true; }
-  // The blocks have been counted in the norm on their way to storage. So the norm is known at once.
+  // Each block is counted in the norm before the block is written to storage. So the norm is known
+  // at once.
   void take_norm(const GradientSum& sum, StreamId) override { callbacks_.on_norm(sum.unit); }
   const NormAccumulator& norm(UnitId unit) const override { return sums_[index_of(unit)].norm; }
   std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const override;

@@ -1,11 +1,11 @@
-// This class watches the leases on units that computation uses directly at their homes. An update
-// of a block writes to the block's home. So the update waits until no lease on the block's unit is
-// held, and until the computation under released leases has ended. A unit's gradient becomes final
-// only after the computation under all earlier leases on the unit has ended. So this class follows
-// only the leases that come after the unit's last gradient. "To follow a lease" means to wait for
-// the end of the computation under this lease. If the unit's last gradient of the schedule has
-// come, a released lease is followed at once. Otherwise the lease is followed when no more
-// gradients can come.
+// Computation uses some units directly at the units' homes. This class watches the leases on units
+// that are used at home. An update of a block writes to the block's home. So the update waits until
+// no lease on the block's unit is held, and until the computation under released leases has ended.
+// A unit's gradient becomes final only after the computation under all earlier leases on the unit
+// has ended. So this class follows only the leases that come after the unit's last gradient. "To
+// follow a lease" means to wait for the end of the computation under this lease. If the unit's last
+// gradient of the schedule has come, a released lease is followed at once. Otherwise the lease is
+// followed when no more gradients can come.
 //
 // Thread rule: scheduler's thread only.
 // Progress: no held lease waits for an update that this class delays.

@@ -27,8 +27,8 @@ namespace sluice {
 class HomeSaver {
  public:
   struct Hooks {
-    // Whether blocks that update `step` has changed may be written to storage. The result is true
-    // when the tables of all earlier commits have been made.
+    // Whether blocks may be written to storage after update number `step` has changed them. The
+    // result is true when the tables of all earlier commits have been made.
     std::function<bool(std::uint64_t step)> may_store;
     // Called when a block that add() has queued for `step` is on storage.
     std::function<void(std::uint64_t step)> saved;

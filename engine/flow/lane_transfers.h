@@ -74,7 +74,7 @@ class LaneTransfers {
 
     Stream stream;
     CopyRuns runs;
-    std::vector<LaneCopy> copies;  // in `runs`
+    std::vector<LaneCopy> copies;  // the copies in `runs`
   };
 
   void add(Way& way, CopyPiece piece, LaneCopy copy);

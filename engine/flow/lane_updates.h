@@ -21,9 +21,9 @@ namespace sluice {
 
 class LaneUpdates {
  public:
-  // All arguments must outlive the object. `math` may be null if the placement does not stream
-  // updates. `on_updated` runs when a lane's update has ended or has failed. If an update with
-  // assumed coefficients makes a weight overflow, OptimizerLane::overflow is set.
+  // All arguments must outlive the object. `math` may be null if the CPU makes all updates.
+  // `on_updated` runs when a lane's update has ended or has failed. If an update with assumed
+  // coefficients makes a weight overflow, OptimizerLane::overflow is set.
   LaneUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
               std::function<void(OptimizerLane& lane)> on_updated);
 
@@ -48,7 +48,7 @@ class LaneUpdates {
   Device& device_;
   Worker& worker_;
   std::function<void(OptimizerLane& lane)> on_updated_;
-  std::uint32_t posted_ = 0;  // tasks of the worker
+  std::uint32_t posted_ = 0;  // number of tasks posted to the worker
   std::vector<OptimizerLane*> together_;
   std::uint64_t elements_ = 0;  // of the blocks in `together_`
 

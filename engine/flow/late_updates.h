@@ -40,8 +40,8 @@ class LateUpdates {
   LateUpdates& operator=(const LateUpdates&) = delete;
 
   bool is_lazy() const { return placement_.is_lazy; }
-  // Called when update `step` is applied with the coefficients `of_units`. The update counts as an
-  // update of all units, because unused units make up for this update later.
+  // Called when update number `step` is applied with the coefficients `of_units`. The update counts
+  // as an update of all units, because unused units make up for this update later.
   void applied(std::uint64_t step, const UnitCoefficients& of_units);
   // Whether the unit has missed the largest allowed number of updates, and none of the unit's
   // blocks is in the queue. If the result is true, the last update has not changed the unit.

@@ -5,8 +5,8 @@
 
 namespace sluice {
 
-// Records `event` on `stream`, after all work that is on this stream now. The event still waits for
-// the work that it marked before this call. That work may be on another stream.
+// Records `event` on `stream`, after all work that is on this stream now. The event also waits for
+// the work that the event marked before this call. That work may be on another stream.
 inline void record_lease_end(Device& device, EventId event, StreamId stream) noexcept {
   try {
     device.wait(stream, event);

@@ -1,8 +1,9 @@
-// The guard gives each lease addresses at which the lent memory is accessible only until the lease
-// ends (base/guarded_view.h). The process ends with SIGSEGV if the application uses the memory
-// after the end of the lease, or if the application writes parameters. Without the guard, such an
-// access could read or change the bytes of another unit. The guard works only on the host device,
-// because only this device's memory can be mapped a second time.
+// A lease lends memory, and the guard gives this memory other addresses. At the other addresses,
+// the memory is accessible only until the lease ends (base/guarded_view.h). The process ends with
+// SIGSEGV if the application uses the memory after the end of the lease, or if the application
+// writes parameters. Without the guard, such an access could read or change the bytes of another
+// unit. The guard works only on the host device, because only this device's memory can be mapped a
+// second time.
 //
 // Thread rule: the application's thread calls lend(), and the scheduler's thread calls end().
 #pragma once
@@ -34,18 +35,18 @@ struct LentUse {
 
 class LeaseGuard {
  public:
-  // The constructor gives the memory of `tiers` new pages. So this memory must not contain any data
-  // yet. All arguments must outlive the guard.
+  // The constructor replaces the pages of the memory in `tiers`. So this memory must not contain
+  // any data yet. All arguments must outlive the guard.
   // Fails with kOutOfMemory if the kernel refuses a mapping.
   LeaseGuard(const Layout& layout, const Tiers& tiers, Device& device);
 
-  // Gives `lease` the addresses at which the application has access until end(). At these
-  // addresses, the application may read parameters, and may read and write gradients.
+  // Replaces the addresses in `lease`. At the new addresses, the application has access until
+  // end(). The application may read parameters, and may read and write gradients.
   LentUse lend(LeasedUse& lease);
   void end(const LentUse& use, EventId computed);
 
-  // Returns the address at which the application has access until end(). If nothing is lent, the
-  // address is null.
+  // Returns an address. Until end(), the application has access to the lent memory at this address.
+  // If nothing is lent, the address is null.
   // Requires: the lent memory is a part of the memory of `tiers`.
   std::byte* lend(const LentMemory& memory);
   // Ends the application's access when the event `computed` has occurred.

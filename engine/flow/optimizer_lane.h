@@ -1,6 +1,6 @@
 // A lane of the optimizer pass. A lane holds one block, from the start of the block's reads to the
-// end of the block's writes. The state of a lane is a pair of a phase and an outcome. Only the
-// pairs that optimizer_lane.cc lists are legal.
+// end of the block's writes. The state of a lane consists of a phase and an outcome. Only the pairs
+// that optimizer_lane.cc lists are legal states.
 //
 // Thread rule: scheduler's thread only, except where stated.
 #pragma once

@@ -1,9 +1,9 @@
-// The optimizer pass updates every block once per step. The pass reads the parts of a block that
+// The optimizer pass updates every block once per step. The pass reads those parts of a block that
 // are not in memory. Then the pass runs Adam, and writes the results back. Several blocks are
 // processed at the same time, so that reads, computation and writes overlap. If a unit's state is
 // at home on the device, the device runs the same arithmetic (engine/flow/device_updates.h). A lane
 // holds one block, from the start of the block's reads to the end of the block's writes.
-// UpdateOrder chooses the next block and the time of this block's update
+// UpdateOrder decides which block starts next, and when a block may be updated
 // (engine/flow/update_order.h). Speculative updates are written to shadow copies on storage. If the
 // assumed coefficients were right, apply() adopts these copies. Otherwise the updates are repeated
 // from the old state. With a durable store, a lane keeps its block until the block can be written
@@ -15,7 +15,7 @@
 // step's gradients or coefficients. A lane also waits for a parameter slot, which becomes free when
 // the copies under way have ended. A commit waits for writes of earlier versions and for the
 // drives, but never for a lane that waits for this commit. Two kinds of unit uses may wait for a
-// lane. The first kind is a use in the next step, of the unit whose block the lane holds. The
+// lane. The first kind is a use that comes in the next step and needs the block in the lane. The
 // second kind is a use of a unit that has missed updates. Nothing else in a step waits for a lane.
 // As long as lanes may wait for computation, one lane is kept free for units that have missed
 // updates. The blocks of one update are independent. So any order of the updates gives the same
@@ -114,8 +114,8 @@ class OptimizerPass {
   // Whether all updates up to version `version` have been applied, and all writes of these updates
   // have ended.
   bool has_stored(std::uint64_t version) const;
-  // The reason why the update of `block` has not ended. Without a block, the result is the reason
-  // why the pass has not ended.
+  // The reason why the update of `block` has not ended. If no block is given, the result is the
+  // reason why the pass has not ended.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // Whether no lane holds a block, and no update runs on the device.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }

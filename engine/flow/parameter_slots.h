@@ -1,9 +1,10 @@
-// Host buffers for the parameters of blocks whose home is storage or the device. The prefetcher and
-// the optimizer pass share the slots. A block has at most one slot. This slot holds the block's
-// newest bytes. So if the prefetcher has read a block's bytes, the pass does not read them again.
-// If the pass has read or computed a block's bytes, the prefetcher does not read them again.
-// Parameters that have been fetched for a backward use stay in their slot until the update. Updated
-// parameters stay in their slot until the next forward use.
+// Buffers in host memory for parameters whose home is storage or the device. Each buffer, called a
+// slot, holds the parameters of one block. The prefetcher and the optimizer pass share the slots. A
+// block has at most one slot. This slot holds the block's newest bytes. So if the prefetcher has
+// read a block's bytes, the pass does not read them again. If the pass has read or computed a
+// block's bytes, the prefetcher does not read them again. Parameters that have been fetched for a
+// backward use stay in their slot until the update. Updated parameters stay in their slot until the
+// next forward use.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: a slot is free, or bound to one block. A bound slot has users, or is kept for a later
@@ -96,7 +97,7 @@ class ParameterSlots {
   std::uint32_t pass_reserve_;  // slots that are reserved for the pass's lanes
   std::uint32_t kept_max_;
   std::vector<Slot> slots_;
-  std::vector<std::uint32_t> free_;  // a heap, lowest slot first, so that copies are adjacent
+  std::vector<std::uint32_t> free_;  // a heap; the lowest slot is first, so copies are adjacent
   std::vector<std::uint32_t> slot_of_block_;
   std::uint32_t kept_ = 0;
   std::uint32_t pass_users_ = 0;

@@ -6,9 +6,9 @@
 // ended. A block that has not been updated yet delays the blocks after it. If the optimizer pass
 // has a block in a slot, the block is copied from this slot. If ranks share the parameters, the
 // prefetcher fetches the blocks of the rank's own shard, and a gather completes the unit. Each
-// fetch of a unit has one gather, and the gathers have the order of the fetches. If the home of a
-// shard is the device, the shard is gathered directly from its home. A unit that is leased at home
-// needs no copy, and is ready as soon as it has been updated.
+// fetch of a unit has one gather, and the gathers come in the order of the fetches. If the home of
+// a shard is the device, the shard is gathered directly from its home. A unit that is leased at
+// home needs no copy, and is ready as soon as it has been updated.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot. A slot becomes free when the copies from the slot
@@ -121,7 +121,8 @@ class Prefetcher {
   const BeginTime* gather_begun_ns(std::uint32_t use) const {
     return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
   }
-  // Adds to `report` the bytes that have been gathered and copied since the last call.
+  // Increases the counts in `report` by the bytes that have been gathered and copied since the last
+  // call.
   void take_moved(StepReport& report) {
     report.rank_traffic.gathered_bytes += std::exchange(gathered_bytes_, 0);
     report.copies.parameter_bytes += std::exchange(copied_bytes_, 0);
@@ -155,7 +156,7 @@ class Prefetcher {
 
   bool issue_next();
   bool may_start(std::uint32_t use);
-  // The version of the block that the next use needs.
+  // The version that the block must have for the next use.
   std::uint64_t version_of(BlockId block) const { return versions_.of(layout_.block(block).unit); }
   bool is_updated(const BlockPlace& block) const;
   bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
@@ -193,9 +194,9 @@ class Prefetcher {
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
-  // There is one event for each unit, recorded after the last copy for which the unit's gather
-  // waits. Each unit needs its own event, because later copies may wait for computation that runs
-  // after the unit's gather.
+  // There is one event for each unit. The event is recorded after the last copy for which the
+  // unit's gather waits. Each unit needs its own event, because later copies may wait for
+  // computation that runs after the unit's gather.
   std::vector<Event> shard_events_;
   Event gathered_event_;  // recorded after the gathers that precede a change of the schedule
   std::uint64_t gathered_bytes_ = 0;
@@ -207,7 +208,7 @@ class Prefetcher {
   const WindowPlan* plan_ = nullptr;
   std::uint64_t version_ = 0;
   std::uint32_t next_use_ = 0;    // the next use to be issued
-  std::uint32_t next_block_ = 0;  // the next block of next_use_, counted in its unit
+  std::uint32_t next_block_ = 0;  // index of the next block in the unit of next_use_
   bool keeps_for_update_ = false;
   WaitCause blocked_;  // why the next block cannot be issued
   bool is_stopped_ = true;
@@ -222,10 +223,10 @@ class Prefetcher {
   // The items that have been issued and not yet copied, in schedule order. There are at most
   // kPipelineItemsMax items.
   std::deque<Item> pipeline_;
-  std::deque<std::uint32_t> gathers_;   // uses whose gathers have not been queued on the device
-  std::uint32_t home_gathers_ = 0;      // queued on the device, until their end is reported
-  std::deque<Copy> copies_;             // queued on the device, in order
-  std::uint32_t unnoticed_copies_ = 0;  // last ones in copies_, whose end is not to be reported yet
+  std::deque<std::uint32_t> gathers_;       // uses whose gathers have not been queued on the device
+  std::uint32_t home_gathers_ = 0;          // queued on the device, until their end is reported
+  std::deque<Copy> copies_;                 // queued on the device, in order
+  std::uint32_t unnoticed_copies_ = 0;      // last copies in copies_; no notice is requested yet
   std::uint64_t unnoticed_slot_bytes_ = 0;  // slot bytes of the unnoticed copies
   bool is_copying_ = false;                 // the first of copies_ is assumed to be running
   std::uint64_t copying_since_ns_ = 0;

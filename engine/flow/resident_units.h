@@ -1,4 +1,4 @@
-// This class takes care of units whose home is the device, between their update and their next use.
+// This class handles units whose home is the device, from a unit's update to the unit's next use.
 // If ranks share the optimizer's state but not the parameters, each rank updates its own shard of a
 // unit. After the update, the rank gets the other ranks' shards by a gather in place. The updates
 // may end in any order. The gathers are issued in forward order, so that the sequence is the same
@@ -27,12 +27,13 @@ class ResidentUnits {
   // that the model's forward order omits are gathered last.
   ResidentUnits(const FlowParts& parts, std::function<void()> on_change);
 
-  // Called when the writes of new parameters to this rank's blocks of `unit` have been enqueued on
-  // `stream`. After each update, the function must be called once for each unit whose home is the
-  // device. The function must also be called when a frozen unit gets its values. The calls for
-  // frozen units must come in the same order on every rank.
+  // Called when the work that changes `unit` has been enqueued on `stream`. This work writes new
+  // parameters to those blocks of the unit that belong to this rank. After each update, the
+  // function must be called once for each unit whose home is the device. The function must also be
+  // called when a frozen unit gets its values. The calls for frozen units must come in the same
+  // order on every rank.
   void updated(UnitId unit, StreamId stream);
-  // Called instead of updated() for an update that does not change the unit.
+  // If an update does not change the unit, this function is called instead of updated().
   void left(UnitId unit);
 
   // Whether the gather after the unit's last update has been queued on the device. A gather may
@@ -44,8 +45,8 @@ class ResidentUnits {
     return unqueued_[i] == 0 && (!is_updated_[i] || is_left_[i]);
   }
   bool is_idle() const { return all_unqueued_ == 0; }
-  // The event that is recorded after the unit's last update on this rank and the gather that
-  // follows this update.
+  // The event that is recorded after the unit's last update on this rank. If a gather follows this
+  // update, the event is recorded after the gather.
   // Requires: is_queued().
   EventId event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   // The event that is recorded after the unit's last update on this rank.
@@ -72,7 +73,7 @@ class ResidentUnits {
   Device& device_;
   Scheduler& scheduler_;
   std::function<void()> on_change_;
-  std::vector<UnitId> order_;     // forward order of the updated units whose home is the device
+  std::vector<UnitId> order_;     // updated units whose home is the device, in forward order
   std::size_t next_ = 0;          // index in order_ of the next unit to gather
   std::vector<bool> is_updated_;  // by unit
   std::vector<bool> is_left_;     // by unit: the last update was left(), so nothing is gathered
@@ -81,7 +82,7 @@ class ResidentUnits {
   std::vector<std::uint32_t> unqueued_;  // by unit: gathers that have not been queued
   std::uint32_t all_unqueued_ = 0;
   std::uint64_t gathered_bytes_ = 0;
-  std::uint64_t updates_ = 0;  // of all units; frozen units get their values before the first one
+  std::uint64_t updates_ = 0;  // number of updates so far; frozen units get values before the first
   std::vector<BeginTime> gathers_begun_ns_;  // by unit
   Stream stream_;
 };

@@ -51,7 +51,7 @@ class StateSaver {
   // Starts the threads that write the checkpoint.
   // Fails with kUnsupported if no thread can be started.
   void prepare();
-  // Begins to save the state that update `step` has produced. Blocks are saved in the order of
+  // Begins to save the state as it is after update number `step`. Blocks are saved in the order of
   // `blocks`. Requires: prepare() has been called, no save is under way, and no update after `step`
   // has begun.
   void begin(std::uint64_t step, std::vector<BlockId> blocks, Work work);

@@ -3,9 +3,9 @@
 // activations (Config::Activations), the application saves and loads activations in a sequence that
 // the schedule determines. So the movement of activations can be planned in the same way as the
 // movement of parameters. The plan gives each activation a place in the device's activation window.
-// The plan also says which activations have to leave for their home and come back. The plan is a
-// pure function of (shape, places), and determines the exact number of bytes that are moved. Any
-// thread may call the functions.
+// The plan also says which activations have to move from the window to their homes and back. The
+// plan is a pure function of (shape, places), and determines the exact number of bytes that are
+// moved. Any thread may call the functions.
 //
 // The sequence follows from these rules. Forward use k of a micro-batch loads value k - 1 and saves
 // value k. Backward use k is the reverse of forward use k. Backward use k loads value k - 1 for the

@@ -26,8 +26,9 @@ namespace sluice {
 
 class AnnouncedUses {
  public:
-  // All arguments must outlive the object. `model` is validated(). The object takes care only of
-  // the announced units of kind `kind`. With one rank, all units are of the kind kShared.
+  // All arguments must outlive the object. `model` is a result of validated(). The object takes
+  // care only of the announced units of kind `kind`. With one rank, all units are of the kind
+  // kShared.
   AnnouncedUses(const ModelSpec& model, const Layout& layout, const Placement& placement,
                 AnnouncedKind kind = AnnouncedKind::kShared);
 

@@ -7,11 +7,11 @@
 // each rank. The blocks are then the blocks of the rank's own shards. So code that works block by
 // block processes only the rank's part.
 //
-// Invariants: a tensor starts at a multiple of 256 elements of its unit, so that the tensor has the
+// Invariants: in its unit, a tensor starts at a multiple of 256 elements. So the tensor has the
 // same address modulo 256 B in every placement. The lengths of units, shards and blocks are
-// multiples of 256 elements. A leaf of the gradient norm has 256 elements, and so has a group of
-// 8-bit moments. Padding elements are zero. Padding elements stay zero, because their gradients are
-// zero.
+// multiples of 256 elements. A leaf of the gradient norm has 256 elements. A group of 8-bit moments
+// has 256 elements, too. Padding elements are zero. Padding elements stay zero, because their
+// gradients are zero.
 #pragma once
 
 #include <cstdint>
@@ -111,7 +111,8 @@ struct Shard {
   // parameters.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
-  std::uint64_t keep_gathered_bytes = 0;  // units of at most this size, without padding, stay whole
+  // A unit stays whole if its size without padding is at most this number.
+  std::uint64_t keep_gathered_bytes = 0;
   // During a reduction, a part is cut further into this many pieces.
   std::uint32_t pieces = 1;
 };
@@ -143,9 +144,9 @@ struct UnitPlace {
 
 class Layout {
  public:
-  // `model` must be validated(). `block_elements` is a multiple of 4096. If `block_elements` is
-  // empty, the block size follows from the model's size. `hyperparameter_sets` has one number per
-  // tensor of the model, or is empty.
+  // `model` is a result of validated(). `block_elements` is a multiple of 4096. If `block_elements`
+  // is empty, the block size follows from the model's size. `hyperparameter_sets` has one number
+  // per tensor of the model, or is empty.
   Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements,
          std::span<const std::uint32_t> hyperparameter_sets = {}, Shard shard = {});
 
@@ -179,7 +180,8 @@ class Layout {
   // no gradient.
   std::uint64_t parameter_bytes(BlockId block) const;
   std::uint64_t record_bytes(BlockId block) const;
-  // These sizes are rounded up to multiples of kStorageAlignBytes, as in slots and file extents.
+  // The next three functions return the sizes that the states have in slots and in file extents.
+  // These sizes are rounded up to multiples of kStorageAlignBytes.
   std::uint64_t parameter_slot_bytes(BlockId block) const;
   std::uint64_t record_slot_bytes(BlockId block) const;
   std::uint64_t gradient_slot_bytes(BlockId block) const;

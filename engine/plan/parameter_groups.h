@@ -1,5 +1,5 @@
-// The hyperparameters of each tensor's update. By default, a tensor has the optimizer's values. A
-// tensor may exclude itself from weight decay. If groups in the config name the tensor, the first
+// The hyperparameters of each tensor's update. By default, a tensor has the optimizer's values. The
+// model may exclude a tensor from weight decay. If groups in the config name the tensor, the first
 // of these groups may change the tensor's values. Tensors share a set of hyperparameters if they
 // are in the same group and have the same decay. The coefficients of each set are computed once per
 // step.
@@ -48,7 +48,7 @@ struct UpdateNumbers {
 
 class ParameterGroups {
  public:
-  // Requires: `model` is validated().
+  // Requires: `model` is a result of validated().
   // Fails with kConfig if a pattern matches no tensor, or if all tensors of a group belong to
   // earlier groups. The message names the pattern or the group.
   ParameterGroups(const Config::Optimizer& optimizer, const ModelSpec& model);

@@ -62,8 +62,8 @@ struct Placement {
   // Whether the device updates blocks that are not at home there (optimizer.update_on "device").
   // Each of these blocks passes through a slot of `update_staging`.
   bool streams_updates = false;
-  // Whether an update on the device reads gradients where they wait on the device, without a copy
-  // in a lane.
+  // Whether an update on the device reads waiting gradients directly from their place on the
+  // device. The gradients are then not copied to a lane.
   bool streams_device_gradients = false;
 
   // Device memory.
@@ -82,7 +82,7 @@ struct Placement {
   // The bytes of the device's tallies (tally_bytes_of()). There is a tally for each unit whose
   // gradients wait on the device. Host memory has the same number of bytes to receive the tallies.
   std::uint64_t tally_bytes = 0;
-  std::uint64_t rank_buffer_bytes = 0;  // for the ranks (rank_buffer_bytes()), beside the slab
+  std::uint64_t rank_buffer_bytes = 0;  // for ranks (rank_buffer_bytes()); not in the slab
 
   // Host memory.
   std::uint64_t host_budget_bytes = 0;
@@ -95,7 +95,7 @@ struct Placement {
   SlotPool parameter_slots;
   std::uint32_t kept_slots = 0;  // remaining slots that may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
-  SlotPool lane_gradients;       // gradients of these blocks that do not wait in host memory
+  SlotPool lane_gradients;       // for gradients that lanes fetch from outside host memory
   SlotPool commit_buffers;       // blocks on their way from the device into a commit
   SlotPool save_buffers;         // blocks on their way into a checkpoint during training
 
@@ -105,11 +105,11 @@ struct Placement {
   ActivationHomes activation_homes;
   SlotPool activation_window;
   std::uint64_t host_activation_bytes = 0;
-  SlotPool activation_staging;  // pieces between the device and storage
+  SlotPool activation_staging;  // pieces on their way between device and storage
 
   // Storage. With two copies, a block has a shadow if both its parameters and its record are on
-  // storage. The shadow is a second place beside the block's home. So an update of the block can be
-  // tentative.
+  // storage. The shadow is a second place on storage, in addition to the block's home. So an update
+  // of the block can be tentative.
   std::uint32_t storage_copies = 1;
   std::uint64_t shadow_bytes = 0;
   std::uint64_t nvme_parameter_bytes = 0;  // of one copy
@@ -121,7 +121,7 @@ struct Placement {
   // addition to the homes and shadows on storage.
   std::uint32_t durable_copies = 0;
   std::uint64_t durable_bytes = 0;
-  std::uint64_t commit_bytes = 0;  // bytes that a commit writes of state whose home is memory
+  std::uint64_t commit_bytes = 0;  // written by a commit, for state at home in memory
 
   // Whether a step updates only the units that its backward pass uses (optimizer.untouched). The
   // other units miss the update. If is_lazy is set, the other units make up for the update later.

@@ -5,7 +5,7 @@
 // counted as full all the time, because their owners do not report their use. These pools are the
 // activation window, the homes of activations in host memory, and the tallies.
 //
-// Thread rule: scheduler's thread only.
+// Thread rule: only the scheduler's thread may use the meter.
 // Invariant: the bytes in use in a pool are never more than the pool's size.
 #pragma once
 

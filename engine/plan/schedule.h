@@ -24,7 +24,7 @@ struct ScheduledUse {
 
 using Schedule = std::vector<ScheduledUse>;
 
-// `model` must be validated(). `micro_batches` must be at least 1.
+// `model` is a result of validated(). `micro_batches` must be at least 1.
 Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
                            MicroBatchOrder order = MicroBatchOrder::kHorizontal);
 

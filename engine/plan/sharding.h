@@ -12,7 +12,7 @@ namespace sluice {
 // The size of a group. A group consists of consecutive ranks that share one copy of the state.
 // `count` is the number of all ranks.
 // Requires: `sharding.group_ranks` has been set. The code that knows the hosts sets this number.
-// Fails with kConfig if the group does not divide the ranks.
+// Fails with kConfig if `count` is not a multiple of the group's size.
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 
 // The number of ranks in the first level. The ranks of the first level are consecutive. These ranks
@@ -20,7 +20,8 @@ std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 // sharding.reduction "nodes", the first level is a node. A result of 1 means that all ranks are in
 // one level. The requirements are the same as for group_size(). In addition, `sharding.node_ranks`
 // must be set.
-// Fails with kConfig if the nodes do not divide the ranks, or if nodes are combined with groups.
+// Fails with kConfig if `count` is not a multiple of `sharding.node_ranks`, or if nodes are
+// combined with groups.
 std::uint32_t first_level_ranks(const Config::Sharding& sharding, std::uint32_t count);
 
 // The part of the state that rank `rank` of `count` ranks keeps. The requirements are the same as

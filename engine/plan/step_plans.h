@@ -23,8 +23,8 @@ struct StepPlan {
 
 class StepPlans {
  public:
-  // All arguments must outlive the plans. `model` is validated(). The constructor already plans an
-  // inference and a step of one micro-batch.
+  // All arguments must outlive the plans. `model` is a result of validated(). The constructor
+  // already plans an inference and a step of one micro-batch.
   // Fails with kOutOfMemory if the window cannot hold the leases.
   StepPlans(const ModelSpec& model, const Layout& layout, const Placement& placement);
 
@@ -38,10 +38,10 @@ class StepPlans {
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
   // Returns the new plan of a step. The step has followed `plan` up to `progress`, and now uses
-  // `unit` instead of the planned unit. If an inference starts again from its first unit after its
-  // last use, the inference has another batch. In this case, the new plan expects twice as many
+  // `unit` instead of the planned unit. If an inference uses its first unit again after its last
+  // planned use, the inference has another batch. In this case, the new plan expects twice as many
   // batches. So a few changes of the plan are enough for any number of batches.
-  // Fails with kOutOfMemory if the window cannot hold `unit` beside the leased units.
+  // Fails with kOutOfMemory if the window cannot hold `unit` together with the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
   // From now on, the plans expect that inferences follow `schedule`. expect_training() does the

@@ -1,6 +1,6 @@
-// This class gives the update of each step its policy. If optimizer.overlap is "auto", the class
-// chooses this policy. The class also computes the clip factor. The choice depends only on the
-// config and on the norms so far. So all ranks make the same choice.
+// This class returns the policy for the update of each step. If optimizer.overlap is "auto", the
+// class chooses this policy. The class also computes the clip factor. The choice depends only on
+// the config and on the norms so far. So all ranks make the same choice.
 //
 // Thread rule: one thread at a time.
 #pragma once

@@ -1,4 +1,4 @@
-// This class keeps the units that are in the device window while a step is planned. The units are
+// While a step is planned, this class keeps a list of the units in the device window. The units are
 // sorted in two ways: by place, and in the order in which the units should make room. The time of
 // an operation grows with the logarithm of the number of units, so that models with many small
 // units are planned quickly. Only engine/plan/window_plan.cc uses this header.

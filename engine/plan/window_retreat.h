@@ -31,8 +31,8 @@ WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::uint64_t window_bytes);
 
 // Each stay is put at the lowest address that the earlier stays leave free. The function tries two
-// orders of the stays: the order of time and the order of size. The function also tries all units
-// side by side. The function returns the smallest of the three results.
+// orders of the stays: the order of time and the order of size. The function also tries to put all
+// units side by side. The function returns the smallest of the three results.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 

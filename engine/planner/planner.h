@@ -62,7 +62,8 @@ struct PlannedPlacement {
 // The other placements follow in this order:
 // - gpu: everything is on the device, and is updated there.
 // - device: the parameters are on the device, and the optimizer is in host memory.
-// - host and nvme: everything is in that tier.
+// - host: everything is in host memory.
+// - nvme: everything is on storage.
 // - mixed: the planner chooses the homes within the budgets.
 // If several ranks cannot have a placement, this placement gets an obstacle.
 // Fails with kConfig if several ranks cannot have the config's own placement.

@@ -23,11 +23,11 @@ struct RunPlan {
   OverlapPolicy policy{};
 };
 
-// The layout of a rank that keeps `shard`. `model` is validated().
+// The layout of a rank that keeps `shard`. `model` is a result of validated().
 // Fails with kConfig if a parameter group names no tensor.
 Layout plan_layout(const Config& config, const ModelSpec& model, const Shard& shard = {});
 
-// `model` is validated(), and `layout` comes from plan_layout().
+// `model` is a result of validated(), and `layout` is a result of plan_layout().
 // Fails with:
 // - kConfig: the stage does not support these homes with several ranks.
 // - kConfig: memory.unified is "on", but there are several ranks, or the device has its own memory.

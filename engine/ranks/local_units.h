@@ -26,7 +26,7 @@ void check_local_units(const Layout& layout, Ranks& ranks);
 // no rank needs to call the function.
 StateDescription describe_all_ranks(const StateDescription& own, const Layout& layout,
                                     Ranks& ranks);
-// Combines StatePosition::tensor_updates of all ranks in the same way.
+// Combines StatePosition::tensor_updates of all ranks. The result is equal on all ranks.
 std::map<std::string, std::uint64_t> updates_of_all_ranks(
     const std::map<std::string, std::uint64_t>& own, Ranks& ranks);
 

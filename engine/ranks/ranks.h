@@ -2,7 +2,7 @@
 // rank's part of the state, and has the sequences of collectives. The object also makes the
 // decisions that must be equal on all ranks. All ranks make these decisions from the same values.
 // The ZeRO stages 0 to 3 are presets for the part of the state that a rank keeps (Shard). Without
-// collectives there is one rank, and no bytes are moved.
+// collectives there is only one rank, and no bytes are sent.
 //
 // In hybrid sharding, `sharding.group_ranks` consecutive ranks form a group, and every group has a
 // copy of the state. The gathers stay within the group. Gradients are first added in fp32 within
@@ -15,9 +15,9 @@
 // application's thread calls everything else.
 // Invariants: the order of every sequence follows from the schedule alone. The gathers come in the
 // order of the uses. The reductions come in the order of the backward uses. The gathers of units
-// homed on the device come in forward order. The gathers of announced units come in the order of
-// the announcements. The votes come in the order of the application's calls. Ranks may interleave
-// these kinds of operations differently, so each kind has a separate sequence.
+// whose home is the device come in forward order. The gathers of announced units come in the order
+// of the announcements. The votes come in the order of the application's calls. Ranks may
+// interleave these kinds of operations differently, so each kind has a separate sequence.
 #pragma once
 
 #include <cstdint>
@@ -132,7 +132,7 @@ class Ranks {
 
   // Runs `body`. If `body` fails on one rank, the call fails on all ranks, so that all ranks stay
   // at the same point. The rank that failed throws its own exception, and the others throw an error
-  // with the same code. For an exception that is no Error, the code is kInternal. The call blocks,
+  // with the same code. If the exception is not an Error, the code is kInternal. The call blocks,
   // and can fail in the same ways as all_reduce().
   template <class Body>
   void together(std::string_view subject, const Body& body) {
@@ -152,8 +152,8 @@ class Ranks {
     share_failure(failure, subject);
   }
 
-  // Tells the collectives which device memory holds gathered units, and gradients during a
-  // reduction (Collectives::use_memory).
+  // Registers `memory` with the collectives (Collectives::use_memory). This memory holds gathered
+  // units, or holds gradients during a reduction.
   void use_memory(std::span<std::byte> memory);
   // The notes of all collectives (Collectives::notes). Each note is in the list only once.
   std::vector<std::string> notes() const;
@@ -186,7 +186,7 @@ class Ranks {
   std::uint32_t rank_ = 0;
   std::uint32_t count_ = 1;
   std::uint32_t group_ = 1;        // ranks in a group; consecutive
-  std::uint32_t first_level_ = 1;  // ranks that add among themselves first
+  std::uint32_t first_level_ = 1;  // number of ranks that first add up their gradients
   Shard shard_;
   std::unique_ptr<RankSequence> gathers_;
   std::unique_ptr<RankSequence> resident_gathers_;

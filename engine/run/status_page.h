@@ -28,8 +28,8 @@
 
 namespace sluice {
 
-// The bytes that a link, or all drives together, have moved in the last step. busy_ns is the sum of
-// the times of all transfers, even if transfers overlap in time.
+// The traffic of a link in the last step. For each direction, all drives together count as one
+// link. busy_ns is the sum of the times of all transfers, even if transfers overlap in time.
 struct LinkStatus {
   std::uint64_t size_bytes;
   std::uint64_t busy_ns;
@@ -60,7 +60,7 @@ inline constexpr std::size_t kStatusDrives = 16;
 struct TierStatus {
   std::uint64_t pool_bytes;    // planned
   std::uint64_t budget_bytes;  // 0 for storage
-  std::uint64_t in_use_bytes;  // the peak in the last step, from the end of the step before it
+  std::uint64_t in_use_bytes;  // the peak between the ends of the last two steps
 };
 
 // The struct contains plain bytes, without pointers. All times are times of the last step on this

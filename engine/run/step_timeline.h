@@ -90,7 +90,7 @@ class StepTimeline {
   // belongs to the step's end.
   void ends(EventId last_release);
 
-  // Called when the step has ended with all its work. `finish_ns` is the time at which the
+  // Called when the step and all its work have ended. `finish_ns` is the time at which the
   // application called finish(). The call records the step in the trace.
   // Requires: ends().
   StepTimes finish(std::uint64_t finish_ns, const WorkTimes& work);
@@ -180,7 +180,7 @@ class StepTimeline {
   std::uint64_t announced_ns_ = 0;
   StepTimes times_;
 
-  TracePoll poll_{[this] { poll(); }};  // last: it calls as soon as it exists
+  TracePoll poll_{[this] { poll(); }};  // last, because calls begin as soon as it exists
 };
 
 }  // namespace sluice

@@ -28,7 +28,7 @@ class TaskThread {
   };
 
   // `name` has at most 15 characters, because debuggers show no more.
-  // Fails with kUnsupported. The message names the thread.
+  // Fails with kUnsupported if the machine cannot start a thread. The message names the thread.
   TaskThread(const std::string& name, Hooks hooks);
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;

@@ -4,7 +4,7 @@
 // is under way from its request until the scheduler learns that the task has ended. So the time of
 // a task includes hand-overs between threads.
 //
-// Thread rule: scheduler's thread only.
+// Thread rule: only the scheduler's thread may use the meter.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace sluice {
 
 class WorkMeter {
  public:
-  // Called when a task of this kind has begun, or has ended.
+  // begin() is called when a task of this kind has begun. end() is called when the task has ended.
   void begin(Work work);
   void end(Work work);
 

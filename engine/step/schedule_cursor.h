@@ -51,7 +51,7 @@ class ScheduleCursor {
   }
   // Returns the plan without the uses that are still expected.
   StepPlan ended() const;
-  // Makes the step follow the schedule of `plan` from here on.
+  // Makes the step follow the schedule of `plan` from now on.
   void follow(StepPlan plan);
   // Returns how often the schedule was changed.
   std::uint32_t changes() const { return changes_; }
@@ -67,7 +67,7 @@ class ScheduleCursor {
   StepPlans plans_;
 
   const StepPlan* plan_ = nullptr;  // null between steps
-  StepPlan changed_plan_;           // *plan_ after computation has left the schedule
+  StepPlan changed_plan_;           // plan_ points here after computation has left the schedule
   std::uint32_t next_use_ = 0;
   std::uint32_t changes_ = 0;
   // The number of uses of the last inference, if the last inference had fewer uses than expected.

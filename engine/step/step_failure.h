@@ -33,11 +33,11 @@ class StepFailure {
   // `has_copies` is true, the device may also have failed after the last call.
   // Requires: nothing is in flight.
   std::optional<std::string> unheard(bool has_copies);
-  // Called when a step was abandoned after some blocks had been updated. The step's update is
-  // update `version` + 1.
+  // Called when a step was abandoned after some blocks had been updated. The step's update has the
+  // number `version` + 1.
   void abandoned_midway(std::uint64_t version);
-  // Called when one of several ranks has abandoned the step of update `version` + 1. The rank is
-  // then out of step with the other ranks.
+  // Called when one of several ranks has abandoned the step of update number `version` + 1. The
+  // rank is then no longer at the same step as the other ranks.
   void abandoned_alone(std::uint64_t version, std::uint32_t rank, std::uint32_t rank_count);
 
  private:
@@ -50,7 +50,7 @@ class StepFailure {
   const Commits* commits_;
   Device& device_;
   Scheduler& scheduler_;
-  Event probe_;  // never recorded; waiting for it only reports the device's failure
+  Event probe_;  // never recorded; a wait for it only reports the device's failure
   std::optional<Error> poison_;
   bool is_device_heard_ = false;
 };

@@ -120,7 +120,8 @@ class StepLoop {
   // `work` must exist until end_save() or settle(). If `saves_all` is false, another rank saves
   // this rank's part, and only work.finish is called.
   void begin_save(StateSaver::Work work, bool saves_all);
-  // The number of blocks saved so far. If no save is under way, save_count() returns nothing.
+  // The number of blocks saved so far. If no save is under way, the result of save_count() is
+  // empty.
   struct SaveCount {
     std::uint64_t saved_blocks = 0;
     std::uint64_t block_count = 0;
@@ -140,8 +141,8 @@ class StepLoop {
   std::optional<std::string> unheard_failure() {
     return failure_.unheard(std::exchange(has_undrained_update_, false));
   }
-  // The call fetches the shards of other ranks for units whose home is the device. It comes after
-  // these units have received values.
+  // For units whose home is the device, the call fetches the shards of other ranks. Requires: these
+  // units have received values.
   void share_residents();
   // Between lend_buffers() and return_buffers(), the caller uses parameter slots and lanes. During
   // this time, only the caller moves data to and from storage. Requires: no step is active.
@@ -231,7 +232,7 @@ class StepLoop {
   StepTerms terms_;
   std::uint32_t leases_held_ = 0;
   std::uint32_t acquired_ = 0;           // scheduled uses and announced uses
-  std::uint32_t acquired_together_ = 0;  // without the uses of this rank alone
+  std::uint32_t acquired_together_ = 0;  // the same, without uses of this rank alone
   ReductionOrder reductions_;
   std::vector<UseState> uses_;      // in the order in which they are acquired
   std::uint32_t votes_ = 0;         // the number of votes about announcements

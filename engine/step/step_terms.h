@@ -23,7 +23,7 @@ class StepTerms {
   StepTerms(const Config& config, const ModelSpec& model, std::uint32_t rank_count)
       : config_(config), groups_(config.optimizer, model), rank_count_(rank_count) {}
 
-  // `call` names the application's call in the message.
+  // In the message, `call` is the name of the application's call.
   // Fails with kInvalidArgument if no step can have the options. The message names the option.
   void check(const char* call, const StepOptions& options) const;
   // Starts a step. Requires: the options have been checked.
@@ -31,13 +31,14 @@ class StepTerms {
   // Replaces the step's options with those options that `finish` gives. Returns whether the options
   // are equal to those of begin(). Updates of some blocks may already have used the options of
   // begin().
-  // Fails with kInvalidArgument in the cases of check(), and if `policy` has updated blocks with
-  // other options.
+  // Fails with kInvalidArgument in the cases of check(). Also fails with kInvalidArgument if
+  // `policy` is kEager and the options have changed.
   bool end(const FinishOptions& finish, OverlapPolicy policy);
   const StepOptions& options() const { return options_; }
 
-  // The gradients' homes hold sums of the scaled loss's gradients over the micro-batches and the
-  // ranks. Returns the divisor that turns such a sum into the gradient that `options` ask for.
+  // The gradient that waits for the update is the gradient of the scaled loss, summed over the
+  // micro-batches and the ranks. Returns the divisor that turns this sum into the gradient that
+  // `options` ask for.
   double gradient_count(const StepOptions& options, double loss_scale) const;
   struct Scaling {
     std::uint64_t step = 0;  // the step of the update

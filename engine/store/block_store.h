@@ -216,7 +216,7 @@ class BlockStore {
   const PlaneIndex planes_;
   std::vector<Entry> entries_;         // by plane
   std::optional<PlaneCopies> copies_;  // of the blocks' planes; empty: the state is scratch
-  Integrity integrity_;                // as entries_, for each copy
+  Integrity integrity_;                // by sum_index()
   std::mutex notes_mutex_;
   std::vector<std::string> notes_;
   TransferWatch watch_;  // last: its thread describes transfers

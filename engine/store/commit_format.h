@@ -19,8 +19,8 @@ namespace sluice {
 
 inline constexpr std::uint64_t kCommitMagic = 0x0a31'544d'4355'4c53;  // "SLUCMT1\n"
 inline constexpr std::uint32_t kCommitVersion = 1;
-// The length of a slot is a multiple of this number, and so is the length of the data in a slot.
-// O_DIRECT requires this alignment.
+// The length of a slot and the length of the data in a slot are multiples of this number. O_DIRECT
+// requires this alignment.
 inline constexpr std::uint64_t kCommitAlignBytes = 4096;
 inline constexpr std::uint32_t kCommitSlots = 2;
 inline constexpr std::uint32_t kCommitTwins = 2;

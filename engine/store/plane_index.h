@@ -15,9 +15,9 @@
 namespace sluice {
 
 // The kinds of planes. A block of state has two planes: the compute parameters, and the optimizer's
-// record. Two further kinds of data are stored beside the state: the gradients of a block, and
-// pieces of activations. The pieces of activations do not belong to blocks. Tiers gives numbers to
-// the pieces of activations. Each new content of a plane is a new version of the plane.
+// record. Storage has two further kinds of data: the gradients of a block, and pieces of
+// activations. The pieces of activations do not belong to blocks. Tiers gives numbers to the pieces
+// of activations. Each new content of a plane is a new version of the plane.
 enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
 class PlaneIndex {

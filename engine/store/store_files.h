@@ -70,7 +70,8 @@ class StoreFiles {
   };
 
   // Makes the rank's files, which have no names yet. Directory i gets a data file of data_bytes[i]
-  // bytes. Fails with kNoSpace and other codes. After a failure, no file is left behind.
+  // bytes. Fails with the errors of DirectFile::create_unnamed(). After a failure, no file is left
+  // behind.
   static StoreFiles create(const Options& options, std::span<const std::uint64_t> data_bytes,
                            std::uint64_t slot_bytes);
   // These functions give the data files and the record files their names.
@@ -87,7 +88,7 @@ class StoreFiles {
   void open_data(std::uint32_t count);
   // Extends the data files. Data file i then has at least data_bytes[i] bytes.
   // Requires: open_data() has opened the files.
-  // Fails with kNoSpace and other codes. After a failure, every file has its former size.
+  // Fails with the errors of DirectFile::extend(). After a failure, every file has its former size.
   void extend_data(std::span<const std::uint64_t> data_bytes);
   // Shortens the data files to the sizes that they had before extend_data().
   void cut_data() noexcept;

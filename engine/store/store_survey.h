@@ -45,7 +45,7 @@ struct StoreSurvey {
 // The names of the stores that have a lock file in one of the directories.
 std::vector<std::string> store_names(std::span<const std::string> directories);
 
-// Fails with kInput or kDamaged, as find_store() does.
+// Fails with the errors of look_at_path() and find_store().
 StoreSurvey survey_store(const std::string& name, const std::vector<std::string>& directories);
 
 // The ranks whose records are not in the store's directories on this host. These records may be on

@@ -51,7 +51,8 @@ class Tiers {
  public:
   // `layout`, `placement` and `device` must outlive the tiers. If `durable` contains no planes, the
   // state lies in scratch files.
-  // Fails with kOutOfMemory, kNoSpace, kInput or kIo. After a failure, no file is left behind.
+  // Fails with kOutOfMemory if there is too little memory. Fails with kNoSpace, kInput or kIo if a
+  // file cannot be made. After a failure, no file is left behind.
   Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
         Device& device, DurableHomes durable = {});
   ~Tiers();
@@ -188,7 +189,7 @@ class Tiers {
   std::vector<Extent> record_extents_;       // by block, for each copy
   std::vector<Extent> gradient_extents_;     // by block; empty if none waits on storage
   std::vector<Extent> activation_pieces_;
-  std::vector<std::uint32_t> first_activation_pieces_;  // by home; at the end, the number of all
+  std::vector<std::uint32_t> first_activation_pieces_;  // by home; the last entry counts all
 };
 
 }  // namespace sluice

@@ -9,8 +9,8 @@ namespace sluice {
 
 struct Transfer;
 
-// `subject` describes the transfer in words. The text names the data, and the place to or from
-// which the data moves.
+// `subject` describes the transfer in words. The text names the data, and the place that the data
+// comes from or goes to.
 // Requires: the transfer's request has an error.
 Error transfer_error(const Transfer& transfer, const std::string& subject);
 

@@ -1,6 +1,6 @@
 // A loop of plain CUDA copies. The loop is the baseline for measurements of the device's copies.
-// The loop calls cudaMemcpyAsync for the same bytes, with one stream per direction. Thread rule:
-// one thread at a time.
+// The loop copies the same bytes as the device, but calls cudaMemcpyAsync itself. Each direction
+// has its own stream. Thread rule: one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@
 
 namespace sluice {
 
-// The page-locked host memory and the device memory for the copies in one direction. Each of the
-// two has `size_bytes`. If a pointer is null, there are no copies in this direction.
+// The page-locked host memory and the device memory for the copies in one direction. Each memory
+// has `size_bytes` bytes. If a pointer is null, there are no copies in this direction.
 struct CopyEnds {
   std::byte* host = nullptr;
   std::byte* device = nullptr;
 };
 
-// The function copies in both directions at the same time. `up` has the ends of the copies to the
-// device, and `down` has the ends of the copies to the host. The function repeats the copies
+// The function copies in both directions at the same time. `up` has the memory for the copies to
+// the device, and `down` has the memory for the copies to the host. The function repeats the copies
 // `rounds` times, each time in pieces of `piece_bytes`. Returns the elapsed seconds.
 // Fails with the errors of SLUICE_CUDA.
 double plain_copies_s(CudaDevice& device, const CopyEnds& up, const CopyEnds& down,

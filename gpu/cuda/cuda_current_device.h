@@ -1,13 +1,13 @@
 // Makes a GPU the current GPU of the calling thread. The CUDA runtime uses the current GPU in
 // nearly every call. The runtime makes a context on the current GPU. A context takes about half a
 // gigabyte of GPU memory. The runtime makes the context even if the stream and the event of the
-// call belong to another GPU. So every call of the runtime is made inside the lifetime of a
+// call belong to another GPU. So every call of the runtime is made during the lifetime of a
 // CudaCurrentDevice.
 // The destructor restores the former GPU if the process has used that GPU before. The destructor
-// does not restore a GPU without a context, because selecting that GPU would make a context. A
-// thread has GPU 0 until the thread chooses a GPU. If GPU 0 has no context, the destructor of a
-// thread's first object does not restore GPU 0. So the GPU of the first object stays current. Each
-// later object then costs only one call, which checks the current GPU.
+// does not restore a GPU without a context, because selecting that GPU would make a context. GPU 0
+// is a thread's current GPU until the thread chooses a GPU. If GPU 0 has no context, the destructor
+// of a thread's first object does not restore GPU 0. So the GPU of the first object stays current.
+// Each later object then costs only one call, which checks the current GPU.
 #pragma once
 
 #include <new>

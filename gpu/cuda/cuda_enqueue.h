@@ -1,7 +1,7 @@
-// The function launches a kernel. A launch that fails is a failure of the device, like a copy that
-// fails. The call synchronize() rethrows this failure. The launch itself does not throw, because
-// the launching thread could not handle an error in the middle of its work. Thread rule: the same
-// as for Device.
+// The function launches a kernel. A failed launch counts as a failure of the device, as a failed
+// copy does. The call synchronize() rethrows this failure. The launch itself does not throw,
+// because the launching thread could not handle an error in the middle of its work. Thread rule:
+// the same as for Device.
 #pragma once
 
 #include <new>
@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// `launch` is called with the device's GPU as the current GPU.
+// While `launch` runs, the device's GPU is the current GPU.
 template <class Launch>
 void enqueue_kernel(CudaDevice& device, const Launch& launch) {
   int status = 0;

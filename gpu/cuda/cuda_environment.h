@@ -1,18 +1,18 @@
-// The environment variables that the CUDA runtime reads at the first call. A program may set the
-// variables before the first call. If Sluice is a library inside another program's process, Sluice
-// does not set the variables.
+// The environment variables that the CUDA runtime reads at its first call. A program may set the
+// variables before this call. If Sluice is a library inside another program's process, Sluice does
+// not set the variables.
 #pragma once
 
 #include <string>
 
 namespace sluice {
 
-// The function sets CUDA_MODULE_LOADING=EAGER, which loads all code at the start. With this
+// The function sets CUDA_MODULE_LOADING=EAGER. CUDA then loads all code at the start. With this
 // setting, no code has to be loaded while a collective waits. The function also sets
-// CUDA_DEVICE_MAX_CONNECTIONS=32, which gives each stream its own hardware queue. The default is
-// eight queues, but the engine has more than eight streams. In a shared queue, a waiting copy would
-// delay computation. The function does not change variables that are already set. Requires: no
-// other thread runs yet, and the runtime has not been called.
+// CUDA_DEVICE_MAX_CONNECTIONS=32. Each stream then has its own hardware queue. The default is eight
+// queues, but the engine has more than eight streams. In a shared queue, a waiting copy would delay
+// computation. The function does not change variables that are already set. Requires: no other
+// thread runs yet, and the runtime has not been called.
 void prepare_cuda_environment();
 
 struct CudaEnvironment {

@@ -11,13 +11,14 @@ namespace sluice {
 // `status` is a cudaError_t. The function clears the thread's last error.
 Error cuda_error(int status, const char* expression, const char* file, int line);
 
-// Returns the thread's last error (a cudaError_t), for example after a launch, and clears the
-// error.
+// Returns the thread's last error, a cudaError_t, and clears the error. For example, the caller can
+// find out whether a launch has failed.
 int take_cuda_error() noexcept;
 
 }  // namespace sluice
 
-// Throws unless `expression`, a call of the CUDA runtime, returns cudaSuccess.
+// `expression` is a call of the CUDA runtime. The macro throws if the call does not return
+// cudaSuccess.
 // Fails with:
 // - kOutOfMemory: the GPU has no room.
 // - kUnsupported: there is no driver, no device, or no code for this device.

@@ -1,10 +1,10 @@
 // The launcher runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. Only .cu files include
-// this header, because only nvcc provides the declarations of the CUDA runtime by itself. Thread
-// rule: the same as for Device. The device must outlive the launcher. Invariants: a team adds in
-// the same order on every GPU. A warp adds the values of its lanes in pairs. The distance between
-// the lanes of a pair is 16 at first, and is halved in each step. Then the sums of the warps are
-// added in order. Kernels use 64-bit indices. In each step, a thread's index grows by the number of
-// threads in the grid.
+// this header. The header does not include the declarations of the CUDA runtime, because nvcc
+// provides these declarations by itself. Thread rule: the same as for Device. The device must
+// outlive the launcher. Invariants: a team adds in the same order on every GPU. A warp adds the
+// values of its lanes in pairs. The distance between the lanes of a pair is 16 at first, and is
+// halved in each step. Then the sums of the warps are added in the order of the warps. Kernels use
+// 64-bit indices. In each step, a thread's index grows by the number of threads in the grid.
 #pragma once
 
 #include <algorithm>
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t coun
 }
 
 // The function launches `kernel` for zero indices, so that the launch does no work. `kernel` is one
-// of the kernels above with a `Body`.
+// of the kernels above, instantiated for `Body`.
 template <class Body>
 void launch_nothing(const void* kernel, void* stream) {
   std::uint64_t count = 0;
@@ -100,8 +100,8 @@ void launch_nothing(const void* kernel, void* stream) {
                                static_cast<cudaStream_t>(stream)));
 }
 
-// Puts kernels on the list of load_kernels(). When the program starts, every kernel that the
-// program launches anywhere is put on the list.
+// These structs put kernels on the list of load_kernels(). When the program starts, every kernel
+// that the program's code can launch is put on the list.
 template <class Body>
 struct ListedElements {
   static void launch(void* stream) {
@@ -128,8 +128,8 @@ class CudaLauncher {
  public:
   explicit CudaLauncher(CudaDevice& device) : device_(device) {}
 
-  // Enqueues body(i) for every i in [0, count) on `stream`. In this function and the next ones, a
-  // launch that fails is a failure of the device (gpu/cuda/cuda_enqueue.h).
+  // Enqueues body(i) for every i in [0, count) on `stream`. In this function and the next two
+  // functions, a failed launch counts as a failure of the device (gpu/cuda/cuda_enqueue.h).
   template <class Body>
   void elements(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedElements<Body>::kernel;
@@ -151,8 +151,8 @@ class CudaLauncher {
     });
   }
 
-  // Enqueues body.store(i, sum) for every i in [0, count). `sum` is the sum of body.lane(i, 0..7),
-  // added in the order ((0+4)+(2+6))+((1+5)+(3+7)).
+  // Enqueues body.store(i, sum) for every i in [0, count). `sum` is the sum of body.lane(i, 0..7).
+  // The order of the additions is ((0+4)+(2+6))+((1+5)+(3+7)).
   template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedLeaves<Body>::kernel;

@@ -26,7 +26,7 @@ std::uint64_t cuda_unused_bytes(int ordinal);
 
 class CudaMemory {
  public:
-  // `name` is the device's name, for messages.
+  // `name` is the name of the device in messages.
   // Fails with the errors of SLUICE_CUDA.
   CudaMemory(int ordinal, std::string name, std::uint64_t capacity_bytes, CudaMemorySource source);
   CudaMemory(const CudaMemory&) = delete;
@@ -68,7 +68,7 @@ class CudaMemory {
   const int ordinal_;
   const std::string name_;
   const CudaMemorySource source_;  // empty = cudaMalloc
-  void* fill_stream_ = nullptr;    // a cudaStream_t that fills fresh memory
+  void* fill_stream_ = nullptr;    // a cudaStream_t for filling fresh memory
 
   mutable std::mutex mutex_;
   // Guarded by mutex_.

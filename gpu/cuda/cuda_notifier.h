@@ -4,13 +4,13 @@
 // The notifier does not use a stream to wait for events, because such a wait may block other
 // streams in the same hardware queue.
 //
-// While functions wait, the thread polls at least every 100 us, which costs a few percent of a
-// core. The notifier polls often at first and then less often. So the delay of a function is at
+// While functions wait, the thread polls at least every 100 us. The polling costs a few percent of
+// a core. The notifier polls often at first and then less often. So the delay of a function is at
 // most about a quarter of the duration of the work before the function.
 //
 // Thread rule: any thread may call every function.
-// Invariant: the functions of one stream run in the order of add(), one at a time. The functions
-// keep this order even after a failure of the GPU.
+// Invariant: the functions of one stream run one at a time, in the order of the add() calls. The
+// functions keep this order even after a failure of the GPU.
 #pragma once
 
 #include <condition_variable>
@@ -43,7 +43,7 @@ class CudaNotifier {
 
  private:
   struct Notice {
-    void* event = nullptr;  // null if the runtime refused; the thread then waits for the stream
+    void* event = nullptr;  // null if the record failed; the thread then waits for the stream
     std::function<void()> function;
   };
   struct Head {

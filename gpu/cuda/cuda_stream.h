@@ -23,7 +23,7 @@ struct CudaStream {
 
   std::shared_ptr<HostCallQueue> calls;  // may be in use after the stream is gone
 
-  std::mutex starting;  // held while a function gets its number, in the stream's order
+  std::mutex starting;  // held so that functions get their numbers in the stream's order
   std::mutex mutex;
   std::condition_variable changed;
   std::uint64_t refused_calls = 0;  // refused calls that have not run yet; guarded by mutex

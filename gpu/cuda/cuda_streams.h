@@ -1,6 +1,6 @@
-// The streams of a CUDA device. The device has made some of the streams, and has adopted the
-// others. Thread rule: any thread may call every function. Nothing may use a stream while a thread
-// destroys that stream.
+// The streams of a CUDA device. The device has made some of these streams, and has adopted the
+// other streams. Thread rule: any thread may call every function. Nothing may use a stream while a
+// thread destroys that stream.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace sluice {
 
 class CudaStreams {
  public:
-  // `name` is the device's name, for messages. `failure` must outlive the streams.
+  // `name` is the name of the device in messages. `failure` must outlive the streams.
   // Fails with the errors of SLUICE_CUDA.
   CudaStreams(int ordinal, std::string name, FailureLatch& failure);
 
@@ -49,7 +49,7 @@ class CudaStreams {
   int high_priority_ = 0;  // CUDA's smallest priority number; constant after construction
 
   mutable std::mutex mutex_;
-  // Guarded by mutex_, except the objects that the pointers refer to.
+  // mutex_ guards these members, but not the objects that the pointers refer to.
   std::uint32_t last_id_ = 0;
   std::unordered_map<StreamId, std::unique_ptr<CudaStream>> streams_;
 };

@@ -6,11 +6,11 @@
 
 namespace sluice {
 
-// Both functions return the first failure, a cudaError_t, or 0. `event` is a cudaEvent_t of the
-// GPU.
+// Both functions return 0 or the first failure. The failure is a cudaError_t. `event` is a
+// cudaEvent_t of the GPU.
 int wait_for_cuda_event(int ordinal, void* event) noexcept;
 // The function waits for the work that is on `stream`, a cudaStream_t. To wait, the function
-// records `event` behind this work.
+// records `event` after this work.
 int wait_for_cuda_stream(int ordinal, void* stream, void* event) noexcept;
 
 }  // namespace sluice

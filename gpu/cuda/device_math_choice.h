@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// `device` must outlive the result of this function and of the next function.
+// In this function and the next function, `device` must outlive the result.
 // Fails with kUnsupported if this build has no code for the GPU.
 std::unique_ptr<DeviceMath> make_cuda_math(CudaDevice& device);
 // Makes the DeviceMath that `device` needs. On the host device, a single thread computes one

@@ -14,7 +14,8 @@
 
 namespace sluice {
 
-// A function of this type launches one kernel without work, on a cudaStream_t of the current GPU.
+// A function of this type launches one kernel on a cudaStream_t of the current GPU. The launch does
+// no work.
 // Fails with the errors of SLUICE_CUDA.
 using EmptyLaunch = void (*)(void* stream);
 
@@ -27,8 +28,8 @@ class ListedKernel {
 
 std::span<const EmptyLaunch> listed_kernels();
 
-// The function launches every kernel of the list once without work. The function then waits until
-// the code of all kernels is on the GPU.
+// The function launches every kernel of the list once. The launches do no work. The function then
+// waits until the code of all kernels is on the GPU.
 // Fails with the errors of SLUICE_CUDA.
 void load_kernels(CudaDevice& device);
 

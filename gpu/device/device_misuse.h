@@ -1,5 +1,5 @@
-// These functions throw the errors of calls that Device forbids. Every device reports such errors
-// in the same words.
+// These functions throw errors for calls that Device forbids. Every device reports such errors in
+// the same words.
 //
 // Thread rule: any thread.
 #pragma once

@@ -23,7 +23,7 @@ class HostCallQueue {
   // `failure` must live until every function has run. The queue may live longer than `failure`.
   explicit HostCallQueue(FailureLatch& failure) : failure_(failure) {}
 
-  // Returns the number of the function. The numbers count from 1.
+  // Returns the number of the function. The first number is 1.
   std::uint64_t add(std::function<void()> function);
   // The runtime calls this function when the work before function `number` has ended. The call runs
   // the functions that have not run yet, up to function `number`. The call returns when all these

@@ -6,7 +6,7 @@
 //
 // Thread rule: any thread may call every function.
 // Invariants: a ticket completes once. A ticket is never reused for a second record while anything
-// else holds the ticket. A ticket outlives its event while a stream holds the ticket.
+// else holds the ticket. If a stream holds a ticket, the ticket outlives its event.
 #pragma once
 
 #include <condition_variable>

@@ -1,9 +1,9 @@
-// A stream of the host device. A worker thread runs tasks in the order of their arrival. A thread
-// that waits for the stream itself runs the tasks that the worker has not begun. If the stream is
-// idle, a record completes on the thread that enqueues the record. If the stream is idle and
-// `at_once_bytes_max` is set, short copies, short fills and notices also run on the enqueueing
-// thread. Running these tasks on the calling thread saves time, because waking a sleeping thread
-// takes as long as a small collective between ranks.
+// A stream of the host device. A worker thread runs tasks in the order of their arrival. If another
+// thread waits for the stream, the waiting thread runs the tasks that the worker has not begun. If
+// the stream is idle, a record completes on the thread that enqueues the record. If the stream is
+// idle and `at_once_bytes_max` is set, short copies, short fills and notices also run on the
+// enqueueing thread. Running these tasks on the calling thread saves time, because waking a
+// sleeping thread takes as long as a small collective between ranks.
 //
 // Thread rule: any thread may call every public function.
 // Invariants: tasks run one at a time, in order. A task's captures are destroyed before the next
@@ -31,7 +31,7 @@
 
 namespace sluice {
 
-// The first failure of a device's work, which is kept permanently.
+// The first failure of a device's work. The latch keeps this failure permanently.
 class FailureLatch {
  public:
   void set(std::exception_ptr failure);
@@ -67,7 +67,7 @@ struct OccupyTask {
 };
 struct CallHostTask {
   std::function<void()> function;  // must not call the device
-  bool is_notice = false;          // short, and nothing waits for it
+  bool is_notice = false;          // short, and no other task waits for it
 };
 using HostTask = std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, LaunchTask, OccupyTask,
                               CallHostTask>;
@@ -117,9 +117,9 @@ class HostStream {
   Options options_;
   FailureLatch& failure_;
 
-  // The time until which the emulated bus or computation is busy. Only the thread that has set
-  // is_running_ uses this member. Each task adds its nominal duration, and not the time that the
-  // thread has slept. So the overshoot of many short sleeps does not add up.
+  // The emulated bus or computation is busy until this time. Only the thread that has set
+  // is_running_ uses this member. Each task adds its nominal duration. The time that the thread has
+  // slept is not added. So the overshoot of many short sleeps does not add up.
   std::uint64_t free_ns_ = 0;
 
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();

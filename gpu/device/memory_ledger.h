@@ -1,7 +1,7 @@
-// The account of a device's memory. The account has the capacity, and the bytes in use for each
-// purpose. The ledger allocates no memory. Every device asks the ledger before an allocation. So
-// all devices refuse with the same message. The ledger is not thread-safe. The device's lock guards
-// the ledger.
+// The account of a device's memory. The account has the capacity of the memory, and the bytes in
+// use for each purpose. The ledger allocates no memory. Every device asks the ledger before an
+// allocation. So all devices refuse with the same message. The ledger is not thread-safe. The
+// device's lock guards the ledger.
 // Invariant: the sum of the entries never exceeds the capacity.
 #pragma once
 

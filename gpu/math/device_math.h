@@ -1,7 +1,7 @@
 // The operations on gradients and state in device memory: accumulation, the squared norm, and the
 // optimizers. Every result has the same bits as the result of the scalar definitions
-// (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h), as on the CPU. Only the sign
-// and the payload of a NaN may differ.
+// (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h). The results of the CPU also
+// have these bits. Only the sign and the payload of a NaN may differ.
 //
 // Thread rule: the same as for Device. Every call enqueues its work and returns. Later work on the
 // same stream may reuse the memory. Arrays are device memory and do not overlap. All arrays except
@@ -47,7 +47,7 @@ struct DeviceUpdate {
   MomentRounding rounding = {};
   const void* gradient = nullptr;
   std::uint64_t element_count = 0;
-  // The update sets this word to 1 if a new master, its rounded parameter, or a new moment is not
+  // The update sets this word to 1 if a new master, a rounded parameter or a new moment is not
   // finite. Otherwise the word stays unchanged.
   std::uint32_t* non_finite = nullptr;
 };

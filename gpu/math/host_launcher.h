@@ -16,8 +16,8 @@ void run_elements(std::uint64_t count, const Body& body) {
   for (std::uint64_t i = 0; i < count; ++i) body(i);
 }
 
-// Runs body.store(i, sum) for every i in [0, count). `sum` is the sum of body.lane(i, 0..7), added
-// in the order ((0+4)+(2+6))+((1+5)+(3+7)).
+// Runs body.store(i, sum) for every i in [0, count). `sum` is the sum of body.lane(i, 0..7). The
+// order of the additions is ((0+4)+(2+6))+((1+5)+(3+7)).
 template <class Body>
 void run_leaves(std::uint64_t count, const Body& body) {
   for (std::uint64_t i = 0; i < count; ++i) {

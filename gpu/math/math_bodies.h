@@ -56,7 +56,7 @@ struct AccumulateBody {
   }
 };
 
-// Lane j adds the squares of the leaf's elements j, j + 8, j + 16, ... in order.
+// Lane j adds the squares of the leaf's elements j, j + 8, j + 16, ... in this order.
 template <class T>
 struct NormLeavesBody {
   const T* gradient;
@@ -169,7 +169,7 @@ struct DeviceMoment {
     for (unsigned i = 0; i < kPackElements; ++i) pack.values[i] = float_from_bf16(halves.values[i]);
     return pack;
   }
-  // `shift` selects the moment's half of the random bits.
+  // Each moment uses one half of the random bits. `shift` selects this half.
   SLUICE_HOST_DEVICE void store(const Pack<float>& pack, const MomentRounding& rounding,
                                 unsigned shift, std::uint64_t index, std::uint64_t count) const {
     if (bf16 == nullptr) return store_pack(pack, values, index, count);
@@ -244,7 +244,7 @@ struct alignas(8) CodePack {
   std::uint8_t values[kPackElements];
 };
 
-// The codes of a moment that the optimizer keeps. Without the moment, the pointers are null.
+// The codes of one moment. If the optimizer does not keep this moment, the pointers are null.
 struct DeviceCodes {
   std::uint8_t* codes;
   float* scales;

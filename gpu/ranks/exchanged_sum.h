@@ -45,8 +45,8 @@ struct ExchangedSumBody {
   }
 };
 
-// For each index, the body computes the sums of eight elements. Requires: every array begins at a
-// multiple of 16 bytes.
+// For each index, the body computes eight sums. Each sum is for one element of the target.
+// Requires: every array begins at a multiple of 16 bytes.
 template <class To, class From>
 struct PackedSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
@@ -63,7 +63,8 @@ struct PackedSumBody : ExchangedSumBody<To, From> {
   }
 };
 
-// For each index, the body computes the sum of one element. Arrays may begin at any address.
+// For each index, the body computes one sum. This sum is for one element of the target. Arrays may
+// begin at any address.
 template <class To, class From>
 struct SingleSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
@@ -99,7 +100,7 @@ void launch_sum(const Launcher& launcher, const ExchangedSum& sum, StreamId stre
 }
 
 // `device` must outlive the result.
-// Fails with kUnsupported in a build without CUDA.
+// Fails with kUnsupported if the build has no CUDA.
 SumLauncher make_cuda_sum(CudaDevice& device);
 
 }  // namespace sluice

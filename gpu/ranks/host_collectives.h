@@ -3,8 +3,8 @@
 // later operations fail. A derived class implements run(). run() does one operation on a stream's
 // thread, and returns when the operation is done.
 //
-// Thread rule: the same as for Collectives. The function run() is called on threads of the device,
-// one at a time per object.
+// Thread rule: the same as for Collectives. Threads of the device call run(). For each object, only
+// one call runs at a time.
 #pragma once
 
 #include <functional>
@@ -29,9 +29,9 @@ enum class RankPath {
 
 // The settings for waiting, for reports about waits, and for the sums of elements.
 struct HostCollectivesOptions {
-  // The number of seconds that an operation waits for another rank; at least 0.1. If the value is
-  // small, a rank with a slow drive or slow computation counts as failed. If the value is large, a
-  // dead rank is noticed late.
+  // An operation waits at most this many seconds for another rank. The value is at least 0.1. If
+  // the value is small, a rank with a slow drive or slow computation counts as failed. If the value
+  // is large, a dead rank is noticed late.
   double timeout_s = 120;
   SumFunction sum = nullptr;  // required; see cpu_optim/rank_sum.h
   // The function is called about four times per second while an operation waits for other

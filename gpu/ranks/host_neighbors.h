@@ -3,10 +3,10 @@
 // exchange small data. Neighbors may also read each other's memory. If one rank of a host cannot
 // share memory or cannot read other ranks' memory, all ranks of the host use messages.
 //
-// The shared memory is one segment, allocated at the start. The segment has kPlaces places per
-// rank, one place per sequence of operations. The segment takes 2 MiB of address space per rank.
-// Only the addresses that are used take memory. This memory has at most 128 KiB per sequence.
-// Sluice makes the segment (gpu/ranks/shared_segment.h), so no other user can open the segment.
+// The shared memory is one segment, which is allocated at the start. The segment has kPlaces places
+// per rank, one place per sequence of operations. The segment takes 2 MiB of address space per
+// rank. Only the addresses that are used take memory. This memory has at most 128 KiB per sequence.
+// SharedSegment makes the segment in such a way that no other user can open the segment.
 //
 // Thread rule: the constructor runs on the thread that has opened the port. Any thread may call the
 // other functions. Only one thread at a time writes to a rank's place.
@@ -40,20 +40,20 @@ struct alignas(128) RankSignals {
   // The value is not 0 if this rank has failed. The value helps other ranks to name the rank that
   // caused a failure.
   std::atomic<std::uint64_t> failed{0};
-  // The address of the data of step `published` in the rank's own memory. The address is for data
-  // that is not in a slot.
+  // The address of the published data in the rank's own memory. The address is for data that is not
+  // in a slot.
   std::atomic<std::uint64_t> address{0};
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
 
 // While this object lives, all descendants of this process's parent may read the memory of this
-// process. Some systems (Yama) let only the ancestors of a process read its memory. On these
-// systems, other ranks need this permission. The destructor takes the permission back.
+// process. Some systems (Yama) let only the ancestors of a process read the memory of the process.
+// On these systems, other ranks need this permission. The destructor revokes the permission.
 class ReadPermit {
  public:
   ReadPermit() = default;
-  // If the parent is the first process, the permit grants nothing. Otherwise every process could
-  // read the memory.
+  // If the parent is the first process, the permit grants nothing, because every process descends
+  // from the first process.
   static ReadPermit for_siblings();
   ReadPermit(ReadPermit&& other) noexcept : is_given_(std::exchange(other.is_given_, false)) {}
   ReadPermit& operator=(ReadPermit&& other) noexcept {
@@ -81,15 +81,15 @@ class HostNeighbors {
   explicit HostNeighbors(
       MessagePort& port, const Progress& progress = [](std::string_view) {});
 
-  // Returns whether all of `ranks` are on this host and have shared memory. `ranks` are numbers in
-  // the world.
+  // Returns whether all of `ranks` are on this host and have shared memory. `ranks` has the numbers
+  // of the ranks in the world.
   bool include(std::span<const std::uint32_t> ranks) const;
   // Requires: include(rank), place < kPlaces.
   RankSignals& signals(std::uint32_t rank, std::uint32_t place) const;
   std::byte* slot(std::uint32_t rank, std::uint32_t place, std::uint64_t step) const;
   // Copies bytes from the memory of the rank's process to `target`. Returns 0 or an errno. The
   // result is ESRCH if the rank's process has ended, even if a new process has the same process
-  // number. With ESRCH, `target` has changed.
+  // number. If the result is ESRCH, `target` has changed.
   int read(std::uint32_t rank, std::uint64_t address, std::byte* target,
            std::uint64_t size_bytes) const;
 

@@ -1,5 +1,5 @@
 // An all-reduce of integers over any connection. This file defines how the words of two ranks are
-// combined, and between which ranks messages go. Sums modulo 2^64 and minima do not depend on the
+// combined, and which ranks exchange messages. Sums modulo 2^64 and minima do not depend on the
 // order. If there are few ranks, the ranks exchange all words in one round. If there are many
 // ranks, the ranks exchange words in several rounds. Each round doubles the number of ranks whose
 // values are combined in a word. A rank then sends log2 N messages instead of N - 1.
@@ -16,8 +16,8 @@
 namespace sluice {
 
 // The function combines `count` words of another rank's `source` with the words of `target`. Each
-// result is the sum or the smaller of the two values. Both arrays begin with word `first` of the
-// operation.
+// result is the sum of the two values, or the smaller value. Both arrays begin with word `first` of
+// the operation.
 void combine_integers(const AllReduceIntegers& operation, std::uint64_t first, std::uint64_t count,
                       const std::byte* source, std::byte* target);
 
@@ -31,11 +31,11 @@ struct IntegerRound {
 };
 
 // Returns the rounds of `rank`. Up to `direct_ranks_max` ranks need one round. With more ranks, let
-// P be the largest power of two that is not above `rank_count`. Each rank with a number of P or
-// more sends its words to rank - P, and later receives the result from rank - P. Each rank with a
-// number below P exchanges words with one other rank per round. In the first of these rounds, the
-// numbers of the two ranks differ in bit 0. In the next round, the numbers differ in bit 1, and so
-// on. Example with six ranks:
+// P be the largest power of two that is not above `rank_count`. If r is P or more, rank r sends its
+// words to rank r - P, and later receives the result from rank r - P. Each rank with a number below
+// P exchanges words with one other rank per round. In the first of these rounds, the numbers of the
+// two ranks differ in bit 0. In the next round, the numbers differ in bit 1, and so on. Example
+// with six ranks:
 //   4 to 0, 5 to 1;  0 with 1, 2 with 3;  0 with 2, 1 with 3;  0 to 4, 1 to 5.
 std::vector<IntegerRound> integer_rounds(std::uint32_t rank, std::uint32_t rank_count,
                                          std::uint32_t direct_ranks_max);

@@ -29,7 +29,7 @@ struct Launch {
 // tests.
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
-// Returns nothing if no launcher is found. The program then runs with one rank.
+// The result is empty if no launcher is found. The program then runs with one rank.
 // Fails with kConfig if a variable is not a number or is out of range, or if a launcher's variables
 // are incomplete. The call also fails if the variables of two launchers contradict each other. The
 // message then names both launchers.

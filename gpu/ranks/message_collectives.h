@@ -26,13 +26,13 @@ class MessageWorld {
   // other ranks longer than the timeout. After kRanks, the connection is still waiting, so the
   // process has to end.
   MessageWorld(const HostCollectivesOptions& options, Connection connection);
-  // The destructor does the work of leave(), but does not throw. The destructor waits no longer
-  // than the timeout.
+  // The destructor does the work of leave(), but does not throw. The timeout limits the
+  // destructor's wait.
   ~MessageWorld();
 
   // Ends the connection of this process. Some kinds of connection require that all ranks end
   // together. For such a connection, the call waits for the other ranks, unless something has
-  // failed. No other call may follow.
+  // failed. After leave(), only abort() may be called.
   // Fails with kRanks if the wait is longer than the timeout.
   void leave();
 

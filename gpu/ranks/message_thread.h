@@ -49,7 +49,7 @@ struct MessageBatch {
   // Only the MessageThread uses the next members.
   std::vector<bool> is_ended;  // indexed by message
   std::size_t left = 0;
-  std::chrono::steady_clock::time_point moved_at;  // when a message last ended
+  std::chrono::steady_clock::time_point moved_at;  // when the latest message ended
 };
 
 // A way to connect the ranks.
@@ -82,7 +82,7 @@ class MessageThread {
   void await_open();
   // Ends the connection in the regular way, unless something has failed. The call returns an empty
   // text when the thread has ended. If the timeout passes earlier, the call returns a sentence that
-  // says what has not ended. No other call may follow.
+  // names the unfinished step. After await_end(), only has_ended() may be called.
   std::string await_end();
   bool has_ended() const;
 
@@ -97,15 +97,15 @@ class MessageThread {
   void start(const std::shared_ptr<MessageBatch>& batch);
   // The call blocks until every message has ended.
   // Fails with kRanks if ranks do not answer within the timeout. The error names these ranks. The
-  // timeout counts from the end of the message that ended last.
+  // timeout begins at the end of the latest message that has ended.
   void wait(const MessageBatch& batch, const RankWait& how);
 
-  // Tells all other ranks about a failure between ranks of a host. The ranks of a host use no
-  // messages among themselves. Only the first failure is kept.
+  // Tells all other ranks that an exchange between ranks of one host has failed. The ranks of a
+  // host use no messages among themselves. Only the first failure is kept.
   void fail(const std::string& failure);
 
-  // The call asks the thread to end every process of the run. The call then waits for the end of
-  // the processes, but no longer than the timeout.
+  // The call asks the thread to end every process of the run. The call then waits until the
+  // processes end or the timeout passes.
   void abort() noexcept;
 
  private:
@@ -131,7 +131,7 @@ class MessageThread {
 
   const Options options_;
 
-  // Constant once await_open() has returned.
+  // These members are constant after await_open() has returned.
   std::uint32_t rank_ = 0;
   std::uint32_t rank_count_ = 1;
   int tag_max_ = 0;
@@ -155,11 +155,11 @@ class MessageThread {
   std::optional<Error> open_failure_;
   bool is_open_ = false;
   bool has_ended_ = false;  // the thread has finished
-  // The current step of the thread inside the port or the system, and the time at which this step
-  // began.
+  // `wait_` names the step that the thread is waiting for. `wait_begin_` is the time at which this
+  // step began.
   std::string_view wait_ = "the start of a thread";
   TimePoint wait_begin_ = std::chrono::steady_clock::now();
-  bool is_moving_ = false;  // a thread may be inside the port, which may touch messages' memory
+  bool is_moving_ = false;  // a thread may be inside the port, and may use messages' memory
   bool must_stop_ = false;
   bool must_abort_ = false;
 

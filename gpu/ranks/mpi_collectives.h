@@ -18,7 +18,7 @@ class MpiWorld : public MessageWorld {
  public:
   // The constructor starts MPI in this process through the library `plugin_path`. If `plugin_path`
   // is empty, the call uses the library of the build or of the installation. A process can start
-  // MPI once.
+  // MPI only once.
   // Fails with kUnsupported if the library or MPI is missing, and with kRanks if MPI waits for
   // other ranks longer than the timeout. MPI_Init cannot be undone, so the process has to end after
   // kRanks.

@@ -3,8 +3,8 @@
 // (Collectives::hand_over()).
 //
 // Thread rule: any thread may call every function.
-// Invariant: work runs in the order of post(), one at a time. The queue has no limit, because the
-// caller's slots limit the work in flight.
+// Invariant: pieces of work run one at a time, in the order of the post() calls. The queue has no
+// limit, because the caller's slots limit the work in flight.
 #pragma once
 
 #include <condition_variable>
@@ -25,8 +25,8 @@ class NcclCaller {
 
   // Returns immediately. `work` must not throw.
   void post(std::function<void()> work);
-  // Returns when all work that was posted earlier has run. The captures of this work are then
-  // destroyed, too.
+  // Returns when all work that was posted earlier has run and the captures of this work are
+  // destroyed.
   void drain();
 
  private:

@@ -1,9 +1,9 @@
 // Collectives between GPUs that NCCL connects. Reductions are exact by default. The ranks exchange
 // their elements all to all, and each rank adds its part in rank order. So the results have the
-// same bits as with the host's collectives. By default, NCCL's own reductions are not used, because
-// their order of additions depends on the size of the message.
+// same bits as the results of the host's collectives. By default, NCCL's own reductions are not
+// used, because their order of additions depends on the size of the message.
 //
-// Thread rule: the same as for Collectives. Failures are reported on a separate thread.
+// Thread rule: the same as for Collectives. A separate thread reports failures.
 // Failure: NCCL reports that a rank is gone, but seldom says which rank. So error messages name the
 // operation of this rank.
 #pragma once
@@ -50,9 +50,12 @@ NcclId make_nccl_id(const std::string& library = "");
 // kUnsupported if NCCL cannot be used.
 CudaMemorySource nccl_memory_source(const std::string& library = "");
 
-// Makes the collectives of one of `rank_count` ranks. Each rank calls this function. `device` must
-// outlive the collectives.
-// Fails with kUnsupported, kRanks or kOutOfMemory.
+// Makes the collectives of rank `rank`. Each rank calls this function. `device` must outlive the
+// collectives.
+// Fails with:
+// - kUnsupported: NCCL cannot be used.
+// - kRanks: NCCL has failed, or has waited for other ranks longer than the timeout.
+// - kOutOfMemory: the GPU has no room.
 std::unique_ptr<Collectives> make_nccl_collectives(CudaDevice& device, const NcclOptions& options,
                                                    const NcclId& id, std::uint32_t rank,
                                                    std::uint32_t rank_count);

@@ -2,11 +2,12 @@
 // for NCCL's background work. So NcclCommunicator notices a missing rank.
 //
 // Thread rule: one thread at a time enqueues on a communicator. Any thread may call failure(),
-// abort() and notes(), also at the same time as other calls.
+// abort() and notes(), even while other calls run.
 // Invariants: after abort() every call throws, and NCCL's work on the device ends. A call that
 // fails does not abort the communicator. An abort would end earlier work. Until the failure is
 // known, the data of this unfinished work would look like a result. So the caller first makes the
-// failure known, and then calls abort(). If the caller does not call abort(), the destructor does.
+// failure known, and then calls abort(). If the caller does not call abort(), the destructor calls
+// abort().
 #pragma once
 
 #include <atomic>
@@ -41,9 +42,9 @@ class NcclCommunicator {
     bool prefers_copy_engines = true;
   };
 
-  // Every rank makes a communicator, with the same id. `library` and `device` must outlive the
-  // communicator.
-  // Fails with kRanks.
+  // Every rank makes a communicator. All ranks give the same id. `library` and `device` must
+  // outlive the communicator.
+  // Fails with kRanks if NCCL reports an error, or if other ranks do not come within the timeout.
   NcclCommunicator(const NcclLibrary& library, const Options& options, CudaDevice& device,
                    const NcclId& id, std::uint32_t rank, std::uint32_t rank_count);
   // If the communicator has not failed, the destructor waits for the other ranks, and all ranks end
@@ -52,12 +53,12 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Every rank calls split(). Ranks of the same color form a communicator, in the order of their
-  // keys.
+  // Every rank calls split(). Ranks of the same color form a communicator. In this communicator,
+  // the ranks are in the order of their keys.
   std::unique_ptr<NcclCommunicator> split(std::uint32_t color, std::uint32_t key);
 
   // When the call returns, the operation is enqueued on `stream`, a cudaStream_t.
-  // Fails with kRanks.
+  // Fails with kRanks if NCCL reports an error, or if a wait exceeds the timeout.
   void all_gather(std::byte* target, const std::byte* source, std::uint64_t shard_bytes,
                   void* stream);
   void broadcast(std::byte* data, std::uint64_t size_bytes, std::uint32_t root, void* stream);

@@ -1,4 +1,4 @@
-// The NCCL library, opened at run time. Thread rule: any thread.
+// The NCCL library, which is opened at run time. Thread rule: any thread.
 #pragma once
 
 #include <array>
@@ -13,11 +13,12 @@ namespace sluice {
 // The id that the ranks of one run share. Rank 0 makes the id and sends it to the other ranks.
 using NcclId = std::array<std::byte, 128>;
 
-// The functions of the NCCL library, which is never closed.
+// The functions of the NCCL library. The library is never closed.
 class NcclLibrary {
  public:
   // If `path` is empty, the loader searches for libnccl.so.2. Fails with kUnsupported if the
-  // library cannot be opened or lacks functions. The message names the library and these functions.
+  // library cannot be opened or lacks functions. The message names the library and the missing
+  // functions.
   static const NcclLibrary& open(const std::string& path = "");
   ~NcclLibrary();
 
@@ -31,7 +32,7 @@ class NcclLibrary {
   // Returns a text about abilities that the version lacks, and about what is done instead. The text
   // is empty if the version lacks nothing.
   std::string limit() const;
-  // Fails with kRanks.
+  // Fails with kRanks if NCCL makes no id.
   NcclId make_id() const;
   // Returns a source of device memory. Windows can be made from this memory.
   // Requires: has_windows().

@@ -1,6 +1,6 @@
-// One reduction from the view of one rank. The struct says which elements of the source each rank
-// adds in rank order (base/ordered_sum.h). The struct does not depend on the way in which ranks
-// exchange their sources.
+// The struct describes a reduction from the point of view of one rank. The struct says which
+// elements of the source each rank adds in rank order (base/ordered_sum.h). The struct does not
+// depend on the way in which ranks exchange their sources.
 //
 // Thread rule: the structs are values.
 #pragma once
@@ -52,7 +52,7 @@ struct RankReduction {
   std::uint64_t source_bytes(ElementRange elements) const {
     return elements.count() * size_of(source_type);
   }
-  // Returns the address to which the sum of a piece goes. The piece is in the range of `rank`.
+  // Returns the address for the sum of `piece`. The piece is in the range of `rank`.
   std::byte* target_of(ElementRange piece, std::uint32_t rank) const {
     return target + (piece.begin - range(rank).begin) * size_of(target_type);
   }
@@ -69,7 +69,7 @@ inline RankReduction reduction_of(const ReduceScatter& operation, std::uint32_t 
           .subject = operation.subject};
 }
 
-// The first half of an all-reduce, in which each rank adds its share in place.
+// The first half of an all-reduce. In this half, each rank adds its share in place.
 inline RankReduction reduction_of(const AllReduce& operation, std::uint32_t rank,
                                   std::uint32_t rank_count) {
   RankReduction reduction{.source = operation.data,

@@ -1,5 +1,6 @@
-// The rules by which a thread waits for other ranks, over any connection. The rules define how long
-// the thread polls before it sleeps, which reports the thread makes, and when the wait fails.
+// The rules for a thread that waits for other ranks. The rules are the same for every connection.
+// The rules define how long the thread polls before it sleeps, which reports the thread makes, and
+// when the wait fails.
 //
 // Thread rule: any thread may call every function.
 #pragma once
@@ -34,7 +35,7 @@ struct RankWait {
   // A text such as "rank 2 has not answered rank 0 in all_gather of "h.3"". `missing_ranks` may
   // contain a rank more than once.
   std::string text(std::vector<std::uint32_t> missing_ranks, std::uint32_t own_rank) const;
-  // Returns the text of the error when the timeout has passed.
+  // Returns the text of the error that ends a wait after the timeout.
   std::string late_text(const std::string& waiting) const;
 };
 

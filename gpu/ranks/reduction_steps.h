@@ -3,9 +3,9 @@
 // If the staging memory has two halves, the pieces of one step arrive while the pieces of the
 // previous step are added. The functions are pure.
 //
-// For example, 1,024 ranks share 2^33 bf16 elements: 2^23 elements, or 16 MiB, for each rank. The
-// staging memory of 1,023 MiB has two halves, each with 512 KiB for every other rank. So there are
-// 32 steps with messages of 512 KiB.
+// For example, 1,024 ranks share 2^33 bf16 elements. Each rank has 2^23 elements, which take 16
+// MiB. The staging memory of 1,023 MiB has two halves, each with 512 KiB for every other rank. So
+// there are 32 steps with messages of 512 KiB.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace sluice {
 // The smallest size of the staging memory. With less memory, a reduction over a few ranks would
 // need more kernels.
 inline constexpr std::uint64_t kStagingBytesMin = 8_MiB;
-// The room that each half has for the messages of one other rank. All steps have equal length. So
+// In each half, the messages of one other rank have this much room. All steps have equal length. So
 // if a share needs more than one step, the messages of the share have at least 2/3 of this size.
 // With shorter messages, most of the time would be latency. With longer messages, many ranks would
 // need more memory.
@@ -38,13 +38,13 @@ struct ElementRange {
 };
 
 struct ReductionSteps {
-  // Returns the part of a rank's range that step number `step` adds.
+  // Returns the part of a rank's range that is added in step number `step`.
   ElementRange piece(const ElementRange& of_rank, std::uint64_t step) const {
     return {std::min(of_rank.begin + step * elements, of_rank.end),
             std::min(of_rank.begin + (step + 1) * elements, of_rank.end)};
   }
 
-  std::uint64_t elements = 0;  // the number in each step except the last step
+  std::uint64_t elements = 0;  // elements in each step except the last step
   std::uint64_t count = 0;
   std::uint32_t halves = 1;  // halves of the staging memory: 2 if steps overlap
 };

@@ -38,7 +38,7 @@ class SharedSegment {
 
   std::byte* data() const { return data_; }  // null without a segment
   // Returns the place of a segment that this process made. Other processes can open the segment
-  // until close_place().
+  // until close_place() is called.
   SegmentPlace place() const;
   void close_place() { file_ = UniqueFd(); }
 

@@ -1,4 +1,4 @@
-// Collectives between processes that the program itself brings together (gpu/ranks/socket_port.h).
+// Collectives between processes that are connected by TCP sockets (gpu/ranks/socket_port.h).
 //
 // Thread rule: the same as for MessageWorld.
 #pragma once
@@ -14,7 +14,7 @@ namespace sluice {
 class SocketWorld : public MessageWorld {
  public:
   // The constructor connects the rank of `door` to all other ranks. A process can have several
-  // worlds. Fails with the errors of connect_ranks(), and with kRanks as MessageWorld does.
+  // worlds. Fails with the errors of connect_ranks() and of the constructor of MessageWorld.
   SocketWorld(const HostCollectivesOptions& options, const SocketDoor& door,
               std::span<const std::string> endpoints);
 };

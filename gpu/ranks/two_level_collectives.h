@@ -1,11 +1,11 @@
-// Collectives in two levels. One level is among the ranks of a node. The other level is among the
+// Collectives in two levels. One level connects the ranks of a node. The other level connects the
 // ranks that have the same place in their nodes. With two levels, the network between nodes carries
 // each gathered byte once per node instead of once per rank. A rank exchanges messages with only
 // one rank of each other node.
 //
-// Two levels add floating-point values in another order than one level. So the sums may have other
-// bits. A sum in two levels first adds the values of each node's ranks, in rank order. Then the sum
-// adds the results of the nodes, in the order of the nodes. All additions are in fp32, with one
+// With two levels, floating-point values are added in another order than with one level. So the
+// sums may have other bits. First, the values of each node's ranks are added in rank order. Then
+// the results of the nodes are added in the order of the nodes. All additions are in fp32, with one
 // rounding at the end.
 //
 // Thread rule: the same as for Collectives.
@@ -33,10 +33,10 @@ class TwoLevelCollectives final : public Collectives {
   // last reduction. Requires: `memory` has 4 / node_ranks bytes for each element in the source of
   // the longest reduction.
   void use_for_sums(std::span<std::byte> memory) { sums_ = memory; }
-  // The call sets the device memory for the shards that this rank brings to its node. This memory
-  // must live as long as the memory for sums. A gather never changes this rank's own part of the
-  // target. So other ranks may read that part during the gather. Requires: `memory` has 1 /
-  // node_ranks of the bytes in the target of the longest gather.
+  // The call sets the device memory for the shards that this rank passes on to the other ranks of
+  // its node. This memory must live as long as the memory for sums. A gather never changes this
+  // rank's own part of the target. So other ranks may read that part during the gather. Requires:
+  // the size of `memory` is 1 / node_ranks of the size of the longest gather's target.
   void use_for_gathers(std::span<std::byte> memory) { shards_ = memory; }
 
   std::string_view name() const override { return whole_.name(); }

@@ -44,7 +44,7 @@ inline double oracle_decode(SmallFloatFormat format, std::uint16_t pattern) {
 
 enum class Ties { kToEven, kAwayFromZero };
 
-// Returns the value of the format that is nearest to `value`. Requires: `value` is not NaN.
+// Rounds `value` to the nearest number that the format can represent. Requires: `value` is not NaN.
 inline double oracle_round(SmallFloatFormat format, double value, Ties ties) {
   if (value == 0.0 || std::isinf(value)) return value;
   const int exponent = std::max(std::ilogb(value), format.lowest_exponent());

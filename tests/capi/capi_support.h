@@ -22,7 +22,7 @@ inline int sine_values(void* context, std::uint32_t tensor, std::uint64_t first,
   return 0;
 }
 
-// Returns the arguments of a step of Adam for tensor 0, with fp32 gradients.
+// Returns the arguments for one Adam step of tensor 0. The gradients are in fp32.
 inline sluice_update adam_update(void* parameter, const void* gradient, std::uint64_t step) {
   sluice_update made{};
   made.parameter = parameter;
@@ -64,8 +64,8 @@ class CApi : public testing::Test {
     ASSERT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK) << sluice_last_error();
   }
 
-  // The function makes every use of a step, but does not begin or finish the step. Each gradient is
-  // `factor` times the parameter.
+  // The function makes all uses of one step, but does not begin or finish the step. Each gradient
+  // is `factor` times the parameter.
   void walk(float factor = 1) {
     for (const std::uint32_t unit : {0u, 1u}) use(unit, SLUICE_FORWARD, factor);
     for (const std::uint32_t unit : {1u, 0u}) use(unit, SLUICE_BACKWARD, factor);

@@ -1,6 +1,6 @@
-// The duties of every implementation of Collectives, as test cases. A case is a body that each rank
-// runs on its own device. With one factory, all ranks are threads of this process. With another
-// factory, each process is one rank (tests/gpu/ranks/local_collectives_test.cc,
+// These test cases check the duties of every implementation of Collectives. A case is a body that
+// each rank runs on its own device. With one factory, all ranks are threads of this process. With
+// another factory, each process is one rank (tests/gpu/ranks/local_collectives_test.cc,
 // mpi_collectives_test.cc). The values are computed from rank and index. Plain loops in this file
 // compute the expected results.
 #pragma once
@@ -128,8 +128,8 @@ TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
 }
 
 // The sums wrap around, and the minima treat the words as unsigned values. Each result is the input
-// of the next operation. So an implementation that reads words after they have changed fails this
-// case.
+// of the next operation. So this case detects an implementation that reads words after the words
+// have changed.
 TEST_P(CollectivesContract, IntegersAddUpAndTheLeastIsFound) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
@@ -305,7 +305,7 @@ TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
 }
 
 // The even ranks form one group, and the odd ranks form another group. Both groups are in reverse
-// order. So rank 0 of a group is the member with the largest number in the world.
+// order. So rank 0 of a group is the member whose original rank is the largest.
 TEST_P(CollectivesContract, GroupsOfRanksAreOnTheirOwn) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> group;
@@ -333,7 +333,8 @@ TEST_P(CollectivesContract, GroupsOfRanksAreOnTheirOwn) {
   });
 }
 
-// Every rank draws the same random program and computes the expected values at the end.
+// Every rank runs the same random program, and also computes the values that the program should
+// produce.
 TEST_P(CollectivesContract, RandomProgramsGiveTheirValues) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");

@@ -66,7 +66,7 @@ inline std::byte rank_byte(std::uint32_t rank, std::uint64_t i) {
 }
 
 // The magnitudes are so uneven that fp32 cannot hold the exact sum of two values. So the sum of
-// three values depends on the order.
+// three values depends on the order of the additions.
 inline float rank_value(std::uint32_t rank, std::uint64_t i, std::uint32_t salt = 0) {
   const std::uint64_t key = (i * 2654435761u + rank * 40503u + salt * 977u) ^ (i >> 3);
   const float mantissa = static_cast<float>(key % 2001) - 1000.0f;
@@ -91,8 +91,8 @@ inline float rounded(DType type, float value) {
   save_value(type, bits, 0, value);
   return load_value(type, bits, 0);
 }
-// Returns the result that a reduction must have. This is the sum in rank order in fp32, with one
-// rounding at the end.
+// Returns the result that a reduction must have. The values are added in rank order in fp32, and
+// the sum is rounded once at the end.
 inline float expected_sum(DType source, DType target, std::uint32_t ranks, std::uint64_t i,
                           std::uint32_t salt = 0) {
   float sum = rounded(source, rank_value(0, i, salt));

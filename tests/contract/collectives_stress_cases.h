@@ -15,9 +15,9 @@
 
 namespace sluice {
 
-// There are three sequences. In each sequence, hundreds of operations of random kinds and sizes run
-// at the same time. The delays of the operations differ between ranks. The data of each operation
-// is prepared and checked on the operation's stream.
+// There are three sequences. In each sequence, hundreds of operations of random kinds and sizes are
+// under way at the same time. The delays of the operations differ between ranks. The data of each
+// operation is prepared and checked on the operation's stream.
 TEST_P(CollectivesContract, ManyOperationsUnderWayKeepTheirData) {
   run([](Collectives& ranks, Device& device) {
     const std::uint32_t n = ranks.rank_count();

@@ -1,6 +1,6 @@
-// The fixture of the device contract (device_contract.h) and its helpers. The helpers are
-// page-locked host memory, and a gate that holds a stream back. One thread at a time uses the
-// fixture.
+// The fixture of the device contract (device_contract.h), and the helpers of the fixture. The
+// helpers are page-locked host memory, and a gate that holds a stream back. One thread at a time
+// uses the fixture.
 #pragma once
 
 #include <gtest/gtest.h>

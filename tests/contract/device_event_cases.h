@@ -72,9 +72,9 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   device().synchronize(event.id());
 }
 
-// Unlike in the previous case, the earlier record has completed, but the stream has not reached the
-// wait yet. CUDA runs one callback at a time, so the gates must be reached in the order in which
-// they open.
+// In this case, the earlier record has already completed, but the stream has not reached the wait
+// yet. CUDA runs one callback at a time, so the gates must be reached in the order in which they
+// open.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");
@@ -174,7 +174,8 @@ TEST_P(DeviceContract, ElapsedTimeGrowsAlongAStream) {
   for (std::size_t i = 1; i < events.size(); ++i) {
     EXPECT_GE(device().elapsed_ns(events[i - 1].id(), events[i].id()), 0);
   }
-  // The sleep is a lower bound of the time between the records. The real duration does not matter.
+  // The time between the records is at least as long as the sleep. The real duration does not
+  // matter.
   EXPECT_GE(device().elapsed_ns(events[9].id(), events[10].id()), 9'000'000);
   EXPECT_LE(device().elapsed_ns(events[10].id(), events[9].id()), -9'000'000);
   EXPECT_EQ(device().elapsed_ns(events[4].id(), events[4].id()), 0);

@@ -1,4 +1,5 @@
-// Cases of the device contract: whole programs over several streams, with results to check.
+// Cases of the device contract: whole programs over several streams. The cases check the results of
+// the programs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -58,7 +59,7 @@ TEST_P(DeviceContract, PipelineThroughTwoSlotsDeliversEveryItem) {
 }
 
 // Runs random operations on shared cells. Only events order these operations. The results must
-// equal those of the same operations in program order.
+// equal the results of the same operations in program order.
 TEST_P(DeviceContract, RandomProgramOrderedByEventsEqualsSequentialRun) {
   constexpr std::size_t kStreams = 8;
   constexpr std::size_t kCells = 12;

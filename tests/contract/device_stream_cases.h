@@ -41,7 +41,7 @@ TEST_P(DeviceContract, HostFunctionsAndCopiesKeepTheirOrder) {
   for (std::uint64_t i = 0; i < 200; ++i) ASSERT_EQ(copies.as<std::uint64_t>()[i], i * i);
 }
 
-// The copy is enqueued behind work that only this thread can release. If copy() waited for this
+// The copy is enqueued after work that only this thread can release. If copy() waited for this
 // work, the case would hang. If the copy ran before this work, the case would see the wrong bytes.
 TEST_P(DeviceContract, EnqueueingReturnsBeforeTheWorkIsDone) {
   const Stream stream(device(), "test");
@@ -87,9 +87,9 @@ TEST_P(DeviceContract, DestroyingAStreamWaitsForItsWork) {
   EXPECT_EQ(count, 100);
 }
 
-// The case makes only a few reports. A GPU accepts only a limited number of calls behind work that
-// does not end. On an H100, a test with 100 reports blocked in these calls, and never opened the
-// gate.
+// The case makes only a few reports. While work on a GPU does not end, the GPU accepts only a
+// limited number of further calls. On an H100, a test with 100 reports was blocked in such a call,
+// so the test never opened the gate.
 TEST_P(DeviceContract, ReportsComeInOrderAfterTheWorkBeforeThem) {
   constexpr int kReports = 20;
   const Stream stream(device(), "test");

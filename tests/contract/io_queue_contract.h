@@ -1,5 +1,5 @@
-// The duties of every IoQueue, as test cases over a factory. Include this header in one source of a
-// test program and name the implementation:
+// These test cases check the duties of every IoQueue. A factory makes the queue. Include this
+// header in one source of a test program and name the implementation:
 //   INSTANTIATE_TEST_SUITE_P(Sync, IoQueueContract,
 //                            ::testing::Values(IoQueueFactory{"sync", make_sync_queue}));
 // Cases are skipped if the implementation fails with kUnsupported.

@@ -49,7 +49,8 @@ class IoQueueContract : public ::testing::TestWithParam<IoQueueFactory> {
     return GetParam().make({.depth = depth});
   }
 
-  // Opens a file of `size_bytes` for transfers through the page cache, which need no alignment.
+  // Opens a file of `size_bytes` for transfers through the page cache. Such transfers need no
+  // alignment.
   UniqueFd open_plain(std::uint64_t size_bytes, int flags = O_RDWR) {
     const std::string path = directory_.file("plain");
     UniqueFd file(::open(path.c_str(), flags | O_CREAT | O_CLOEXEC, 0600));

@@ -1,4 +1,4 @@
-// The cases of the IoQueue contract about flushes. This file is a part of io_queue_contract.h. A
+// The IoQueue contract's test cases for flushes. This file is a part of io_queue_contract.h. A
 // program cannot see which data is durable. So only a refusal by the kernel shows that a flush has
 // reached the kernel.
 #pragma once

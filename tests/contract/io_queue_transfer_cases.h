@@ -1,5 +1,5 @@
-// The cases of the IoQueue contract about bytes. The cases test to which place bytes are moved, and
-// how a transfer ends. This file is a part of io_queue_contract.h.
+// The IoQueue contract's test cases for transfers. The cases test to which place bytes are moved,
+// and how a transfer ends. This file is a part of io_queue_contract.h.
 #pragma once
 
 #include <sys/mman.h>
@@ -194,8 +194,8 @@ TEST_P(IoQueueContract, ShortWriteIsResumed) {
   }
 }
 
-// The lengths of these transfers need more than 32 bits. The memory of the transfers has no pages.
-// /dev/null accepts such transfers, because /dev/null does not read the memory.
+// The lengths of these transfers need more than 32 bits. No pages are allocated for the memory of
+// the transfers. /dev/null accepts such transfers, because /dev/null does not read the memory.
 TEST_P(IoQueueContract, LargeTransfersMoveWholly) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer would look at all 5 GiB";

@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// The codes and scales of a moment of any length.
+// The codes and scales of one moment. The moment may have any length.
 struct Codes {
   explicit Codes(std::size_t count) : codes(count), scales((count + 255) / 256) {}
   MomentCodes view() { return {.codes = codes.data(), .scales = scales.data()}; }

@@ -1,8 +1,9 @@
-// Arrays for the optimizer's tests. The arrays hold seeded values. By default, the values are
-// ordinary. With Values::kAny, there are also special values of every kind. The memory of the
-// arrays begins at a chosen offset from an aligned address. Guard elements lie on both sides of the
-// arrays. At first, all copies of one object are equal. So every error of a kernel shows as a
-// difference between two copies, even outside of the kernel's range. The class is not thread-safe.
+// Arrays for the optimizer's tests. The arrays hold random values from a seed. By default, the
+// values are ordinary. With Values::kAny, there are also special values of every kind. The memory
+// of the arrays begins at a chosen offset from an aligned address. Guard elements lie on both sides
+// of the arrays. At first, all copies of one object are equal. So every error of a kernel shows as
+// a difference between two copies. A write outside of the kernel's range also shows as a
+// difference. The class is not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -109,8 +110,8 @@ class OptimizerData {
   float exp_avg(std::uint64_t i) const { return exp_avg_[i + options_.offset_elements]; }
   float exp_avg_sq(std::uint64_t i) const { return exp_avg_sq_[i + options_.offset_elements]; }
 
-  // Returns a text about the first difference. The text is empty if all bits are equal. One NaN
-  // counts as equal to another NaN.
+  // Returns a text about the first difference. The text is empty if all bits are equal. Two NaNs
+  // count as equal.
   std::string difference(const OptimizerData& other) const {
     for (std::size_t i = 0; i < exp_avg_.size(); ++i) {
       if (!same(master_at(i), other.master_at(i)))
@@ -150,7 +151,8 @@ class OptimizerData {
     half_gradient_[i] = options_.gradient_dtype == DType::kFp16 ? fp16_from_float(gradient)
                                                                 : bf16_from_float(gradient);
   }
-  // The halves of a NaN may differ, but the compute parameter has to be NaN, too.
+  // If a master is NaN, the halves of the two copies may differ, but both compute parameters have
+  // to be NaN.
   bool same_halves(std::size_t i, const OptimizerData& other) const {
     if (std::isnan(master_at(i))) return is_nan_half(high_[i]) && is_nan_half(other.high_[i]);
     return high_[i] == other.high_[i] && (low_.empty() || low_[i] == other.low_[i]);
@@ -166,7 +168,7 @@ class OptimizerData {
 
   Options options_;
   std::vector<float> fp32_;
-  std::vector<std::uint16_t> high_;  // the compute parameter, unless it is the master itself
+  std::vector<std::uint16_t> high_;  // empty if the master is the compute parameter
   std::vector<std::int16_t> low_;
   std::vector<float> exp_avg_;
   std::vector<float> exp_avg_sq_;
@@ -195,8 +197,8 @@ inline float adversarial_gradient(std::uint64_t element, std::uint64_t step, std
 inline constexpr MasterLayout kMasterLayouts[] = {MasterLayout::kFp32, MasterLayout::kSplitBf16,
                                                   MasterLayout::kFp16};
 
-// Returns options for ordinary values of an optimizer. The layout determines the type of the
-// gradients.
+// Returns options for the data of an optimizer. The values are ordinary. The layout determines the
+// type of the gradients.
 inline OptimizerData::Options options_for(const UpdateCoefficients& coefficients,
                                           MasterLayout layout, std::uint64_t count) {
   return {.master_layout = layout,

@@ -54,7 +54,7 @@ struct GoldenRun {
   }
 };
 
-// `path` has no file ending, for example "<tests/golden>/gpt2_tied".
+// `path` has no file ending. An example is "<tests/golden>/gpt2_tied".
 inline GoldenRun read_golden_run(const std::string& path) {
   std::ifstream json_file(path + ".json");
   std::ifstream values(path + ".f32", std::ios::binary);

@@ -50,7 +50,8 @@ class ActivationRelay {
     }
   }
 
-  // The number of wrong activations, and the number of activations that were checked.
+  // wrong() returns the number of wrong activations. seen() returns the number of activations that
+  // were checked.
   std::uint64_t wrong() const { return wrong_.load(); }
   std::uint64_t seen() const { return seen_.load(); }
 

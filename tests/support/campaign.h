@@ -1,9 +1,9 @@
 // The number of cases and the first seed of a randomized test. These numbers come from the
 // environment variables SLUICE_TEST_CASES and SLUICE_TEST_SEED. The options --cases and --seed of
-// tools/test.sh set these variables. SLUICE_TEST_CASES_SCALE multiplies the default number of cases
-// (--slow). If the environment gives no first seed, one more case has a seed from the date. So runs
-// on different days have different cases. The seed from the date is printed. The functions are
-// pure, except for the environment, the date and standard output.
+// tools/test.sh set these variables. The option --slow sets SLUICE_TEST_CASES_SCALE, which
+// multiplies the default number of cases. If the environment gives no first seed, one more case has
+// a seed from the date. So runs on different days have different cases. The seed from the date is
+// printed. The functions are pure, except for the environment, the date and standard output.
 #pragma once
 
 #include <chrono>
@@ -46,7 +46,7 @@ inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
 
 // Returns a stride that visits each of the numbers 0 .. count - 1 once. The golden ratio keeps the
 // first few numbers far apart for every count. This function is for counts that depend on timing.
-// With such a count, a fixed stride may be next to a multiple of the count. Then all cases would
+// With such a count, a fixed stride may be close to a multiple of the count. Then all cases would
 // stay at one end.
 inline std::uint64_t even_stride(std::uint64_t count) {
   auto stride = static_cast<std::uint64_t>(static_cast<double>(count) * 0.6180339887);

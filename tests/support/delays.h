@@ -1,5 +1,5 @@
-// This header has random delays before the tasks of the engine's threads, of the device's streams
-// and of storage. There is also a watchdog for tests that may hang.
+// This header adds random delays to the tasks of three parts: the engine's threads, the device's
+// streams, and storage. There is also a watchdog for tests that may hang.
 #pragma once
 
 #include <chrono>

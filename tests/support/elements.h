@@ -1,4 +1,5 @@
-// Access to one element of an array of any element type, for oracles. The functions are pure.
+// For oracles, these functions load or save one element of an array. The array may have any element
+// type. The functions are pure.
 #pragma once
 
 #include <cstddef>

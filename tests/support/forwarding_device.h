@@ -1,6 +1,6 @@
 // Devices that forward every call to another device. With these devices, a test can change a single
-// function. ForwardingDevice forwards the calls of a HostDevice. DeviceForwarder forwards the calls
-// of any Device.
+// function. ForwardingDevice forwards calls to a HostDevice. DeviceForwarder forwards calls to any
+// Device.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// If a case of a test hangs, the guard ends the program, with a line about what the case was doing.
-// The limit is some minutes. No case takes so long unless the case hangs.
+// If a test case hangs, the guard prints a line about the case, and ends the program. The limit is
+// some minutes. No case takes so long unless the case hangs.
 #pragma once
 
 #include <chrono>

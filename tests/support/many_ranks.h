@@ -1,6 +1,6 @@
 // One rank of a world of any size, on a host device. The other ranks are imaginary. The other ranks
-// add nothing to sums of floating-point values. In gathers and reductions of integers, the other
-// ranks contribute the same data as this rank, unless a test changes their data.
+// add nothing to sums of floating-point values. In gathers, and in reductions of integers, the
+// other ranks contribute the same data as this rank, unless a test changes their data.
 //
 // Thread rule: the same as for Collectives.
 #pragma once
@@ -42,7 +42,8 @@ class ManyRanks final : public HostCollectives {
   void abort(std::string_view) noexcept override {}
 
  private:
-  // Returns the contribution of `of_rank`. This rank's own contribution is `size_bytes` at `own`.
+  // Returns the contribution of `of_rank`. This rank's own contribution is the `size_bytes` bytes
+  // at `own`.
   std::vector<std::byte> said_by(std::uint32_t of_rank, std::string_view subject,
                                  const std::byte* own, std::uint64_t size_bytes) const {
     std::vector<std::byte> said(own, own + size_bytes);

@@ -1,4 +1,4 @@
-// A control group with a memory limit, for tests of the behaviour at the limit. A test forks a
+// A control group with a memory limit, for tests of the behavior at the limit. A test forks a
 // child, and the child enters the group. This object removes the group after the child has ended.
 #pragma once
 
@@ -36,8 +36,8 @@ class MemoryGroup {
     if (exists()) ::rmdir(folder_.c_str());
   }
 
-  // Returns whether the group could be made. Making a group requires root, and a hierarchy that is
-  // not mounted read-only.
+  // Returns whether the group could be made. Only root can make a group. The hierarchy of groups
+  // must be writable.
   bool exists() const { return !folder_.empty(); }
 
   // The function runs `body` in a child that is in the group. Returns the text that `body` returns.

@@ -4,7 +4,8 @@
 //
 // All requests wait until run_one() is called. Each call of run_one() completes one request. The
 // seed selects this request. For code that waits for its requests, submit() can complete requests
-// itself (complete_at_once()). In this mode, submit() throws PowerCut at a given point.
+// itself (complete_at_once()). In this mode, submit() throws PowerCut after a given number of
+// completions.
 //
 // Thread rule: one thread.
 #pragma once
@@ -49,11 +50,11 @@ class PowerCutDisk final : public IoQueue {
   // The call flips stored bits, as a failing medium does.
   void flip(int file, std::uint64_t offset_bytes, std::uint8_t bits);
 
-  // The call cuts the power. The disk forgets all waiting requests. Such a request has no effect or
-  // a partial effect.
+  // The call cuts the power. The disk forgets all waiting requests. Such a request may have its
+  // full effect, a part of its effect, or no effect.
   void cut();
-  // The call ends the process. Written data stays. The disk either does or loses each waiting
-  // write.
+  // The call ends the process. Written data stays. Each waiting write takes effect fully, partly,
+  // or not at all.
   void kill();
 
  private:

@@ -5,11 +5,12 @@
 //   SLUICE_FAULT_FOLDER=DIR  absolute, without links
 //   SLUICE_FAULT_AT=N        the call that goes wrong, counted from 1; 0 = none
 //   SLUICE_FAULT_ERRNO=E     the errno with which this call fails
-//   SLUICE_FAULT_SIGNAL=S    without an errno: the signal that is sent before this call is made
+//   SLUICE_FAULT_SIGNAL=S    the signal that is sent before this call; ignored if an errno is set
 //   SLUICE_FAULT_MARK=FILE   a file that is created when this call comes
 //   SLUICE_FAULT_LOG=FILE    gets a line for each call: its name and the path
 //
-// Without an errno and a signal, a read or a write moves a part of its bytes.
+// If neither an errno nor a signal is given, a read or write that goes wrong moves only a part of
+// its bytes.
 // Thread rule: any thread.
 #pragma once
 

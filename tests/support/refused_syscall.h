@@ -1,4 +1,4 @@
-// The function runs a part of a test on a thread of its own. On this thread, the kernel refuses one
+// The function runs a part of a test on a separate thread. On this thread, the kernel refuses one
 // system call. Older kernels, containers and simpler file systems refuse calls in the same way. A
 // seccomp filter makes the kernel refuse the call. The filter needs no privilege and ends with its
 // thread.
@@ -40,8 +40,8 @@ inline bool refuse_for_this_thread(const RefusedSyscall& refused) {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// If filters are not allowed, returns false and does not run `body`. In that case, the test should
-// be skipped.
+// If filters are not allowed, the function returns false and does not run `body`. In that case, the
+// test should be skipped.
 template <class Body>
 [[nodiscard]] bool run_with_refused(const RefusedSyscall& refused, const Body& body) {
   bool filtered = false;

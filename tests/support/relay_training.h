@@ -42,8 +42,8 @@ class Relay {
 
   Engine& engine() { return *engine_; }
   HostDevice& device() { return *device_; }
-  // wrong() returns the number of wrong activations and units. checked() returns the number of
-  // checked activations and units.
+  // wrong() returns the number of wrong activations and units. seen() returns the number of checked
+  // activations and units.
   std::uint64_t wrong() const { return wrong_.load() + activations_->wrong(); }
   std::uint64_t seen() const { return seen_.load() + activations_->seen(); }
 
@@ -68,7 +68,7 @@ class Relay {
   std::vector<std::vector<float>> masters_;  // by unit
   std::atomic<std::uint64_t> wrong_ = 0;
   std::atomic<std::uint64_t> seen_ = 0;
-  std::vector<Stream> streams_;  // last, because their work uses all of the above
+  std::vector<Stream> streams_;  // last, because their work uses all other members
 };
 
 }  // namespace sluice::test

@@ -24,8 +24,8 @@ inline float uniform(std::uint64_t key) {
   return static_cast<float>(static_cast<std::int64_t>(mix(key) >> 40) - (1 << 23)) * 0x1p-23f;
 }
 
-inline constexpr std::uint64_t kUsesOfRank = 1 << 20;  // distinguishes the uses of ranks
-// Returns the gradient of one element, as the toy computation defines it.
+inline constexpr std::uint64_t kUsesOfRank = 1 << 20;  // makes uses of different ranks distinct
+// Returns the toy computation's gradient of one element.
 inline float toy_gradient(float parameter, std::uint64_t step, std::uint64_t use,
                           std::uint64_t tensor, std::uint64_t index) {
   return 0.3f * parameter + uniform(step * 1000003 + use * 10007 + tensor * 101 + (index << 20));
@@ -87,8 +87,8 @@ inline ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOpti
   return uses;
 }
 
-// Returns the digest of the parameters of one tensor at one use. `digest` is the digest of the
-// unit's previous tensor. So the digests of a unit form a chain.
+// Returns the digest of one tensor's parameters at one use. `digest` is the digest of the unit's
+// previous tensor. So the digests of a unit form a chain.
 inline std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
                                std::uint64_t digest) {
   digest = mix(digest + size_bytes);

@@ -3,8 +3,9 @@
 // parameter's bits, the step, the micro-batch and the use. So a stale or misplaced parameter, a
 // lost gradient or a wrong order of additions changes the result. Uses in the forward pass, uses of
 // frozen units, and inferences change no state. So every use also computes two digests of the bytes
-// on the device: one at the beginning of its lease, and one at the end. The digests are computed on
-// the use's stream. The header tests/support/same_training.h compares both digests.
+// on the device. The first digest is computed at the beginning of the use's lease, and the second
+// digest at the end. The digests are computed on the use's stream. The header
+// tests/support/same_training.h compares both digests.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,8 @@ struct ToyOptions {
   bool evaluate = false;
   std::vector<std::uint32_t> frozen_units = {};
   ToySize size = ToySize::kUsual;
-  // The number of leases that are held at the same time. This number counts only if run_toy() makes
-  // the engine. Otherwise the model gives the number.
+  // The number of leases that are held at the same time. This number has an effect only if
+  // run_toy() makes the engine. Otherwise the model gives the number.
   std::uint32_t leases = 1;
   // Whether the model of run_toy() has boundary activations. If config.activations lets the engine
   // keep these activations, every use saves and loads activations.
@@ -115,8 +116,8 @@ struct ToyResult {
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
                   const ToyOptions& options);
 
-// Makes a new engine on a new host device of memory.device bytes (64 MiB by default), and then
-// calls run_toy().
+// Makes a new engine on a new host device, and then calls run_toy(). The device has memory.device
+// bytes, or 64 MiB by default.
 ToyResult run_toy(const Config& config, const ToyOptions& options);
 
 // The oracle does the training of run_toy() in plain arrays, with the scalar definitions.
@@ -133,10 +134,10 @@ void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDev
 void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config);
 
-// A config for tests, with storage in `path`, blocks of 4,096 elements, and two threads. If
-// SLUICE_TEST_UNIFIED in the environment is "off", memory.unified is off. If SLUICE_TEST_GUARD is
-// "on", memory.guard is on. The script tools/test.sh --slow runs the engine's tests with each of
-// these settings.
+// A config for tests, with storage in `path`, blocks of 4,096 elements, and two threads. If the
+// environment variable SLUICE_TEST_UNIFIED is "off", memory.unified is off. If the environment
+// variable SLUICE_TEST_GUARD is "on", memory.guard is on. The script tools/test.sh --slow runs the
+// engine's tests with each of these settings.
 Config toy_config(const std::string& path);
 
 }  // namespace sluice::test

@@ -1,6 +1,6 @@
 // The benchmark compares the speed of Adam with the speed of the memory. The update and the
-// comparison workloads, such as memcpy, run in turns in one process. So a
-// disturbance of the machine affects both equally.
+// comparison workloads, such as memcpy, run in turns in one process. A disturbance of the machine
+// therefore affects the update and the comparison workloads equally.
 // Thread rule: not thread-safe. Only one measurement may run at a time.
 #pragma once
 
@@ -28,7 +28,7 @@ inline constexpr BenchCase kBenchCases[] = {
 // The kind of arrays that the benchmark updates.
 enum class BenchInput : std::uint8_t {
   kPlain,      // the arrays begin at the start of a page
-  kUnaligned,  // the arrays begin one element later, so vectors cross cache lines
+  kUnaligned,  // the arrays begin one element after a page's start, so vectors cross cache lines
   kDenormal,   // gradients and moments are too small for normal fp32 numbers
 };
 
@@ -48,7 +48,7 @@ struct BenchResult {
   std::uint64_t bytes_per_parameter = 0;  // bytes read plus bytes written
   Spread parameters_per_s;
   Spread update_gb_per_s;
-  Spread limit_gb_per_s;    // move_like_update(): the update's streams without arithmetic
+  Spread limit_gb_per_s;    // rate of move_like_update(), which has no arithmetic
   Spread percent_of_limit;  // spread of the ratios, one ratio per round
   Spread memcpy_gb_per_s;   // bytes read plus bytes written
   Spread triad_gb_per_s;    // STREAM's triad: a = b + s * c in fp64, 24 bytes per element
@@ -65,7 +65,8 @@ struct BenchOptions {
   unsigned rounds = 0;
 };
 
-// Calls `progress` before each round, with the number of the round. Rounds are numbered from 0.
+// Before each round, the function calls `progress` with the number of the round. Rounds are
+// numbered from 0.
 BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
                        const std::function<void(unsigned)>& progress);
 

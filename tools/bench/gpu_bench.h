@@ -1,6 +1,6 @@
 // Measurements of a GPU, and of training on a GPU. bench_copies() measures copies between host and
 // device. bench_adam_kernel() measures the speed of the optimizer's kernel as a share of the
-// memory's bandwidth. bench_training() measures training steps of GPT-2, with the model's state in
+// memory's bandwidth. bench_training() measures training steps of GPT-2. The model's state is in
 // host memory or on storage. The functions accept any device, so tests can run the functions on the
 // host.
 // Thread rule: one measurement at a time.
@@ -30,8 +30,8 @@ GpuSpread gpu_spread(std::vector<double> values);
 
 struct CopyBench {
   std::string direction;     // "up", "down", "both"
-  GpuSpread gb_per_s;        // through Device, as in the engine; for "both", the sum of up and down
-  GpuSpread plain_gb_per_s;  // the same copies in a plain loop, in the same rounds
+  GpuSpread gb_per_s;        // copies through Device, as in the engine; "both" = up plus down
+  GpuSpread plain_gb_per_s;  // the same copies in a plain loop; measured in the same rounds
   GpuSpread percent;         // spread of the ratios, one ratio per round
 };
 
@@ -41,8 +41,8 @@ struct CopyBenchOptions {
   unsigned rounds = 0;
 };
 // A function of type PlainCopies copies data in a plain loop. The function copies from `host_up` to
-// `device_up`, and from `device_down` to `host_down`. The function returns the seconds that the
-// loop took.
+// `device_up`, and from `device_down` to `host_down`. The function returns the time of the loop in
+// seconds.
 struct PlainCopy {
   std::byte* host_up = nullptr;  // null = no copy in this direction
   std::byte* device_up = nullptr;
@@ -68,7 +68,8 @@ struct AdamKernelBench {
 AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_t parameters,
                                   unsigned rounds);
 
-// The measurements of training steps with an engine. One step runs before the measured steps.
+// The measured values of training steps that an engine runs. One step runs before the measured
+// steps.
 struct TrainingBench {
   double tokens_per_s = 0;  // in the median step
   GpuSpread step_s;
@@ -93,13 +94,13 @@ struct TrainingBench {
 };
 // `rates` gives the rates of storage, copies and the optimizer. The function measures only the rate
 // of computation.
-// Fails with kOutOfMemory, kNoSpace and others if the machine is too small for `config`.
+// Fails with kOutOfMemory, kNoSpace or another error if the machine is too small for `config`.
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
 // Measures three rates of the drive under `path`: reading, writing, and both at the same time.
 // Stores the results as the drive's rates in `rates`. The test file has no name.
-// Fails with kNoSpace, kInput or kIo.
+// Fails with the errors of IoBench.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 
 // Writes `count` random tokens to the file `path`. Each token is a uint16 below `vocabulary`.

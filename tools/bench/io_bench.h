@@ -1,7 +1,7 @@
-// IoBench measures the drives behind storage paths under the engine's conditions: scratch files
-// without a name, O_DIRECT, an arena on huge pages, and one queue. Every page contains a stamp,
-// which is the page's position and version. Every read checks the stamps, because a measured rate
-// is worthless if the bytes are wrong.
+// IoBench measures the drives behind storage paths. The drives work under the same conditions as in
+// the engine: scratch files without a name, O_DIRECT, an arena on huge pages, and one queue. Every
+// page contains a stamp, which is the page's position and version. Every read checks the stamps,
+// because a measured rate is worthless if the bytes are wrong.
 //
 // Thread rule: one thread uses an IoBench. Completions come from the queue's threads.
 #pragma once
@@ -24,7 +24,7 @@ namespace sluice {
 
 enum class IoPattern : std::uint8_t {
   kRead,   // front to back
-  kWrite,  // front to back, over existing data
+  kWrite,  // front to back; overwrites existing data
   kMixed,  // as in the optimizer: each block is read, then overwritten
 };
 
@@ -60,14 +60,16 @@ class IoBench {
   // Creates the files, and writes every byte once. The first write to new space takes longer than
   // later writes, so the first write must not be measured. `open_queue` receives the buffers and
   // files of all requests. The returned queue must have a depth of at least depth_max.
-  // Fails with kNoSpace, kInput, kIo (storage paths) or kOutOfMemory.
+  // Fails with kNoSpace, kInput or kIo if a file cannot be made or written. Fails with kOutOfMemory
+  // if there is not enough memory for the buffers.
   IoBench(const IoBenchOptions& options, const OpenQueue& open_queue);
   ~IoBench();
   IoBench(const IoBench&) = delete;
   IoBench& operator=(const IoBench&) = delete;
 
-  // Reads or writes the files once, as `io_case` says.
-  // Fails with kIo. Fails with kDamaged if a page does not begin with the stamp that was written.
+  // Reads or writes the files once. `io_case` gives the pattern, the request size and the depth.
+  // Fails with kIo if a request fails. Fails with kDamaged if a page does not begin with the stamp
+  // that was written.
   IoMeasurement measure(const IoCase& io_case);
 
   std::string_view queue_name() const { return queue_->name(); }
@@ -98,12 +100,12 @@ class IoBench {
   std::uint64_t next_request_ = 0;
   std::uint64_t requests_ = 0;  // in one pass
 
-  // Guarded by mutex_.
+  // `mutex_` guards `ended_`.
   std::mutex mutex_;
   std::condition_variable completed_;
   std::vector<Slot*> ended_;
 
-  std::unique_ptr<IoQueue> queue_;  // last, because the queue's callbacks use the members above
+  std::unique_ptr<IoQueue> queue_;  // declared last, because its callbacks use the members above
 };
 
 }  // namespace sluice

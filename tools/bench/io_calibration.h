@@ -44,9 +44,9 @@ struct IoCalibration {
   bool is_direct = false;
 };
 
-// Returns one case for each combination of pattern, request size and depth. Such a case measures
-// all paths at the same time. If there are several paths, the list also has cases that measure each
-// path alone.
+// Returns one case for each combination of pattern, request size and depth. Each of these cases
+// measures all paths at the same time. If there are several paths, the list also has cases that
+// measure a single path.
 std::vector<IoSeries> io_cases(const std::vector<IoPattern>& patterns,
                                const std::vector<std::uint64_t>& requests,
                                const std::vector<std::uint32_t>& depths, std::size_t paths);
@@ -60,8 +60,8 @@ struct IoListener {
   std::function<void(std::uint32_t round, const IoCase& io_case)> goes_on = {};
 };
 
-// Each round measures every case of `series` once. If the rate of a shared drive changes slowly,
-// the change therefore affects all cases equally.
+// Each round measures every case of `series` once. A slow change in the rate of a shared drive
+// therefore affects all cases equally.
 // Requires: each request size divides the largest size, and the file holds at least one request of
 // the largest size.
 // Fails with the errors of IoBench.
@@ -72,10 +72,10 @@ IoCalibration measure_io(const IoCalibrationOptions& options, std::vector<IoSeri
 // `drive` stands for all drives together. Returns null if there is no such case.
 const IoSeries* best_of(const std::vector<IoSeries>& all, IoPattern pattern,
                         std::optional<std::uint32_t> drive = std::nullopt);
-// Returns the ratio of two times. The first time is the time of reading and writing at once. The
-// second time is the time of reading alone plus the time of writing alone. The ratio is 1 for a
-// half-duplex drive. The ratio is 0.5 for a drive that reads and writes at full rate at the same
-// time. The result is empty if a pattern was not measured.
+// Returns the ratio of two times. The first time is the time of reading and writing at the same
+// time. The second time is the time of reading alone plus the time of writing alone. The ratio is 1
+// for a half-duplex drive. The ratio is 0.5 for a drive that reads and writes at full rate at the
+// same time. The result is empty if a pattern was not measured.
 std::optional<double> interference_of(const std::vector<IoSeries>& all);
 
 // Returns the content of the calibration file.

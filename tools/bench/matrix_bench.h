@@ -3,7 +3,7 @@
 // ranks, the memory and the collectives are real. The bench limits computation, Adam, the bus and
 // the drive to fixed rates, so that the planned times can be compared with the measured times.
 //
-// Thread rule: one thread of each rank. All ranks must make the same calls.
+// Thread rule: one thread per rank. All ranks must make the same calls.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct MeasuredRow {
 class MatrixBench {
  public:
   // `world` must outlive the bench.
-  // Fails with the errors of Engine, and with kRanks.
+  // Fails with the errors of Engine and of RankWorld::join().
   MatrixBench(const MatrixBenchModel& bench, RankWorld& world);
   ~MatrixBench();
   MatrixBench(const MatrixBench&) = delete;

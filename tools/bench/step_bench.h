@@ -45,7 +45,7 @@ struct StepBenchModel {
   std::uint32_t number = 0;
   std::uint32_t commit_every = 0;
   double flush_s = 5e-3;
-  std::uint64_t write_cache_bytes = 0;  // of the throttled drive; 0 = none
+  std::uint64_t write_cache_bytes = 0;  // the write cache of the throttled drive; 0 = none
   // The number of steps from one checkpoint to the next; 0 = no checkpoints. Checkpoints are
   // written while training continues. The throttle does not slow down checkpoints.
   std::uint32_t save_every = 0;
@@ -116,16 +116,16 @@ class StepBench {
   // The number of parameters in the frozen units.
   std::uint64_t frozen_parameters() const;
   // The rates of Adam and of the gradient norms in the last run(). The rates were measured during
-  // the steps, beside all other work.
+  // the steps, while all other work was running, too.
   const CpuRates& cpu_rates() const { return cpu_rates_; }
   const SaveCosts& saves() const { return saves_; }
   // The sum of the delays of all requests so far, in seconds. A request has a delay if the real
-  // drive ended the request later than the emulated drive. The delay is the time between the two
-  // ends.
+  // drive completed the request later than the emulated drive did. The delay is the difference
+  // between these two times.
   double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }
 
-  // bound() returns T_bound, and minimum() returns T_min, for this engine's plan and the rates
-  // `rates`.
+  // Both functions use this engine's plan and the rates in `rates`. bound() returns T_bound.
+  // minimum() returns T_min.
   StepCost bound(const Rates& rates) const;
   StepCost minimum(const Rates& rates) const;
 
@@ -143,7 +143,7 @@ class StepBench {
   CpuRates cpu_rates_;
   ModelSpec model_;
   std::unique_ptr<HostDevice> device_;
-  Config::Storage storage_;  // of a durable store, which the destructor removes
+  Config::Storage storage_;  // names a durable store, which the destructor removes
   std::string checkpoints_;  // the folder of checkpoints, which the destructor removes
   std::uint32_t save_every_ = 0;
   SaveCosts saves_;
@@ -152,15 +152,16 @@ class StepBench {
   Stream stream_;
 };
 
-// The least time that the storage traffic of one step needs, in seconds. The function assumes that
-// all state is on storage, and that parameters are bf16. Such a step reads 14 bytes and writes 12
-// bytes per parameter.
+// Returns the least time, in seconds, that the storage traffic of one step needs. The function
+// assumes that all state is on storage, and that parameters are bf16. Such a step reads 14 bytes
+// and writes 12 bytes per parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
-// Measures the rates of Adam and of gradient norms over split bf16 state, with `threads` threads.
+// Measures the rates of Adam and of gradient norms with `threads` threads. The state is split bf16.
 // Nothing else should run during the measurement.
 CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads);
-// Measures the number of parameters per second that the host device updates with its one thread.
+// Measures how many parameters per second the host device updates. The host device has one thread
+// for updates.
 double measure_device_update(std::uint64_t parameters);
 
 }  // namespace sluice

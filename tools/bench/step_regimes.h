@@ -32,8 +32,8 @@ struct StepRegimeOptions {
   double flush_s = 5e-3;
   std::uint64_t write_cache_bytes = 0;
   std::uint32_t save_every = 0;
-  // If true, each policy is also measured without commits and checkpoints. The measurements with
-  // and without commits and checkpoints are made in turns.
+  // If true, each policy is also measured without commits and checkpoints. The two kinds of
+  // measurements take place in turns.
   bool has_bare = false;
 };
 
@@ -86,8 +86,10 @@ struct RegimeResult {
 struct CostResult {
   OverlapPolicy policy{};
   std::size_t pairs = 0;
-  Summary ratio{};        // the median and the 10th and 90th percentiles over all pairs
-  double mean_ratio = 0;  // sum of times with / without; few steps begin a checkpoint
+  Summary ratio{};  // the median and the 10th and 90th percentiles over all pairs
+  // The sum of the times with commits and checkpoints, divided by the sum of the other times. The
+  // median does not show the cost of checkpoints, because few steps begin a checkpoint.
+  double mean_ratio = 0;
   double planned_ratio = 0;
 };
 std::vector<CostResult> costs_of(const RegimeResult& regime);

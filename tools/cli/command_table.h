@@ -1,8 +1,8 @@
-// The functions write the manual page and the completion scripts for shells. The functions take
-// these texts from the parser's table of commands and options. The text of --help comes from the
-// same table. The functions are pure.
+// The functions write the manual page and the completion scripts for shells. The functions take the
+// texts of commands and options from the parser's table. The text of --help comes from the same
+// table. The functions are pure.
 //
-// Thread rule: at start-up.
+// Thread rule: one thread, at start-up.
 #pragma once
 
 #include <string>

@@ -1,8 +1,8 @@
 // The texts of --help. A text lists the options and the values that the options take. The lines fit
-// the terminal's width. The parser's own texts are not used, because they show types and ranges
-// under the names from the code.
+// the terminal's width. The parser's own texts are not used, because these texts show types and
+// ranges by their names in the code.
 //
-// Thread rule: at start-up.
+// Thread rule: one thread, at start-up.
 #pragma once
 
 #include <string>

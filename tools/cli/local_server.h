@@ -41,7 +41,7 @@ class LocalServer {
 
   // The address of the first page, with the token.
   std::string address() const;
-  // Waits until clients send something, but not longer than `timeout_ms`. A signal also ends the
+  // Waits until clients send something, or until `timeout_ms` have passed. A signal also ends the
   // wait. Then the call answers all clients whose requests are complete.
   void serve(int timeout_ms, const Respond& respond);
 

@@ -2,7 +2,7 @@
 // would turn -1 into 2^64 - 1, read 010 as 8, and accept NaN in every range. Options also accept
 // numbers such as 8B, 24G and 7000MB/s. Only this file defines how such numbers are read.
 //
-// Thread rule: at start-up.
+// Thread rule: one thread, at start-up.
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
 // Options that name files. In the text of --help, "FILE" stands for a file that the command reads,
 // and "OUTPUT" stands for a file that the command writes. A test checks every OUTPUT option.
 //
-// Thread rule: at start-up.
+// Thread rule: one thread, at start-up.
 #pragma once
 
 #include <string>

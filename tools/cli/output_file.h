@@ -39,7 +39,7 @@ namespace sluice {
 
 enum class OutputMode {
   kOrdinary,  // permissions from the user's umask and the replaced file
-  kPrivate,   // only for the owner, because the text names tensors and paths
+  kPrivate,   // only the owner may read the file, because the text names tensors and paths
 };
 
 class OutputFile {
@@ -61,16 +61,16 @@ class OutputFile {
   // remedy.
   void check();
 
-  // Opens the output. A call of write() also opens the output if it is not open yet.
+  // Opens the output. write() also opens the output if the output is not open yet.
   // Fails with the errors of check().
   void begin();
   // Returns the open descriptor, which this object still owns.
   // Requires: begin() or write() has opened the output.
   int descriptor() const;
 
-  // Appends `bytes` to the output. After a failure, the file is truncated to the length that it had
-  // before the call.
-  // Fails with kNoSpace or kIo.
+  // Appends `bytes` to the output. After a failure, the file is truncated to its length before the
+  // call.
+  // Fails with kNoSpace if the disk is full. Fails with kIo if the drive reports an error.
   void write(std::string_view bytes);
   // Formats the arguments and appends the text. The text goes through a buffer. commit() writes the
   // rest of the buffer.
@@ -87,7 +87,7 @@ class OutputFile {
   void accept() noexcept;
   // Makes the output durable under its final name, and closes the file. If the rename fails after
   // all data was written, the temporary file stays, and the error message names this file.
-  // Fails with kNoSpace or kIo.
+  // Fails with kNoSpace if the disk is full. Fails with kIo if the drive reports an error.
   void commit();
   // Closes the file, and removes the file if it does not have its final name yet.
   void discard() noexcept;
@@ -139,7 +139,7 @@ class OutputFiles {
 
   // Compares the paths of all files, and then checks each output. Prints a line for each temporary
   // file that a killed process left.
-  // Fails with kInput if two of the paths lead to the same file, and with the errors of
+  // Fails with kInput if two of the paths lead to the same file. Also fails with the errors of
   // OutputFile::check().
   void check();
   // Compares the paths of all files again, because inputs may have been added after check().
@@ -161,8 +161,8 @@ class OutputFiles {
 // Writes `text` as the whole content of `output`, and commits the output.
 void write_whole(OutputFile& output, std::string_view text);
 
-// Tries to write several outputs, even if some of them fail. A disk that is too full for one output
-// may still have space for the next output.
+// Helps to write several outputs, even if one of them cannot be written. A disk that is too full
+// for one output may still have space for the next output.
 class FirstFailure {
  public:
   template <class Write>

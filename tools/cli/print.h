@@ -1,8 +1,9 @@
-// Text for people, on standard output (`say`) and standard error (`warn`). The functions of this
-// file do not throw. A run therefore continues even if its log cannot be written because the disk
-// is full. Text that cannot be printed is lost. If text for standard output is lost, one line on
-// standard error reports the loss. On a terminal, `say` breaks lines that are too long for the
-// terminal. `say_text` prints its text unchanged, which is needed for JSON.
+// The functions print text for people. `say` prints to standard output, and `warn` prints to
+// standard error. The functions of this file do not throw. A run therefore continues even if its
+// log cannot be written because the disk is full. Text that cannot be printed is lost. If text for
+// standard output is lost, one line on standard error reports the loss. On a terminal, `say` breaks
+// lines that are too long for the terminal. `say_text` prints its text unchanged, which is needed
+// for JSON.
 //
 // Thread rule: any thread.
 #pragma once
@@ -46,7 +47,7 @@ void warn(fmt::format_string<Arguments...> format, Arguments&&... arguments) noe
   try {
     warn_text(fmt::format(format, std::forward<Arguments>(arguments)...));
   } catch (...) {
-    // The text is lost, as in say().
+    // No memory is left for the text. The text is lost, and the run continues.
   }
 }
 

@@ -24,7 +24,7 @@ class TemporaryFile {
   TemporaryFile() = default;
   // `target` is an absolute path without links. The target need not exist. `mode` has the same
   // meaning as in open(2).
-  // Fails with std::system_error, which has the errno of open(2).
+  // Fails with std::system_error if the file cannot be made. The error has the errno of open(2).
   TemporaryFile(const std::string& target, mode_t mode);
   TemporaryFile(TemporaryFile&& other) noexcept;
   TemporaryFile& operator=(TemporaryFile&& other) noexcept;
@@ -48,9 +48,9 @@ class TemporaryFile {
   UniqueFd descriptor_;
 };
 
-// Returns the leftover temporary files for `target`, which come from processes that have ended. The
-// list does not contain files that are being written. On a file system without locks, the list is
-// empty.
+// Returns the temporary files for `target` that processes have left. These processes have ended.
+// The list does not contain files that are being written. On a file system without locks, the list
+// is empty.
 std::vector<std::string> leftovers_of(const std::string& target);
 
 // Removes the names of all temporary files of this process. A signal handler may call this

@@ -1,6 +1,6 @@
 // Messages about a wrong command line. A message suggests the word that the user probably meant.
 //
-// Thread rule: at start-up.
+// Thread rule: one thread, at start-up.
 #pragma once
 
 #include <string>

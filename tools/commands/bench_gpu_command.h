@@ -1,5 +1,6 @@
 // `sluice bench gpu` measures the rates of the GPU. The command also measures the training speed of
-// GPT-2 in three sizes, with the state in host memory and on NVMe.
+// GPT-2 in three sizes. Each size is measured with the state in GPU memory, in host memory and on
+// NVMe.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,8 @@ struct BenchGpuOptions {
 
 // Prints a table, and returns the exit code. The command skips each measurement that needs a larger
 // machine, and names the skipped measurements in its output.
-// Fails with kConfig (an option), kUnsupported (no GPU) or kInput.
+// Fails with kConfig if an option is wrong, and with kUnsupported if there is no usable GPU. Fails
+// with kInput if an output file cannot be written.
 int run_bench_gpu(const BenchGpuOptions& options);
 
 }  // namespace sluice

@@ -22,7 +22,8 @@ struct BenchIoOptions {
 
 // Prints a table, writes the calibration, and returns the exit code. If there are several paths,
 // the command measures all drives at the same time, and then each drive alone.
-// Fails with kConfig (an option), kNoSpace, kInput, kIo, kDamaged or kUnsupported.
+// Fails with kConfig if an option is wrong, and with kUnsupported if the machine lacks the I/O
+// backend. Also fails with the errors of OutputFile and IoBench.
 int run_bench_io(const BenchIoOptions& options);
 
 }  // namespace sluice

@@ -19,7 +19,8 @@ struct BenchMatrixOptions {
 };
 
 // Rank 0 prints the table. Returns the exit code.
-// Fails with kConfig (an option), kRanks or kInput (the JSON file), and with the errors of Engine.
+// Fails with kConfig if an option is wrong, and with kInput if the JSON file cannot be written.
+// Also fails with the errors of RankWorld and Engine.
 int run_bench_matrix(const BenchMatrixOptions& options);
 
 }  // namespace sluice

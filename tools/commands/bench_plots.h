@@ -1,7 +1,7 @@
 // The pictures that `sluice bench ... --plot` draws. The pictures show the same figures that the
 // command prints.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <span>
@@ -26,10 +26,10 @@ std::string io_plot(std::span<const IoSeries> series, const std::vector<std::str
 // triad.
 // Requires: at least one result.
 std::string adam_plot(std::span<const BenchResult> results);
-// The picture shows the times of steps beside T_bound and T_min.
+// The picture compares the times of steps with T_bound and T_min.
 // Requires: at least one regime.
 std::string step_plot(std::span<const RegimeResult> regimes);
-// The picture shows the times of training steps beside T_min and beside the time of computation
+// The picture compares the times of training steps with T_min, and with the time of computation
 // alone. `document` is the output of `bench gpu --json`.
 std::string gpu_plot(const nlohmann::ordered_json& document);
 

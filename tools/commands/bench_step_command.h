@@ -25,14 +25,15 @@ struct BenchStepOptions {
   std::uint32_t commit_every = 0;      // steps per commit of a durable store; 0 = scratch files
   double flush_ms = 5;                 // the time for which a flush occupies the drive
   std::string write_cache = "0";       // size of the throttled drive's write cache
-  std::uint32_t save_every = 0;        // steps per checkpoint beside training; 0 = none
+  std::uint32_t save_every = 0;        // steps from one checkpoint to the next; 0 = none
   bool has_bare = false;               // also measure without commits and checkpoints
   std::string json_file;
   std::string plot_file;
 };
 
 // Prints a table for each regime. Returns the exit code.
-// Fails with kConfig (an option) or kInput (the JSON file), and with the errors of Engine.
+// Fails with kConfig if an option is wrong, and with kInput if the JSON file cannot be written.
+// Also fails with the errors of Engine.
 int run_bench_step(const BenchStepOptions& options);
 
 }  // namespace sluice

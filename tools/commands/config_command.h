@@ -33,7 +33,8 @@ struct ConfigDiffOptions {
 };
 
 // Each of these functions returns the exit code (tools/cli/exit_codes.h).
-// Fails with kInput or kConfig.
+// Fails with kInput if a file cannot be read or written. Fails with kConfig if a config, an option
+// or a key is wrong.
 int run_config_import(const ConfigImportOptions& options);
 int run_config_check(const ConfigShowOptions& options);
 int run_config_show(const ConfigShowOptions& options);

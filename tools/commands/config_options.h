@@ -1,7 +1,7 @@
 // The command line of `sluice config` and its subcommands. This header also declares the options
 // whose values replace "auto" in a DeepSpeed file.
 //
-// Thread rule: at start-up.
+// Thread rule: one thread, at start-up.
 #pragma once
 
 #include <string>

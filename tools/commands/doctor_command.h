@@ -1,6 +1,6 @@
-// `sluice doctor` checks the features of this machine. Each finding says that a feature is fine,
-// that it is slower than possible, or that it prevents a run. If a feature is not fine, the finding
-// also says how to repair the problem.
+// `sluice doctor` checks the features of this machine. Each finding is about one feature. The
+// finding says whether the feature is fine, is slower than possible, or prevents a run. If a
+// feature is not fine, the finding also says how to repair the problem.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ struct Finding {
   Health health = Health::kOk;
   std::string subject;  // "io_uring", "storage /var/tmp"
   std::string text;     // what the check found
-  std::string remedy;   // a command to run or a line to change; empty when fine
+  std::string remedy;   // a command to run or a line to change; empty if there is no problem
 };
 
 // Runs all checks. The checks leave no files behind.
 std::vector<Finding> examine(const DoctorOptions& options);
 
-// Prints each finding and its remedy. Returns kExitResource if one of the checks failed.
+// Prints each finding and its remedy. Returns kExitResource if a finding has Health::kFail.
 // Fails with the errors of OutputFile::check().
 int run_doctor(const DoctorOptions& options);
 

@@ -28,7 +28,7 @@ struct PlanOptions {
   // `host_memory` is the memory of one host.
   std::string host_memory;
   std::string drive;                 // a name, or "name:count"; empty = none
-  std::string drive_space;           // of all drives; empty = as `drive`; no limit without `drive`
+  std::string drive_space;           // of all drives; empty = as `drive`; both empty = no limit
   std::optional<double> parameters;  // of the whole model; replaces the config's model
   std::uint32_t layers = 1;          // with `parameters`: the number of equal units
   std::optional<double> tokens;      // per step and rank; empty = from the config's batch
@@ -47,7 +47,8 @@ struct PlanOptions {
 
 // Prints the plan. Returns kExitResource if the config's placement does not fit the config's
 // budgets.
-// Fails with kConfig or kInput.
+// Fails with kConfig if the config or an option is wrong. Fails with kInput if a file cannot be
+// read or written.
 int run_plan(const PlanOptions& options);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
 // Parts of the file that `sluice plan --json` writes (docs/cli.md).
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -36,7 +36,8 @@ struct PlanModel {
 // Returns the units and tensors of `model` as JSON, for the option --tensors.
 std::string tensors_json(const PlanModel& model);
 
-// Fails with kInput or kConfig.
+// Fails with kInput if a file cannot be read. Fails with kConfig if the model or an option is
+// wrong.
 PlanModel plan_model(const TrainConfig& config, const PlanOptions& options, bool is_on_host);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // The command line of `sluice plan`.
 //
-// Thread rule: at start-up.
+// Thread rule: one thread, at start-up.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -30,7 +30,7 @@ struct PlanSubject {
   std::optional<std::uint64_t> drive_bytes;  // space on storage for this rank
   std::optional<double> rated_bytes;         // bytes that this rank may write in the drives' life
   std::array<OrderPlan, 2> orders;
-  std::string obstacle_here;  // why `sluice train` would refuse the plan on this machine
+  std::string obstacle_here;  // the reason why `sluice train` would refuse the plan here
   std::string remedy;         // a further remedy if the config does not fit, or ""
   double parameters = 0;      // of the whole model
   double active_parameters = 0;
@@ -38,7 +38,7 @@ struct PlanSubject {
   // covers the forward pass and the backward pass. Recomputation is not included.
   double model_flops = 0;
   std::optional<double> peak_flops;  // of the GPU that --gpu names
-  std::string tensors;               // JSON, if --tensors asks for it
+  std::string tensors;               // the tensors as JSON, if --tensors is given
   std::string description;
   double tokens = 0;  // per step and rank
 };

@@ -23,9 +23,12 @@ struct StateOptions {
 };
 
 void add_state(CLI::App& app, StateOptions& options);
-// Runs the subcommand that the parser found in `state`. The subcommand `verify` fails if a store is
-// damaged.
-// Fails with kInput, kConfig or kDamaged, and with the errors of export_state() and import_state().
+// Runs the subcommand that the parser found in `state`.
+// Fails with:
+// - kConfig: the config is wrong.
+// - kInput: a file cannot be read or written, or a store does not exist or is in use.
+// - kDamaged: a store is damaged, as the subcommand `verify` finds.
+// - The errors of export_state() and import_state().
 int run_state(const CLI::App& state, const StateOptions& options);
 
 }  // namespace sluice

@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// Fails with kInput or kConfig.
+// Fails with kInput if the config cannot be read. Fails with kConfig if the config is wrong.
 ConfigDocument read_state_config(const StateOptions& options);
 // Fails with kInput if the config names no store.
 void require_store_name(const Config::Storage& storage, const StateOptions& options);
@@ -36,7 +36,7 @@ class StateJson {
 };
 
 // Both functions return an exit code. After a failure, no incomplete result is left. Both functions
-// fail with kInput, kDamaged, kNoSpace, kUnsupported and others.
+// can fail with kInput, kDamaged, kNoSpace, kUnsupported or another error.
 int export_state(const StateOptions& options);
 int import_state(const StateOptions& options);
 

@@ -1,6 +1,6 @@
-// The drives behind a folder and the write caches of these drives, as the kernel reports them. The
-// kind of cache decides whether written data survives a power cut before a flush. The kind of cache
-// also decides whether the kernel sends flushes to the drive.
+// The drives behind a folder, and the write caches of these drives. The kernel provides this data.
+// The kind of cache decides whether written data survives a power cut before a flush. The kind of
+// cache also decides whether the kernel sends flushes to the drive.
 //
 // Thread rule: any thread.
 #pragma once

@@ -1,5 +1,5 @@
 // The options of `sluice train`.
-// Thread rule: at start-up.
+// Thread rule: one thread, at start-up.
 #pragma once
 
 #include <CLI/CLI.hpp>

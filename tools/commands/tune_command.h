@@ -30,8 +30,12 @@ struct TuneOptions {
   std::string json_file;
 };
 
-// Fails with kConfig or kInput. Also fails with kOutOfMemory if no settings fit the memory, and
-// with kUnsupported if there are several ranks. After a failure, no file is written.
+// Fails with:
+// - kConfig: the config or an option is wrong.
+// - kInput: a file cannot be read or written.
+// - kOutOfMemory: no settings fit the memory.
+// - kUnsupported: there are several ranks.
+// After a failure, no file is written.
 int run_tune(const TuneOptions& options);
 
 }  // namespace sluice

@@ -18,8 +18,8 @@ namespace sluice {
 struct TuneOutcome {
   TuneResult search;
   TournamentPlan plan;
-  std::vector<Contender> contenders;  // the given config first; empty without runs
-  std::size_t winner = 0;             // among the contenders
+  std::vector<Contender> contenders;  // the first is the given config; empty = there were no runs
+  std::size_t winner = 0;             // an index in `contenders`
   MachineCalibration machine;
   bool was_cached = false;  // whether the calibration came from a file
   double seconds = 0;       // time of the command, without the calibration

@@ -21,11 +21,12 @@ struct ConfigSource {
   std::string origin_of(const std::string& key) const;
 };
 
-// `argument` is a path, or a config in base64. DeepSpeed accepts both forms, too. Each of
+// `argument` is a path, or a config in base64. DeepSpeed also accepts a path or base64. Each of
 // `assignments` has the form KEY=VALUE. The assignments are applied after the file, and also
 // replace values that are "auto". If a launcher started several ranks, the number of these ranks
 // replaces `values.ranks`.
-// Fails with kInput or kConfig. For a DeepSpeed file, one message lists all keys that are refused.
+// Fails with kInput if the file cannot be read. Fails with kConfig if the config or an assignment
+// is wrong. For a DeepSpeed file, one message lists all keys that are refused.
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);
 

@@ -21,7 +21,7 @@ namespace sluice {
 // program usually passes to DeepSpeed.
 struct DeepspeedValues {
   std::optional<std::uint64_t> batch;          // sequences of a micro-batch
-  std::optional<std::uint64_t> micro_batches;  // of a step
+  std::optional<std::uint64_t> micro_batches;  // micro-batches of a step
   std::optional<double> learning_rate;
   std::vector<double> betas;  // two, or none
   std::optional<double> epsilon;
@@ -66,7 +66,7 @@ struct ImportedConfig {
 // has no key that exists only in Sluice.
 bool is_deepspeed_file(std::string_view text);
 
-// `name` is the name of the text in messages. The report lists all errors except bad Hjson.
+// `name` is the name that messages give to the text. The report lists all errors except bad Hjson.
 // Fails with kConfig if the text is not Hjson.
 ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
                                 const DeepspeedValues& values);

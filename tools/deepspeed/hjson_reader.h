@@ -18,7 +18,7 @@ namespace sluice {
 using OrderedJson = nlohmann::ordered_json;
 
 struct HjsonDocument {
-  std::string name;  // the document's name in messages
+  std::string name;  // the name that messages give to the document
   std::string text;
   OrderedJson root;                           // always an object
   std::map<std::string, std::size_t> places;  // dotted key -> the key's offset in `text`

@@ -91,8 +91,8 @@ void import_optimizer(ImportPass& pass);
 void import_scheduler(ImportPass& pass);
 
 // Converts `value` to the type that `row` names. If the conversion fails, returns nothing and
-// writes the reason to `why`. If `value` was taken in another sense, such as 1 for true, the
-// function writes a remark to `note`.
+// writes the reason to `why`. If the function converts a value of another type, such as 1 to true,
+// the function writes a remark to `note`.
 std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJson& value,
                                          std::string& why, std::string& note);
 // Whether `row` says that `value` is refused.

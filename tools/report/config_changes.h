@@ -1,7 +1,7 @@
 // The functions return the text of a config file in which some keys are changed. The text can be
 // written to a file and read again.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 namespace sluice {
 
 // Returns a JSON text with every key that the file or --set has set in `document`. The text has no
-// comments, and no keys that were not set.
+// comments and no other keys.
 std::string config_text_of(const ConfigDocument& document);
 
 // Returns a copy of the JSON text `config`. In the copy, each key of `changes` has the JSON value

@@ -5,7 +5,7 @@
 // as the estimators. The estimators count parameters, gradients and optimizer state, but no
 // activations.
 //
-// Thread rule: pure; any thread.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -37,11 +37,11 @@ struct DeepspeedSubject {
   std::uint32_t nodes = 1;
 };
 
-// Finds the modules by the names of tensors. A tensor's name without the last word is the name of
+// Finds the modules by the names of tensors. A tensor's name without the last part is the name of
 // the tensor's module.
 DeepspeedSubject deepspeed_subject(const ModelSpec& model, std::uint32_t gpus, std::uint32_t nodes);
 
-// Returns all rows of both estimators' tables, in the same order as the estimators.
+// Returns all rows of both estimators' tables, in the order in which the estimators print the rows.
 std::vector<DeepspeedEstimate> deepspeed_estimates(const DeepspeedSubject& subject);
 
 // Returns the tables of both estimators as text.

@@ -3,7 +3,7 @@
 // message in protobuf's encoding (tensorflow/core/lib/io/record_writer.h, util/event.proto,
 // framework/summary.proto). The functions set only the fields that scalars and texts need.
 //
-// Thread rule: any thread. Pure, except event_file_name().
+// Thread rule: any thread. The functions are pure, except event_file_name().
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // The functions return the figures of GPUs and drives by name. A plan uses these figures if the
 // planned machine cannot be measured. The figures come from the makers' data sheets. Rates that
-// `sluice bench io` has measured are better. A drive for desktop computers writes at the rate of
-// its data sheet only until the drive's cache is full. The functions are pure.
+// `sluice bench io` has measured are more accurate than these figures. A drive for desktop
+// computers writes at the rate of its data sheet only until the drive's cache is full. The
+// functions are pure.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // A table of the memory and the time that a rank needs. The table covers every ZeRO stage and every
 // way to offload the state. `sluice plan --matrix` prints this table, and `sluice bench matrix`
 // measures the same values.
-// Thread rule: pure; any thread.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct MatrixRow {
   std::uint32_t stage = 0;
   std::string offload;  // "none", "optimizer to host", ...
   Config::Placement choices;
-  std::string obstacle;  // why there is no such plan; the members below are then unset
+  std::string obstacle;  // why there is no plan; the members below are then unset
   OverlapPolicy policy{};
   PhaseMarks most_in_use{};        // by phase of a step
   std::uint64_t device_bytes = 0;  // of the pools

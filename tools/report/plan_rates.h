@@ -1,5 +1,5 @@
-// The rates that a plan uses, and the source of each rate.
-// Each source takes precedence over the sources before it:
+// The rates that a plan uses, and the source of each rate. Each source in this list takes
+// precedence over the earlier sources:
 // - Assumed rates, and a GPU's data sheet.
 // - Figures of `sluice bench gpu`. If the data sheet of a drive is given, the data sheet replaces
 //   these figures for the drive.
@@ -48,9 +48,9 @@ struct PlanRates {
 };
 
 // Sets the storage rates in `rates`. `read` and `write` are in bytes per second. `interference` is
-// the ratio of two times. The first time is the time of reading and writing at once. The second
-// time is the time of reading first and writing afterwards. The ratio is 1 for a half-duplex drive.
-// The ratio is 0.5 for a drive that reads and writes at full rate at the same time.
+// the ratio of two times. The first time is the time of reading and writing at the same time. The
+// second time is the time of reading first and writing afterwards. The ratio is 1 for a half-duplex
+// drive. The ratio is 0.5 for a drive that reads and writes at full rate at the same time.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
 // Fails with kConfig if an option is wrong, or if GPU figures are given although the host computes.

@@ -1,6 +1,6 @@
 // SHA-256, as published in FIPS 180-4.
 //
-// Thread rule: one thread per object; any thread may call file_sha256().
+// Thread rule: one thread per object. Any thread may call file_sha256().
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,8 @@ class Sha256 {
 
 // Returns the hash of each range of `file`, for SaveOptions::sha256. The function reads the file
 // only once, even if ranges overlap.
-// Fails with kIo, kDamaged or others. The message names the file and the place that cannot be read.
+// Fails with kDamaged if the file is too short. Fails with kIo or another error if the file cannot
+// be read. The message names the file and the place that cannot be read.
 std::vector<std::string> file_sha256(const FileRanges& file);
 
 }  // namespace sluice

@@ -22,10 +22,10 @@ struct StageMemory {
   std::uint64_t window_bytes = 0;
   std::uint64_t gradient_bytes = 0;
   std::uint64_t optimizer_bytes = 0;
-  // For these kinds of state, the config chooses a place that the stage does not permit. "auto"
-  // then replaces the config's choice.
+  // The kinds of state for which the stage does not permit the config's choice of a place. "auto"
+  // replaces the config's choice.
   std::string left_to_auto;  // such as "parameters"; empty = none
-  std::string obstacle;      // why the budgets are too small; the fields below then mean nothing
+  std::string obstacle;      // why the budgets are too small; the field below is then unset
   PhaseMarks most_in_use{};
 };
 

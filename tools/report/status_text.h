@@ -1,6 +1,6 @@
 // `sluice top` has three kinds of output about status pages (status_page.h): a view for people,
 // JSON, and text for Prometheus.
-// Thread rule: pure; any thread.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Charts as SVG files. A chart has bars or lines, a legend, values as text, and a description for
 // screen readers. Equal charts give equal files, byte for byte.
-// Thread rule: pure; any thread.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <optional>

@@ -2,7 +2,7 @@
 // once by cause. The analysis also finds the cause of every wait. The analysis also finds the times
 // at which each drive, each link and the processor was in use.
 //
-// Thread rule: pure; the trace must outlive the analysis.
+// Thread rule: any thread. The functions are pure. The trace must outlive the analysis.
 // Invariants: the parts of a step's time add up to the step's time. Every wait has one cause.
 #pragma once
 
@@ -168,7 +168,7 @@ class TraceAnalysis {
   IntervalSet link_up_;
   IntervalSet link_down_;
   IntervalSet background_;
-  bool streams_updates_ = false;                   // true: blocks come to the device for updates
+  bool streams_updates_ = false;                   // true: updates copy blocks to the device
   Index reads_;                                    // by block and plane
   Index copies_;                                   // copies to the device, by unit
   Index lanes_;                                    // by block

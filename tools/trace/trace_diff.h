@@ -1,7 +1,8 @@
-// Compares two traces. For each part of a step and each unit, the result says how much longer the
-// steps of the second trace are. Each difference has a 95 % confidence interval (Welch's t-test).
+// Compares two traces. For each part of a step and for each unit, the result says how much more
+// time the second trace needs per step. Each difference has a 95 % confidence interval (Welch's
+// t-test).
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <string>
@@ -16,7 +17,7 @@ struct TraceChange {
   std::string name;
   double before_ms = 0;
   double after_ms = 0;
-  double margin_ms = 0;  // half the width of the confidence interval; NaN with one step
+  double margin_ms = 0;  // half the width of the confidence interval; NaN if a trace has one step
 
   double difference_ms() const { return after_ms - before_ms; }
   // Whether the confidence interval lies entirely above 0, or entirely below 0.

@@ -2,7 +2,7 @@
 // and a table of all changes with their confidence intervals. The page needs no script and no other
 // file.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
 // The output of `sluice trace` as JSON. The JSON contains the same figures as the text for people.
 // The figures are not rounded. Times are in seconds. Unknown figures are null.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <string>

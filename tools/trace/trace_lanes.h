@@ -1,7 +1,7 @@
 // The spans of a trace, prepared for the HTML page. The functions sort spans by lane, join spans
 // that are too close to be distinguished, and pack the spans.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <cstdint>

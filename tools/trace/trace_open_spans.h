@@ -2,7 +2,7 @@
 // contains the beginning of each open span (trace_begin()). add_open_spans() adds the open spans to
 // the trace's records. Each added span ends when the trace ends.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 // Invariants: a trace that was closed properly has no open spans. The records contain no span
 // twice.
 #pragma once

@@ -1,6 +1,6 @@
 // Finds the rank that enters collectives last. The other ranks wait for this rank.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,10 @@ namespace sluice {
 
 struct RankLag {
   std::uint32_t rank = 0;
-  std::uint64_t last = 0;     // collectives that this rank entered last
-  std::uint64_t late_ns = 0;  // sum of this rank's delays behind the second-to-last rank
+  std::uint64_t last = 0;  // collectives that this rank entered last
+  // The sum of this rank's delays in these collectives. A delay is the time between the entry of
+  // the second-to-last rank and the entry of this rank.
+  std::uint64_t late_ns = 0;
 };
 
 struct RankLags {

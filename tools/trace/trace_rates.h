@@ -1,7 +1,7 @@
 // Computes the rates of the machine on which a trace was recorded. The rates follow from the
 // records of the trace.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include "engine/bound/step_cost.h"

@@ -34,7 +34,7 @@ struct TraceFile {
   std::uint32_t ranks = 1;
   std::string host;
   std::string boot;
-  std::uint64_t steady_ns = 0;  // steady_ns and wall_ns: two clocks, read at one instant
+  std::uint64_t steady_ns = 0;  // steady_ns and wall_ns are two clocks, read at one instant
   std::uint64_t wall_ns = 0;
 
   // This rank's steady clock minus rank 0's steady clock, and the error of this difference. Both

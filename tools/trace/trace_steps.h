@@ -7,7 +7,7 @@
 // are computed from mean rates. A figure from mean rates must be compared with a mean step, because
 // a median step can be shorter than T_min or T_bound.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <string>
@@ -42,7 +42,7 @@ struct StepMeans {
 StepMeans means_of(const std::vector<StepShare>& steps);
 
 // Returns one line about the means. The line names the resource that limits the step. The line also
-// says how much time improvements of all other parts can save at most.
+// gives the largest amount of time that improvements of all other parts can save.
 std::string verdict_of(const TraceAnalysis& rank);
 
 }  // namespace sluice

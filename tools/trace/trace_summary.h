@@ -48,7 +48,7 @@ std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOpt
 // A group of all waits that have the same cause.
 struct StallGroup {
   StallCause cause = StallCause::kEngine;
-  TraceReason reason = TraceReason::kNone;  // the reason with the longest time
+  TraceReason reason = TraceReason::kNone;  // the reason with the longest total time
   std::uint64_t spans = 0;
   std::uint64_t total_ns = 0;
   std::uint32_t unit = kTraceNone;   // the unit with the longest waits

@@ -1,12 +1,12 @@
 // Predicts the time of a step on another machine or under other settings. Rates and times come from
-// a trace. The trace contains a description of the engine, from which a new plan is made. The
-// planned step is then simulated (engine/bound/bound_simulation.h). The recorded step is simulated,
-// too. If the recorded step took longer than its simulation, the difference is added to every
-// prediction. If the recorded step took less time than its simulation, every prediction is scaled
-// down. In both cases, the output shows the difference as the model's error. If the error is too
-// large, there is no prediction.
+// a trace. A new plan is made from the description of the engine in the trace. The planned step is
+// then simulated (engine/bound/bound_simulation.h). The recorded step is simulated, too. If the
+// recorded step took longer than its simulation, the difference is added to every prediction. If
+// the recorded step took less time than its simulation, every prediction is scaled down. In both
+// cases, the output shows the difference as the model's error. If the error is too large, there is
+// no prediction.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <string>

@@ -35,11 +35,11 @@ struct MachineCalibration {
   std::vector<double> path_rates = {};
   double adam_parameters_per_second = 0;
 
-  // Sets the storage rates in `rates`, for requests of `request_bytes` with `depth` requests in
-  // flight. Between the measured sizes and depths, the rates are interpolated over the logarithms
-  // of size and depth. Beyond the measured sizes and depths, the nearest measured rate is used. The
-  // latency is the time of a small read that runs alone, minus the part that is hidden by other
-  // requests in flight.
+  // Sets the storage rates in `rates`, for requests of `request_bytes` bytes, with `depth` requests
+  // in flight. Between the measured sizes and depths, the rates are interpolated over the
+  // logarithms of size and depth. Beyond the measured sizes and depths, the nearest measured rate
+  // is used. The latency is the time of a small read that runs alone, minus the part that is hidden
+  // by other requests in flight.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 
@@ -53,13 +53,14 @@ struct CalibrationRequest {
 // The number of days since the calibration was measured.
 double age_days(const MachineCalibration& calibration);
 
-// Returns a text that describes the processor, cores, memory and drives of this machine for
-// `request`.
-// Fails with kInput if a path cannot be reached.
+// Returns a text that describes the processor, cores and memory of this machine. The text also
+// describes the drives and the other settings of `request`.
+// Fails with kInput if a path of `request` cannot be reached.
 std::string hardware_of(const CalibrationRequest& request);
 
 // `progress` receives a text about each measurement.
-// Fails with kNoSpace, kInput, kIo, kDamaged or kOutOfMemory.
+// Fails with the errors of hardware_of() and measure_io(). Fails with kOutOfMemory if there is not
+// enough memory for Adam.
 MachineCalibration calibrate(const CalibrationRequest& request,
                              const std::function<void(const std::string&)>& progress);
 

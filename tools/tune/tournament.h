@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// A contender: one config, and its results in the tournament.
+// A config that takes part in the tournament, and the results of this config.
 struct Contender {
   std::vector<double> round_s;  // the median step of each round
   std::string failure;          // why the contender left; empty = it still takes part

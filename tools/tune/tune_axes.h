@@ -1,9 +1,9 @@
 // The keys that `sluice tune` may change, and the values that `sluice tune` tries. None of the keys
-// changes what a step learns. Most of the keys change no bit of the result: homes, budgets, blocks,
-// lanes and policies. `sluice tune` may also divide a step's sequences into other micro-batches.
-// The sequences then stay the same, but sums are rounded differently.
+// changes what a step learns. Most of the keys change no bit of the result. Examples are homes,
+// budgets, blocks, lanes and policies. `sluice tune` may also divide a step's sequences into other
+// micro-batches. The sequences then stay the same, but sums are rounded differently.
 //
-// Thread rule: pure; any thread.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <string>

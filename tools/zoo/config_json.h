@@ -23,7 +23,7 @@ class ConfigJson {
   // `argument` is a config.json, or a folder that contains one.
   // Fails with kInput if the file cannot be read, is no JSON object, or is nested too deeply.
   explicit ConfigJson(const std::string& argument);
-  // `values` is the content of a config.json. `name` is the name of the file in messages.
+  // `values` is the content of a config.json. `name` is the name that messages give to the file.
   ConfigJson(std::string name, nlohmann::json values)
       : path_(std::move(name)), values_(std::move(values)) {}
 
@@ -74,8 +74,8 @@ class UnitBuilder {
   // Adds one tensor. All add functions fail with kConfig if a tensor has more than kElementsMax
   // elements.
   void add(const std::string& name, std::vector<std::uint64_t> shape);
-  // Adds the matrix of a product, and a bias of `bias` values; 0 = no bias. `rows` and `columns`
-  // may be exchanged.
+  // Adds the matrix of a product, and a bias of `bias` values; 0 = no bias. The caller may exchange
+  // `rows` and `columns`.
   void add_matrix(const std::string& name, std::uint64_t rows, std::uint64_t columns,
                   std::uint64_t bias = 0);
   // Adds a norm layer with a weight and a bias.

@@ -1,4 +1,4 @@
-// The functions know well-known models by name. A plan for such a model needs neither a file nor a
+// The functions find well-known models by name. A plan for such a model needs neither a file nor a
 // network. model_presets.json contains the data of each model: the keys of config.json that a plan
 // needs, the number of parameters, and the source.
 //

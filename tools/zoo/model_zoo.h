@@ -1,7 +1,7 @@
 // The functions return descriptions of models, from which plans are made. A description comes from
 // a config file (config.json of Hugging Face's transformers), or from the headers of safetensors
-// files. A description contains the names and shapes of the tensors, in the units that an engine
-// would use, but no weights.
+// files. A description contains the names and shapes of the tensors, but no weights. The tensors
+// are grouped into the units that an engine would use.
 //
 // Thread rule: any thread.
 #pragma once
@@ -49,7 +49,7 @@ struct ZooModel {
   double active_parameters = 0;  // the parameters that a token uses
   std::uint64_t hidden = 0;
   std::uint64_t layers = 0;
-  std::uint64_t vocabulary = 0;  // 0: no logits for each token
+  std::uint64_t vocabulary = 0;  // 0: the model computes no logits per token
   std::uint64_t context = 0;     // the largest number of tokens of a sequence
   PositionLimit limit = PositionLimit::kTraining;
   // The number of values per token that a layer keeps for its backward pass. The kept values are

@@ -1,8 +1,9 @@
 // These functions read models for model_zoo.h. There is one function for each family of models. The
-// functions set all fields of ZooModel except `architecture`. The functions also do not set the
-// orders of units if the head is tied. The functions fail with kConfig.
+// functions set all fields of ZooModel except `architecture`. If the head is tied, the functions do
+// not set the orders of units either. The functions fail with kConfig if a key of the config is
+// missing or has a wrong value.
 //
-// Thread rule: pure; any thread.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <optional>

@@ -16,8 +16,8 @@ struct Fp16 {
   std::uint16_t bits;
 };
 
-// The dtype that belongs to the element type T. For any other type T, the compiler reports an
-// error.
+// The dtype that belongs to the element type T. If T is not an element type, the compiler reports
+// an error.
 template <class T>
 inline constexpr DType dtype_of = T::has_no_dtype;
 template <>

@@ -1,4 +1,4 @@
-// The names of the optimizers, and their hyperparameters. Plain data.
+// The names and the hyperparameters of the optimizers. Plain data.
 #pragma once
 
 #include <cstdint>

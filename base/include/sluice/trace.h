@@ -21,7 +21,7 @@ struct TraceOptions {
 
 struct TraceResult {
   std::uint64_t records = 0;  // in the file
-  std::uint64_t lost = 0;     // dropped by full rings
+  std::uint64_t lost = 0;     // dropped because a ring was full
   std::uint64_t file_bytes = 0;
   std::uint64_t drainer_ns = 0;  // processor time of the drainer
   std::string failure;           // why the file ends early; empty if complete

@@ -1,7 +1,7 @@
-// A checkpoint holds the whole state of a training run. It is a folder with safetensors files and a
-// manifest. Training can continue from a checkpoint with other placements and budgets, with another
-// number of ranks, or in another program (docs/checkpoints.md). Engine::save() writes a checkpoint,
-// and open_checkpoint() returns the source for Engine::restore().
+// A checkpoint holds the whole state of a training run. A checkpoint is a folder with safetensors
+// files and a manifest. Training can continue from a checkpoint with other placements and budgets,
+// with another number of ranks, or in another program (docs/checkpoints.md). Engine::save() writes
+// a checkpoint, and open_checkpoint() returns the source for Engine::restore().
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,10 @@
 
 namespace sluice {
 
-// The argument of the function SaveOptions::sha256. It names a file of a checkpoint, and ranges of
-// this file. One range is the whole file, and each tensor in the file is another range, so the
-// ranges overlap. When the function is called, the checkpoint is complete, but has no name yet.
+// The argument of the function SaveOptions::sha256. The argument names a file of a checkpoint, and
+// ranges of this file. One range is the whole file, and each tensor in the file is another range,
+// so the ranges overlap. When the function is called, the checkpoint is complete, but has no name
+// yet.
 struct FileRanges {
   struct Range {
     std::uint64_t begin_bytes = 0;
@@ -30,25 +31,26 @@ struct FileRanges {
 };
 
 struct SaveOptions {
-  // The data that this rank needs to continue the training, as UTF-8 text. An example is the rank's
-  // position in the training data.
+  // A UTF-8 text with the data that this rank needs to continue the training. An example is the
+  // rank's position in the training data.
   std::string application = {};
   // The number of checkpoints that stay in the folder, including the new checkpoint; 0 = all. Older
   // checkpoints take space, but a run can continue from them if the new checkpoint is damaged.
   std::uint32_t keep = 0;
   // The largest size of a file. A file is larger only if it holds a single very large tensor.
   std::uint64_t file_bytes_max = 5'000'000'000;
-  // Numbers that only inform human readers, in addition to the numbers of the config. The numbers
-  // of rank 0 are used.
+  // Numbers that only inform human readers. The checkpoint also lists the numbers of the config.
+  // The numbers of rank 0 are used.
   std::map<std::string, double> hyperparameters = {};
   // The texts of further files in the checkpoint's folder, by file name. The files of rank 0 are
   // used.
   std::map<std::string, std::string> files = {};
-  // The function computes the SHA-256 of each range for the manifest, as 64 hexadecimal digits. The
-  // function is called only once per file, so it can compute all digests in one pass over the file.
-  // Every rank has to set this function. The function runs in the call that gives the checkpoint
-  // its name, perhaps on another thread. In this call, the rank's share of the files is read again.
-  // After begin_save(), the checkpoint gets its name in begin_step() or finish_save().
+  // The function returns the SHA-256 of each range. Each SHA-256 consists of 64 hexadecimal digits.
+  // The manifest lists these digests. The function is called only once per file, so it can compute
+  // all digests in one pass over the file. If one rank sets this function, every rank has to set
+  // the function. The function runs in the call that gives the checkpoint its name, perhaps on
+  // another thread. In this call, the rank's share of the files is read again. After begin_save(),
+  // the checkpoint gets its name in begin_step() or finish_save().
   std::function<std::vector<std::string>(const FileRanges& file)> sha256 = {};
 };
 
@@ -80,7 +82,7 @@ enum class CheckpointPrecision : std::uint8_t {
 
 struct OpenCheckpoint {
   std::unique_ptr<StateSource> source;
-  std::vector<std::string> application;  // the text of each rank that saved
+  std::vector<std::string> application;  // one text for each rank that took part in the save
 };
 
 // Opens a saved checkpoint. `folder` is the folder of one checkpoint, such as "latest" below the

@@ -123,9 +123,10 @@ SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
-// The setting that says whether leases and updates use the state directly at its home, in host
-// memory or on the device. Otherwise leases and updates use a copy. The direct use of the state
-// requires a single rank, and a device without memory of its own, such as the host device.
+// The setting that says whether leases and updates use the state directly at its home. The home is
+// in host memory or on the device. Without this direct use, leases and updates use a copy. The
+// direct use of the state requires a single rank, and a device without memory of its own, such as
+// the host device.
 enum class UnifiedMemory : std::uint8_t {
   kAuto,  // on, if the device allows it
   kOff,   // off: leases and updates use copies, as on a GPU
@@ -134,8 +135,8 @@ enum class UnifiedMemory : std::uint8_t {
 SLUICE_EXPORT std::string_view name_of(UnifiedMemory unified);
 
 // The setting that guards the memory at the addresses that leases give. With the guard, the memory
-// at these addresses is inaccessible while no lease covers it. An access outside of a lease then
-// ends the process at the place of the access. The guard requires the host device.
+// at these addresses is inaccessible while no lease covers this memory. An access outside of a
+// lease then ends the process at the place of the access. The guard requires the host device.
 enum class GuardMode : std::uint8_t {
   kAuto,  // on in builds without NDEBUG, if the device allows it
   kOff,
@@ -189,8 +190,8 @@ struct Config {
   } optimizer;
 
   // Budgets for the engine's pools. If device_bytes is empty, the budget is all free memory of the
-  // device. If host_bytes is empty, the budget is half of the machine's memory. This budget is at
-  // most the free memory that remains after the memory of a host device.
+  // device. If host_bytes is empty, the budget is the smaller of two sizes: half of the machine's
+  // memory, and the free memory. Memory that a host device takes does not count as free memory.
   struct Memory {
     std::optional<std::uint64_t> device_bytes = {};
     std::optional<std::uint64_t> host_bytes = {};
@@ -204,7 +205,7 @@ struct Config {
 
   struct Placement {
     TierChoice parameters = TierChoice::kAuto;
-    TierChoice optimizer = TierChoice::kAuto;  // kDevice: also for parameters and gradients
+    TierChoice optimizer = TierChoice::kAuto;  // kDevice: parameters and gradients go there, too
     TierChoice gradients = TierChoice::kAuto;
   } placement;
 
@@ -247,10 +248,10 @@ struct Config {
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // true: RankWorld::shared() makes each host's ranks a group
     // At stage 3, a unit whose parameters take at most this many bytes is stored whole on every
-    // rank's device, as at stage 2. Such a unit needs room in memory.device in addition to the
-    // window. A larger value saves gathers, but takes more device memory. Below the default size,
-    // the time of a gather does not depend on its length, because latency dominates. 0 = no unit is
-    // stored whole.
+    // rank's device. The rules of stage 2 apply to such a unit. Such a unit needs room in
+    // memory.device in addition to the window. A larger value saves gathers, but takes more device
+    // memory. Below the default size, the time of a gather does not depend on its length, because
+    // latency dominates. 0 = no unit is stored whole.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // The members below are for the code that makes the collectives.
     RankReduction reduction = RankReduction::kExact;
@@ -262,7 +263,7 @@ struct Config {
     double timeout_s = 120;  // how long a rank waits for another rank
   } sharding;
 
-  unsigned threads = 0;  // for the optimizer; 0 = the cores granted to the process
+  unsigned threads = 0;  // threads of the optimizer; 0 = the cores granted to the process
 };
 
 // Reads the engine's part of `document`.

@@ -18,7 +18,7 @@ namespace sluice {
 
 class SLUICE_EXPORT ConfigDocument {
  public:
-  // `name` names the text in messages.
+  // In messages, `name` is the name of the text.
   // Fails with kConfig and "NAME:LINE:COLUMN: ..." if the JSON does not parse, a key is unknown, or
   // a value has the wrong type or is out of range. For an unknown key, the message names the
   // nearest known key.

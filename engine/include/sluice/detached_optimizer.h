@@ -1,8 +1,8 @@
 // An optimizer for applications that keep parameters and gradients themselves, in host memory or on
 // a GPU. A PyTorch program is an example. The optimizer keeps moments and exact fp32 masters in
-// host memory or on storage, and each update streams this state through the CPU. The application
-// has to declare only the tensors beforehand. An update lists the tensors that have a gradient, in
-// any order. Each listed tensor has its own step and hyperparameters.
+// host memory or on storage, and each update streams this state through the CPU. Beforehand, the
+// application has to declare its tensors, and nothing else. An update lists the tensors that have a
+// gradient, in any order. Each listed tensor has its own step and hyperparameters.
 //
 //   DetachedOptimizer optimizer(config, {{.name = "weight", .element_count = 1 << 20}});
 //   optimizer.begin(updates);  // the state is read, updated and written in the background
@@ -51,7 +51,7 @@ struct DetachedUpdate {
   void* parameter = nullptr;
   const void* gradient = nullptr;
   DType gradient_dtype = DType::kFp32;
-  std::uint64_t step = 1;  // the tensor's step, counted from 1; corrects the bias
+  std::uint64_t step = 1;  // the tensor's step, counted from 1; for the bias correction
   double learning_rate = 0;
   AdamOptions adam;  // sluice/optimizer.h lists the options of each optimizer
   double momentum = 0;
@@ -59,7 +59,7 @@ struct DetachedUpdate {
 };
 
 struct DetachedReport {
-  // Counts since the optimizer was made.
+  // The counts below begin when the optimizer is made.
   std::uint64_t read_bytes = 0;         // from storage
   std::uint64_t write_bytes = 0;        // to storage
   std::uint64_t updated_elements = 0;   // elements whose update is complete
@@ -85,9 +85,9 @@ class SLUICE_EXPORT DetachedOptimizer {
   // - kInvalidArgument: the list of tensors is not valid.
   // - kInput, kNoSpace or kUnsupported: the files of the state cannot be made.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors);
-  // Does the same, but some of the tensors are on `device`. The gradients and parameters of these
-  // tensors are copied to page-locked host memory block by block. The updated parameters are copied
-  // back.
+  // Does the same as the other constructor, but some of the tensors are on `device`. The gradients
+  // and parameters of these tensors are copied to page-locked host memory block by block. The
+  // updated parameters are copied back.
   // `device` must outlive the optimizer.
   // Also fails if Device::register_host_memory() fails.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors, Device& device);
@@ -104,9 +104,10 @@ class SLUICE_EXPORT DetachedOptimizer {
   //   tensor and value, and nothing has changed.
   // - The first failure, if there was one.
   void begin(std::span<const DetachedUpdate> updates);
-  // Does the same, also for tensors on the device. The optimizer reads such tensors after the work
-  // that is on `stream` at the time of the call. `stream` is a stream of the optimizer's device.
-  // The call is refused if the optimizer was made without a device.
+  // Does the same for tensors in host memory and for tensors on the device. The optimizer reads
+  // tensors on the device after the work that is on `stream` at the time of the call. `stream` is a
+  // stream of the optimizer's device. The call is refused if the optimizer was made without a
+  // device.
   void begin(std::span<const DetachedUpdate> updates, StreamId stream);
   // The call returns when the parameter of `tensor` has the result of every update that has begun.
   // The parameter and the gradient then belong to the application again.
@@ -121,19 +122,19 @@ class SLUICE_EXPORT DetachedOptimizer {
   // The number of tensors whose parameter still lacks the result of an update that has begun.
   std::uint32_t pending_tensors();
 
-  // The call copies elements of a tensor's state to `target` as fp32, from `first_element` on.
-  // `kParameter` and `kMaster` exist only for 16-bit parameters, and are zero before the first
-  // update. `kParameter` gives the 16 bits that were last made from the master. Moments that the
-  // optimizer does not keep are read as zero. The call first waits for all updates of the tensor
-  // that have begun.
+  // Starting at `first_element`, the call copies elements of a tensor's state to `target`. The
+  // copies are fp32 numbers. `kParameter` and `kMaster` exist only for 16-bit parameters, and are
+  // zero before the first update. `kParameter` gives the 16 bits that were last made from the
+  // master. Moments that the optimizer does not keep are read as zero. If updates of the tensor are
+  // under way, the call first waits for these updates.
   // Fails with kInvalidArgument if the tensor, the kind or the range does not exist. Other
   // failures, such as kIo, come from the transfers.
   void read(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> target);
-  // The call sets elements of a tensor's state, from `first_element` on. A call that sets a master
-  // also sets the 16 bits that the optimizer keeps for the parameter. At the next update, the
-  // application's parameter has to hold the same 16 bits. Otherwise the value of the application's
-  // parameter becomes the master.
+  // Starting at `first_element`, the call sets elements of a tensor's state. A call that sets a
+  // master also sets the 16 bits that the optimizer keeps for the parameter. At the next update,
+  // the application's parameter has to hold the same 16 bits. Otherwise the value of the
+  // application's parameter becomes the master.
   // Moments in bf16 are rounded to nearest. Moments in 8 bits are encoded in groups of 256
   // elements, counted from the beginning of the tensor. If a call sets only a part of a group, the
   // other elements of the group may change.

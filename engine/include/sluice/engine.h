@@ -135,8 +135,8 @@ class SLUICE_EXPORT Engine {
   // - kRanks: ranks have sources at different positions.
   // After a failure, initialize() or restore() can be called. After such a failure, a durable store
   // still has its last commit, and open_or_create() continues from this commit.
-  // `application` is the application's data, as in FinishOptions::application. With a durable
-  // store, the data is committed together with the state.
+  // `application` is data of the application. The rules of FinishOptions::application apply to this
+  // data. With a durable store, the data is committed together with the state.
   void restore(StateSource& source, const std::string& application = {});
 
   // Sets the fp32 masters of `tensors`, and the parameters that are computed from these masters.
@@ -190,15 +190,15 @@ class SLUICE_EXPORT Engine {
   // - kInput, kNoSpace or kIo, on all ranks: a file cannot be written. The message names the file.
   // After a failure, the engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
-  // Begins to write the same checkpoint as save(). The call returns as soon as the drive has
-  // reserved space for the files. Training can then continue. While training continues, threads of
-  // the engine read the state block by block and write the blocks to the files. The update of a
-  // block waits until the checkpoint has copied the block. So the checkpoint holds exactly the
-  // state at the time of the call. If another save is under way, begin_save() first waits for the
-  // end of that save. An application that needs the result of that save calls finish_save() before
-  // begin_save(). After all ranks have written their parts, a later call gives the checkpoint its
-  // name. The call that gives the name is begin_step(), finish_save(), begin_save(), save(),
-  // replace_values() or close(). All ranks make the same calls.
+  // Does the same as save(), but does not wait until the checkpoint is written. The call returns as
+  // soon as the drive has reserved space for the files. Training can then continue. While training
+  // continues, threads of the engine read the state block by block and write the blocks to the
+  // files. The update of a block waits until the checkpoint has copied the block. So the checkpoint
+  // holds exactly the state at the time of the call. If another save is under way, begin_save()
+  // first waits for the end of that save. An application that needs the result of that save calls
+  // finish_save() before begin_save(). After all ranks have written their parts, a later call gives
+  // the checkpoint its name. The call that gives the name is begin_step(), finish_save(),
+  // begin_save(), save(), replace_values() or close(). All ranks make the same calls.
   // Fails with:
   // - The errors of save().
   // - kInvalidArgument: memory.save_buffers is 0.
@@ -217,7 +217,7 @@ class SLUICE_EXPORT Engine {
   std::optional<SavedCheckpoint> finish_save();
   // The result is empty if no save is under way.
   std::optional<SaveProgress> save_progress() const;
-  // Returns the `text` of rank 0 on every rank.
+  // Every rank gets the `text` that rank 0 has passed.
   std::string share(const std::string& text);
 
   // Fails with:
@@ -229,8 +229,8 @@ class SLUICE_EXPORT Engine {
 
   // From the next step on, the whole group has one gradient norm (StepReport::gradient_norm), one
   // clip factor and one loss scale. The members of the group skip the same steps. If `group` has no
-  // function, these numbers are again those of this engine alone. All ranks of one engine list the
-  // same tensors.
+  // function, these numbers are again the numbers of this engine alone. All ranks of one engine
+  // list the same tensors.
   // Fails with:
   // - kInvalidArgument: a step is active, a tensor does not exist, or there are tensors but no
   //   function.
@@ -259,10 +259,10 @@ class SLUICE_EXPORT Engine {
   // Fails with kInvalidArgument while a step is active, or if the state has no values.
   StatePosition position();
 
-  // The call copies elements of a tensor's state to `target`, from `first_element` on. `target`
+  // Starting at `first_element`, the call copies elements of a tensor's state to `target`. `target`
   // holds a whole number of elements. Elements of kParameter have the compute dtype. Elements of
-  // all other kinds are fp32. A moment that the optimizer does not keep is read as zero. Only the
-  // rank that has a local unit can read the unit.
+  // all other kinds are fp32. A moment that the optimizer does not keep is read as zero. A local
+  // unit can be read only on the rank that has the unit.
   // Fails with:
   // - kInvalidArgument: a step is active, the tensor does not exist, the range goes beyond its end,
   //   or the unit is frozen and has no moments.

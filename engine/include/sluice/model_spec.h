@@ -29,8 +29,8 @@ struct UnitSpec {
   std::string name;  // unique in the model
   std::vector<TensorSpec> tensors;
   // A frozen unit has parameters, but no gradient, no master and no moments. A backward pass may
-  // acquire a frozen unit to compute the gradients of other units. The engine keeps only the
-  // initial values, rounded to the compute dtype.
+  // acquire a frozen unit to compute the gradients of other units. For a frozen unit, the engine
+  // keeps only the initial values, rounded to the compute dtype.
   bool is_frozen = false;
   // ModelSpec::forward_order and backward_order do not contain an announced unit. A running step
   // announces that it will use the unit (Step::announce), for example after a router has chosen
@@ -44,15 +44,15 @@ struct UnitSpec {
   // The parameters of a pinned unit always stay in device memory, even if placement.parameters
   // names another tier. The device of every rank has all parameters of the unit. So a lease on a
   // pinned unit in forward or in an inference does not count in ModelSpec::concurrent_leases.
-  // Computation may hold such a lease until the step ends, while computation uses other units. An
-  // example is a small unit that the whole model uses, such as a position table. A pinned unit is
-  // never an announced unit.
+  // Computation may hold such a lease until the step ends, and may use other units in the meantime.
+  // An example is a small unit that the whole model uses, such as a position table. A pinned unit
+  // is never an announced unit.
   bool is_pinned = false;
-  // At this place of the model, every rank has a different unit, such as one of the experts (expert
-  // parallelism). The units at one place have the same shapes on all ranks, but different names and
-  // different values. A local unit is not gathered. The gradient of a local unit is not added over
-  // the ranks, and counts once in the norm. A local unit is always an announced unit, and only its
-  // own rank announces the unit.
+  // At the place of a local unit in the model, every rank has a different unit, such as one of the
+  // experts (expert parallelism). The units at one place have the same shapes on all ranks, but
+  // different names and different values. A local unit is not gathered. The gradient of a local
+  // unit is not added over the ranks, and counts once in the norm. A local unit is always an
+  // announced unit, and only its own rank announces the unit.
   bool is_local = false;
 };
 

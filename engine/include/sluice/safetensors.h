@@ -49,15 +49,15 @@ class SLUICE_EXPORT SafetensorsReader {
   // The result is null if no tensor has that name.
   const SafetensorsTensor* find(const std::string& name) const;
 
-  // The call copies elements of a tensor to `values` as fp32, from `first_element` on. Every fp32,
-  // bf16 or fp16 value is converted exactly.
+  // Starting at `first_element`, the call copies elements of a tensor to `values`. The copies are
+  // fp32 numbers. Every fp32, bf16 or fp16 value is converted exactly.
   // Fails with:
   // - kInput: the name is unknown, the elements are of another type, the tensor does not have the
   //   range, or the file has been cut since.
   // - kIo: the drive reports an error.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
-  // The call copies bytes of a tensor of any type, from `first_byte` on. The bytes are the same as
-  // in the file.
+  // Starting at `first_byte`, the call copies bytes of a tensor to `bytes`. The tensor may have any
+  // type. The bytes are copied from the file without a conversion.
   // Fails with the errors of read().
   void read_bytes(const std::string& name, std::uint64_t first_byte,
                   std::span<std::byte> bytes) const;
@@ -67,7 +67,7 @@ class SLUICE_EXPORT SafetensorsReader {
   std::unique_ptr<Content> content_;
 };
 
-// The function fills `bytes` with the bytes of tensor number `index`, from `first_byte` on. The
+// Starting at `first_byte`, the function copies bytes of tensor number `index` to `bytes`. The
 // elements are little-endian and in row-major order.
 using SafetensorsBytes =
     std::function<void(std::size_t index, std::uint64_t first_byte, std::span<std::byte> bytes)>;

@@ -41,8 +41,8 @@ inline std::uint32_t word_of_float(float carrier, std::uint64_t word_bytes) {
   return std::bit_cast<std::uint32_t>(carrier) >> (32 - 8 * word_bytes);
 }
 
-// A function of this type fills `values` with the initial fp32 masters of elements [first_element,
-// first_element + values.size()) of a tensor.
+// A function of this type gives the initial fp32 masters of a tensor. The function fills `values`
+// with the masters of elements [first_element, first_element + values.size()).
 // For a tensor of an opaque unit, each value is the float_of_word() of one word.
 using InitialValues = std::function<void(const TensorPlace& tensor, std::uint64_t first_element,
                                          std::span<float> values)>;

@@ -34,9 +34,9 @@ struct LossScaleState {
 // position.
 struct StatePosition {
   std::uint64_t step = 0;  // the number of the last update
-  // The names of the tensors that have had fewer than `step` updates, with their numbers of
-  // updates. Such tensors exist under optimizer.untouched "skip", because a step then updates only
-  // the units that the step uses.
+  // The tensors that have had fewer than `step` updates. The map gives each such tensor's number of
+  // updates, by the tensor's name. Such tensors exist under optimizer.untouched "skip", because a
+  // step then updates only the units that the step uses.
   std::map<std::string, std::uint64_t> tensor_updates = {};
   // If this member is empty, the loss scale starts with the value of the config.
   std::optional<LossScaleState> loss_scale = {};

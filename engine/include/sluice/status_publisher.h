@@ -1,6 +1,7 @@
 // Shows a training run in `sluice top`. A publisher keeps a page of figures in
-// $XDG_RUNTIME_DIR/sluice. The page is a file that only its user can read. The destructor of the
-// publisher removes the page. An update of the page takes a few microseconds of processor time.
+// $XDG_RUNTIME_DIR/sluice. The page is a file that only the user of the process can read. The
+// destructor of the publisher removes the page. An update of the page takes a few microseconds of
+// processor time.
 // A problem with the page never makes the training run fail. Without XDG_RUNTIME_DIR, there is no
 // page. If a page could not be made, problem() says why.
 //

@@ -4,9 +4,9 @@
 // when its engine ends. Every call on an object that is over fails with kInvalidArgument, and the
 // object's destructor does nothing.
 //
-// Thread rule: one thread at a time. This thread may be another thread than the one that made the
-// object. A call during another thread's call of the same engine fails with kInvalidArgument and
-// changes nothing.
+// Thread rule: one thread at a time. An object may be used on another thread than the thread that
+// made the object. A call during another thread's call of the same engine fails with
+// kInvalidArgument and changes nothing.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ class SLUICE_EXPORT Lease {
 
   UnitId unit() const { return use_.unit; }
 
-  // Returns the device memory of the unit's tensor number `tensor`, in the order of
+  // Returns the device memory of one tensor of the unit. `tensor` is the index of the tensor in
   // UnitSpec::tensors. The elements have the compute dtype. The address is a multiple of 256 bytes.
   // Only work on the lease's stream may read this memory.
   // Fails with kInvalidArgument if the unit has no such tensor, or if the lease, its step or its
@@ -134,11 +134,11 @@ class SLUICE_EXPORT Step {
   // uses come after all uses that were announced before. The engine immediately begins to fetch the
   // announced units, in addition to the fetches of the schedule. Returns the units in the order in
   // which they have to be acquired. With several ranks, all ranks call announce() at the same
-  // point. The announced uses are then the units that any rank has named, in the order of the
-  // model. Every rank has to acquire each of these units. If a rank has nothing to compute with a
-  // unit, the rank releases the lease immediately, and contributes a gradient of zeros. In
-  // Pass::kBackward, all ranks have to use the announced units at the same places between the other
-  // units. finish() checks this rule.
+  // point. The step then uses all units that any rank has named, in the order of the model. Every
+  // rank has to acquire each of these units. If a rank has nothing to compute with a unit, the rank
+  // releases the lease immediately, and contributes a gradient of zeros. In Pass::kBackward, all
+  // ranks have to use the announced units at the same places between the other units. finish()
+  // checks this rule.
   // If the units are local units (UnitSpec::is_local), only this rank makes the call. The uses of
   // local units have an order of their own, and may come at any place between the other uses.
   // Fails with:

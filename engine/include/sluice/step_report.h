@@ -1,4 +1,4 @@
-// The options of a step and its report. Plain data.
+// The options and the report of a step. Plain data.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ struct WorkTimes {
 // the total.
 struct SLUICE_EXPORT StepTimes {
   std::int64_t total_ns = 0;
-  std::int64_t compute_ns = 0;            // under leases, and between leases on their stream
+  std::int64_t compute_ns = 0;            // under leases, and on the same stream between leases
   std::int64_t exposed_io_ns = 0;         // waits for storage, copies and their buffers
   std::int64_t exposed_optimizer_ns = 0;  // waits for the update: its reads and writes, Adam, norms
   std::int64_t other_ns = 0;              // time before the first lease, and without another cause
@@ -100,7 +100,7 @@ struct Traffic {
 struct CopyTraffic {
   std::uint64_t parameter_bytes = 0;  // to the device, for leases
   std::uint64_t gradient_bytes = 0;   // from the slots of leases to the places where gradients wait
-  std::uint64_t update_bytes = 0;     // parameters and gradients for updates, and back
+  std::uint64_t update_bytes = 0;     // parameters and gradients for updates, in both directions
   std::uint64_t size_bytes() const { return parameter_bytes + gradient_bytes + update_bytes; }
   CopyTraffic& operator+=(const CopyTraffic& other) {
     parameter_bytes += other.parameter_bytes;

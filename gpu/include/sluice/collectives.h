@@ -9,8 +9,8 @@
 // Invariants: every rank of an object makes the same calls in the same order. If the order of some
 // operations depends on timing, these operations need a separate object. open() makes such an
 // object. Every reduction of floating-point values adds in rank order in fp32 and rounds once
-// (base/ordered_sum.h), so all implementations give the same bits. No operation waits for another
-// rank longer than the timeout.
+// (base/ordered_sum.h), so all implementations give the same bits. The timeout limits the time that
+// an operation waits for another rank.
 // Failure: the first failed operation of a rank is latched. The stream's synchronize() and
 // on_failure() report that failure, and every later operation of the rank, on any object, fails
 // immediately with the same error.
@@ -98,8 +98,8 @@ class SLUICE_EXPORT Collectives {
   virtual const Device* memory_device() const { return nullptr; }
 
   // Each call enqueues its operation on `stream` before the call returns. The operation runs after
-  // earlier work on `stream`, and later work waits for the operation. Memory may be reused after an
-  // event that is recorded after the operation.
+  // earlier work on `stream`, and later work waits for the operation. Before reusing the memory of
+  // an operation, the caller records an event after the operation and waits for the event.
   // Requires: the operations of one object are ordered among themselves, by one stream or by
   // events.
   virtual void all_gather(const AllGather& gather, StreamId stream) = 0;
@@ -111,10 +111,10 @@ class SLUICE_EXPORT Collectives {
   virtual void barrier(std::string_view subject, StreamId stream) = 0;
 
   // Makes a new object for some of this object's ranks. The new object has a separate sequence of
-  // operations. `ranks` gives these ranks in the order of the new object, and includes this rank.
-  // Every rank of this object calls open() the same number of times, and the ranks of one group
-  // give the same list. The new object shares failures with this object. This object must outlive
-  // the new object.
+  // operations. `ranks` lists these ranks in the order that they have in the new object. The list
+  // includes this rank. Every rank of this object calls open() the same number of times, and the
+  // ranks of one group give the same list. The new object shares failures with this object. This
+  // object must outlive the new object.
   virtual std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) = 0;
 
   // Returns whether an operation may block its caller. If the result is true, the engine's
@@ -134,8 +134,8 @@ class SLUICE_EXPORT Collectives {
 
   // Announces that many operations will use this device memory. With this knowledge, an
   // implementation may need fewer copies. Every rank calls use_memory() at the same point of its
-  // sequence of calls, with the same number of bytes. The call forget_memory() cancels all
-  // announcements. forget_memory() is called before the memory is freed.
+  // sequence of calls. All ranks give the same number of bytes. The call forget_memory() cancels
+  // all announcements. forget_memory() is called before the memory is freed.
   virtual void use_memory(std::span<std::byte> /*memory*/) {}
   virtual void forget_memory() noexcept {}
   // Returns notes for the user. A note says what the machine's libraries cannot do, and what is
@@ -147,9 +147,9 @@ class SLUICE_EXPORT Collectives {
   // on_failure() returns, the former handler is not running and is never called again.
   virtual void on_failure(std::function<void(const Error&)> handler) = 0;
 
-  // Tells the other ranks that this rank cannot go on. The operations of the other ranks then fail
-  // immediately, or their processes end. If the ranks are processes, the call may also end the
-  // calling process.
+  // Tells the other ranks that this rank cannot go on. Depending on the implementation, either the
+  // operations of the other ranks then fail immediately, or the processes of the other ranks end.
+  // If the ranks are processes, the call may also end the calling process.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

@@ -4,7 +4,7 @@
 //
 // Thread rule: the same as for Device.
 // The CUDA device adds rules to the contract of Device. Host functions of different streams may run
-// one after another, so no host function may wait for a host function of another stream. If a host
+// one after another. So no host function may wait for a host function of another stream. If a host
 // function throws, the failure reaches work enqueued later, but not copies that are already in a
 // stream. A copy from host to host runs on a thread of the CUDA runtime. The GPU also makes copies
 // to and from GPU memory that other code, such as PyTorch, has allocated.
@@ -45,24 +45,24 @@ class SLUICE_EXPORT CudaDevice : public Device {
   // result is valid while the stream exists.
   virtual void* native_stream(StreamId stream) const = 0;
   // Makes a Stream from `native`. `native` is a cudaStream_t that belongs to the application or to
-  // another library. An example is PyTorch's current stream. A null `native` is the default stream
-  // of this GPU. Leases on the new Stream are ordered with the work that the owner of `native`
-  // enqueues on `native`. No further events are needed for this order.
-  // The owner still owns `native`. `native` must stay valid until the Stream is destroyed. The
-  // destructor of the Stream waits for all work that is already on `native`. The device then
-  // forgets `native`. As for every stream, the device must outlive the Stream. While the Stream
-  // exists, the owner may enqueue work on `native`, but may not capture a graph.
+  // another library. An example is PyTorch's current stream. A null `native` stands for the default
+  // stream of this GPU. Leases on the new Stream are ordered with the work that the owner of
+  // `native` enqueues on `native`. No further events are needed for this order.
+  // The device does not take ownership of `native`. `native` must stay valid until the Stream is
+  // destroyed. The destructor of the Stream waits for all work that is already on `native`. The
+  // device then forgets `native`. As for every stream, the device must outlive the Stream. While
+  // the Stream exists, the owner may enqueue work on `native`, but may not capture a graph.
   // Fails with kInvalidArgument if the device has this stream already, or if the runtime does not
   // take it for a stream of this GPU.
   virtual Stream adopt_stream(void* native) = 0;
-  // Makes `failure` a failure of the device. `failure` is the error of work that the caller
-  // enqueued itself. Later copies are then skipped, and synchronize() rethrows `failure`. The first
+  // Makes `failure` a failure of the device. `failure` is the error of work that the caller itself
+  // has enqueued. Later copies are then skipped, and synchronize() rethrows `failure`. The first
   // failure is kept.
   virtual void fail(const Error& failure) noexcept = 0;
 };
 
-// Returns the number of GPUs that the process may use on this machine. The result is 0 without a
-// driver.
+// Returns the number of GPUs that the process may use on this machine. The result is 0 if there is
+// no driver.
 SLUICE_EXPORT int cuda_device_count();
 // Returns the reason why GPU `ordinal` cannot be used. The result is empty if the GPU can be used.
 SLUICE_EXPORT std::string why_no_cuda_device(int ordinal = 0);

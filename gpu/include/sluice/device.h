@@ -52,7 +52,7 @@ class SLUICE_EXPORT Device {
   virtual bool has_own_memory() const = 0;
 
   // Allocates zero-filled device memory, aligned at least to 4 KiB. Returns nullptr for 0 bytes;
-  // free() accepts nullptr, too. `purpose` names the memory in messages.
+  // free() accepts nullptr, too. In messages, `purpose` names the memory.
   // Fails with kOutOfMemory if that much memory is not free. The message names the request, the
   // memory in use and the capacity.
   virtual std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) = 0;
@@ -79,8 +79,8 @@ class SLUICE_EXPORT Device {
 
   // Enqueues a record of `event` after the work that is already on `stream`.
   virtual void record(EventId event, StreamId stream) = 0;
-  // Work enqueued on `stream` after this call starts only after the latest record of `event` has
-  // completed.
+  // The call delays all work that is enqueued on `stream` later. This work starts only when the
+  // latest record of `event` has completed.
   virtual void wait(StreamId stream, EventId event) = 0;
   virtual bool is_complete(EventId event) const = 0;
   // The call blocks the calling thread until the event or the stream's work has completed. The call
@@ -92,19 +92,20 @@ class SLUICE_EXPORT Device {
   virtual std::int64_t elapsed_ns(EventId begin, EventId end) const = 0;
 
   // `target` and `source` may each be host or device memory. The two regions do not overlap. The
-  // copy is asynchronous. The memory may be reused after the completion of an event that was
-  // recorded after the copy.
+  // copy is asynchronous. Before reusing the memory, the caller records an event after the copy and
+  // waits for the event.
   virtual void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
                     StreamId stream) = 0;
-  // The call copies every piece like copy() does, in any order. Each device makes as few calls of
-  // its runtime as possible. No piece may read or write bytes that another piece writes.
+  // The call copies every piece as copy() does. The order of the pieces is not defined. Each device
+  // makes as few calls of its runtime as possible. No piece may read or write bytes that another
+  // piece writes.
   virtual void copy_all(std::span<const CopyPiece> pieces, StreamId stream) {
     for (const CopyPiece& piece : pieces)
       copy(piece.target, piece.source, piece.size_bytes, stream);
   }
   virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
   // A thread of the device runs `function` after earlier work on `stream`. Later work on `stream`
-  // waits for `function`. Functions of different streams may run one after another, so no function
+  // waits for `function`. Functions of different streams may run one after another. So no function
   // may wait for another function. The functions of one stream run in the order of the calls, even
   // after a failure.
   // An exception from `function` is a failure of the stream's work. After a failure on any stream,
@@ -113,19 +114,19 @@ class SLUICE_EXPORT Device {
   // every thread that waits for an event or a host function wakes. Before using results of earlier
   // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
-  // Like call_host(), notify() calls `function` when earlier work on `stream` has ended. Unlike
-  // with call_host(), later work on `stream` does not wait for `function`. So a GPU continues with
-  // later work at once, and `function` does not delay copies or computation. If the earlier work
-  // has ended already, `function` may run on the calling thread, before the call returns. The
-  // functions given to notify() for one stream run in the order of the calls. These functions may
-  // run before or after functions given to call_host(). The call destroy_stream() waits for the
-  // functions given to notify(), but synchronize() does not.
+  // Like call_host(), notify() calls `function` when earlier work on `stream` has ended. With
+  // notify(), unlike call_host(), later work on `stream` does not wait for `function`. So a GPU
+  // continues with later work at once, and `function` does not delay copies or computation. If the
+  // earlier work has ended already, `function` may run on the calling thread, before the call
+  // returns. The functions given to notify() for one stream run in the order of the calls. These
+  // functions may run before or after functions given to call_host(). The call destroy_stream()
+  // waits for the functions given to notify(), but synchronize() does not wait for them.
   virtual void notify(StreamId stream, std::function<void()> function) {
     call_host(stream, std::move(function));
   }
 
   // Returns a number of bytes. Work on at most this many bytes is faster on the calling thread,
-  // because another thread has to be woken first. With 0, no work is faster on the calling thread.
+  // because no other thread has to be woken. With 0, no work is faster on the calling thread.
   virtual std::uint64_t at_once_bytes_max() const { return 0; }
 };
 

@@ -1,7 +1,7 @@
 // A Device that uses host memory. A budget limits this memory. The budget stands for the size of a
 // GPU's memory. Each stream is a worker thread with a FIFO queue, and each event is a ticket. The
-// host device is asynchronous like a real GPU. So code that releases memory before the work has
-// completed fails on the host device, too. Thread rule: the same as for Device.
+// host device is asynchronous like a real GPU. So if code releases memory before the work has
+// completed, that code fails on the host device, too. Thread rule: the same as for Device.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct HostDeviceOptions {
   // this bandwidth by sleeping. The option is for tests and for emulating a bus. The value is 0 or
   // at least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
-  // The result of Device::has_own_memory(). A test sets this option to true to see what an engine
-  // does with a GPU.
+  // The result of Device::has_own_memory(). If a test sets this option to true, the engine treats
+  // the host device as a GPU.
   bool has_own_memory = false;
   // If a stream has nothing else to do, notices run on the calling thread. Copies and fills of at
   // most this many bytes then also run on the calling thread. The stream's thread need not be woken
@@ -30,7 +30,7 @@ struct HostDeviceOptions {
   std::uint64_t at_once_bytes_max = 0;
 };
 
-// A core copies about this many bytes in the time that it takes to wake another thread.
+// Copying this many bytes takes a core about as long as waking another thread.
 inline constexpr std::uint64_t kAtOnceBytes = 32 << 10;
 
 class SLUICE_EXPORT HostDevice : public Device {

@@ -1,5 +1,5 @@
-// The input of the tests of the bounds. The input is a model of equal blocks, its placement, and
-// the machine's rates.
+// The input for the tests of the bounds. The input is a model of equal blocks, the placement of the
+// model, and the machine's rates.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ inline constexpr std::uint64_t kParameterBytes = 2 * kBlockElements;
 inline constexpr std::uint64_t kRecordBytes = 10 * kBlockElements;
 
 // A bf16 model of equal blocks, with all data that the bounds need. The object must not move,
-// because StepShape refers to its fields.
+// because StepShape refers to the object's fields.
 struct BoundModel {
   // The first `frozen_units` units are frozen.
   explicit BoundModel(const std::vector<int>& unit_blocks, std::uint64_t window_units = 0,

@@ -244,8 +244,8 @@ class Oracle final : public JobTable {
   // --- Blocks that are on the device only during their update ---
   // Returns the last job of the update.
   Id list_streamed(int step, int block);
-  // Lists the jobs in which ready blocks take a place on the device. At each moment, these jobs
-  // start after all other jobs.
+  // Lists the jobs that give ready blocks a place on the device. If other jobs can start at the
+  // same moment, these jobs start last.
   void list_stagings();
   bool may_be_staged(int step, int block) const;
   void grant(int step, int block);

@@ -45,10 +45,10 @@ struct OracleCase {
   }
 };
 
-// Returns the time of begin_step for each of the steps 0..count-1.
+// Returns the times at which the steps 0..count-1 begin.
 std::vector<long> step_begins(const OracleCase& given, int count);
 
-// The kinds of events of a block in a step.
+// The kinds of events that a block can have in a step.
 enum class OracleWork {
   kNone,
   kReadParameters,

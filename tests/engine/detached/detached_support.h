@@ -1,5 +1,5 @@
-// The tensors of a detached optimizer, and the same state in plain arrays. The plain arrays are the
-// oracle. The call update_reference() updates the plain arrays.
+// The tensors of a detached optimizer, and a copy of the tensors' state in plain arrays. The plain
+// arrays are the oracle. The call update_reference() updates the plain arrays.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -85,8 +85,8 @@ class DetachedTest : public testing::Test {
     }
   }
 
-  // The oracle takes over the application's parameters. If the parameter of an element has not
-  // changed, its master does not change.
+  // The oracle copies the application's parameters. If the parameter of an element has not changed,
+  // the element's master does not change.
   void adopt(DetachedState& tensor) {
     const std::size_t bytes = size_of(tensor.dtype);
     const bool is_first = tensor.oracle_parameter.empty();

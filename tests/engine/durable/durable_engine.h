@@ -1,4 +1,5 @@
-// An engine with a durable store in its own folder, and the toy model that the engine trains.
+// An engine with a durable store, the folder of the store, and the toy model that the engine
+// trains.
 // Thread rule: only the test's thread.
 #pragma once
 

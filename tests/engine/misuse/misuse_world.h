@@ -1,8 +1,8 @@
 // Each row of a table of misuses runs in this environment. The environment has an engine with
 // initial values, and the device, the stream and the folder of the engine. A row has a mistake of
 // an application, the code of the error, and the words that the message has to contain. After the
-// error, the engine has to train one step. The bits must be the same as in an engine that was not
-// misused. Rows with ends_engine skip this check.
+// error, the engine has to train one step. The trained state must have the same bits as the state
+// of an engine that was not misused. Rows with ends_engine skip this check.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -27,8 +27,8 @@
 namespace sluice::test {
 
 struct MisuseWorld {
-  // The model is the toy model. Its unit 2, "h.1", is frozen. The state is on storage, and the
-  // parameters are bf16.
+  // The model is the toy model. Unit 2 of the model, "h.1", is frozen. The state is on storage, and
+  // the parameters are bf16.
   MisuseWorld() {
     config.placement = {TierChoice::kNvme, TierChoice::kNvme};
     model.concurrent_leases = 1;
@@ -43,7 +43,8 @@ struct MisuseWorld {
     return step.acquire(UnitId{unit}, Pass::kForward, stream);
   }
   void walk(Step& step) const { walk_step(step, model, *engine, *device, stream, config, 1); }
-  // The function makes the uses before the backward use of `unit`, and returns the lease on `unit`.
+  // The function makes all uses that come before the backward use of `unit`. The function then
+  // makes this use, and returns the lease on `unit`.
   Lease backward(Step& step, std::uint32_t unit) const {
     const ModelSpec all = validated(model);
     for (const UnitId id : all.forward_order) (void)step.acquire(id, Pass::kForward, stream);

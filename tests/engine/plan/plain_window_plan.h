@@ -17,10 +17,10 @@
 
 namespace sluice::test {
 
-// The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the next
-// use of the evicted units: the soonest use of any of them. A later next use is better. The second
-// part is the last use of the evicted units. An earlier last use is better, because the prefetch
-// can then start sooner.
+// The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the
+// soonest next use of an evicted unit. A later use is better. The second part is the latest
+// previous use of an evicted unit. An earlier use is better, because the prefetch can then start
+// sooner.
 struct PlainCandidate {
   std::uint64_t begin_bytes = 0;
   std::uint32_t soonest_reuse = WindowResident::kNever;

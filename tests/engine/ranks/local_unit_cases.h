@@ -47,7 +47,8 @@ inline RankModel model_of_rank(const ToyOptions& options, std::uint32_t rank, st
 }
 
 // Returns the uses that one rank makes. `uses` has the uses of the model with all units. If several
-// experts follow each other, the rank uses its local experts first or last, at random.
+// uses of experts follow each other, the rank's local experts come first or last. The choice is
+// random.
 inline ToyUses uses_of_rank(const RankModel& model, std::uint32_t rank, std::uint32_t ranks,
                             std::uint64_t seed, const ToyUses& uses) {
   std::mt19937_64 random(seed * 31 + rank);

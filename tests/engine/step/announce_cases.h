@@ -17,7 +17,7 @@ inline constexpr std::uint32_t kExperts = kLayers * kExpertsOfLayer;
 inline constexpr std::uint32_t kFirstExpert = 6;  // after the toy model's own units
 
 // Returns the experts of one layer in one micro-batch, in ascending order. The result has `active`
-// experts, or any number of experts if `active` is 0.
+// experts. If `active` is 0, the number of experts is random.
 inline std::vector<UnitId> routed(std::uint64_t key, std::uint32_t layer,
                                   std::uint32_t active = 0) {
   std::mt19937_64 random(key);

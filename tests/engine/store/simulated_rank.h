@@ -22,8 +22,8 @@ class SimulatedRank {
  public:
   SimulatedRank(const SimulationOptions& options, std::uint32_t rank);
 
-  // Begins the first life. In this life, the state of step 0 is committed. A life lasts from an
-  // opening to the next power cut.
+  // Begins the first life, and commits the state of step 0. A life lasts from an opening to the
+  // next power cut.
   void create();
   // An opening has two parts. The call open() returns the steps that this rank offers. The call
   // settle() goes back to `step` and repairs the records. If one of the calls fails, the call

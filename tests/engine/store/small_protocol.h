@@ -1,8 +1,8 @@
-// The function searches every order of events in a small training. The ranks, blocks, lanes,
-// stores, commits and votes form a state machine. The state machine uses the library's PlaneCopies.
-// In each reachable state, a power cut must leave a step that every rank can open. This rule must
-// hold for every part of the unflushed data that the cut may keep. Every state except the last must
-// have a next state.
+// The function tries every possible order of the events in a small training. The ranks, blocks,
+// lanes, stores, commits and votes form a state machine. The state machine uses the library's
+// PlaneCopies. In each reachable state, a power cut must leave a step that every rank can open.
+// This rule must hold for every part of the unflushed data that the cut may keep. Every state
+// except the last must have a next state.
 //
 // A block has three events: the block takes a lane, the block's store begins, and the store ends.
 // The store can begin only when a copy is free. A commit has three events: the commit begins, its

@@ -1,8 +1,8 @@
-// The simulation runs trainings that do no arithmetic, on drives whose power fails. The library's
-// code for copies, commits and opening runs over PowerCutDisk, with one or several ranks. If an
-// order is not fixed, the seed decides the order. After each cut, the opening must find every byte
-// of some step. This step must not be older than the last step whose commit counted on all ranks.
-// Cuts also happen during the opening.
+// The simulation runs trainings on drives whose power fails. The trainings do no arithmetic. The
+// library's code for copies, commits and opening runs over PowerCutDisk, with one or several ranks.
+// If an order is not fixed, the seed decides the order. After each cut, the opening must find every
+// byte of some step. This step must not be older than the last step whose commit was durable on all
+// ranks. Cuts also happen during the opening.
 //
 // Each mutation puts one error into the protocol. With the mutations, tests show that the
 // simulation finds such errors.
@@ -27,7 +27,7 @@ enum class Mutation : std::uint8_t {
   kStoreInPlace,       // stores go to the home
   kCommitTooEarly,     // a commit begins before the last store has ended
   kNewestOverwritten,  // a record overwrites the newest record
-  kGenerationStays,    // records do not count generations
+  kGenerationStays,    // the generation number in the records does not grow
   kVoidLeftOut,        // a rank that goes back does not void its newer record
   kMendLeftOut,        // twins are not repaired after a cut
 };

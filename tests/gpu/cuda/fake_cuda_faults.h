@@ -1,4 +1,4 @@
-// These functions make single calls of the stand-in for the CUDA runtime fail. A test first counts
+// These functions cause single calls of the CUDA runtime's stand-in to fail. A test first counts
 // the calls of a run. The test then repeats the run once for each call, and lets this call fail.
 // Thread rule: any thread may call every function.
 #pragma once
@@ -27,7 +27,7 @@ struct FakeCudaFaultReport {
   std::uint64_t calls = 0;  // since arm_fake_cuda_fault()
   std::string failed_call;  // empty if the run had fewer calls
 };
-// The function ends the count of calls. The function also ends a lasting failure.
+// The function stops counting calls. The function also ends a lasting failure.
 FakeCudaFaultReport disarm_fake_cuda_fault();
 
 // Sets the newest CUDA version that the driver knows, such as 11040 for 11.4. With 0, there is no
@@ -38,8 +38,8 @@ void set_fake_cuda_driver(int version);
 // this stream is null, a use of the default stream ends the program.
 std::atomic<void*>& fake_cuda_default_stream();
 
-// The stand-in calls this function for each call of the runtime. The function counts the call, and
-// returns the failure of the call, or 0. A lasting failure begins in this function.
+// The stand-in calls this function for each call of the runtime. The function counts the call.
+// Returns 0 or the failure of the call. A lasting failure begins in this function.
 int fake_cuda_fault_of(const char* call);
 // The stand-in calls this function. The function returns `status`. The next cudaGetLastError() on
 // this thread also returns `status`.

@@ -31,7 +31,8 @@ struct FakeCudaCall {
   bool is_continued = false;  // the copy belongs to the same call as the previous copy
 };
 
-// If `is_wanted` is true, begins a new log. If `is_wanted` is false, later calls are not logged.
+// If `is_wanted` is true, the function begins a new log. If `is_wanted` is false, later calls are
+// not logged.
 void log_fake_cuda_calls(bool is_wanted);
 // The function ends the log, and returns the log.
 std::vector<FakeCudaCall> take_fake_cuda_calls();

@@ -23,7 +23,7 @@ struct FakeCudaFailure {
 // Pending callbacks get this status. The status 0 ends the failure. In CUDA, such a failure never
 // ends. With `refuses_callbacks`, cudaStreamAddCallback fails, too.
 void fail_fake_cuda(FakeCudaFailure failure);
-// The function makes only the next call of cudaStreamAddCallback fail.
+// The next call of cudaStreamAddCallback fails. Later calls succeed again.
 void refuse_next_fake_cuda_callback();
 
 // The answer of the driver to cuMemcpyBatchAsync. A driver before CUDA 12.8 does not have this
@@ -31,13 +31,13 @@ void refuse_next_fake_cuda_callback();
 enum class FakeCudaBatches : std::uint8_t { kTaken, kRefused, kUnknown };
 void set_fake_cuda_batches(FakeCudaBatches batches);
 
-// These functions return the number of bytes that cudaMalloc has allocated, and the number of bytes
-// of registered host pages.
+// The first function returns the number of bytes that cudaMalloc has allocated. The second function
+// returns the number of bytes of registered host pages.
 std::uint64_t fake_cuda_allocated_bytes();
 std::uint64_t fake_cuda_registered_bytes();
 
-// Returns the GPUs on which a context has been made since the last call. On a real GPU, a context
-// takes about 0.5 GB.
+// Returns the GPUs on which a context has been made since the last call of this function. On a real
+// GPU, a context takes about 0.5 GB.
 std::set<int> take_fake_cuda_contexts();
 
 // The function launches a kernel. The kernel runs `work` on `stream`, a cudaStream_t. Kernels of
@@ -46,10 +46,10 @@ std::set<int> take_fake_cuda_contexts();
 // error. Requires: the stream's GPU is the thread's current GPU.
 void launch_fake_cuda(void* stream, std::function<void()> work, const char* name = nullptr);
 
-// Returns the kernels that have been loaded since the last call of this function. Only GPUs that
-// already had a communicator at the load count. Such a load can cause a deadlock. During the load,
-// CUDA holds a lock and waits for the GPU's work. This work may wait for another rank's work. The
-// other rank then waits for this rank's next call. If all kernels are loaded at the start
+// Returns the kernels that have been loaded since the last call of this function. A load counts
+// only if the GPU already had a communicator at that time. Such a load can cause a deadlock. During
+// the load, CUDA holds a lock and waits for the GPU's work. This work may wait for another rank's
+// work. The other rank then waits for this rank's next call. If all kernels are loaded at the start
 // (CUDA_MODULE_LOADING=EAGER), the result is empty.
 std::set<std::string> take_fake_cuda_late_loads();
 // The function unloads all kernels. The state is then the same as in a new process.

@@ -50,11 +50,11 @@ bool& has_current_context();
 // the device has not failed.
 int standing_failure();
 // Every call of the runtime begins with this function. The function makes a context on the thread's
-// current GPU, even if the arguments of the call belong to another GPU. Returns the failure of the
-// call, or 0.
+// current GPU, even if the arguments of the call belong to another GPU. Returns 0 or the failure of
+// the call.
 int enter_fake_cuda(const char* call);
-// Every call of the stand-in begins with this macro, except calls that release something. A release
-// always takes place.
+// Every function of the stand-in begins with this macro, except functions that release something. A
+// release always takes place.
 #define FAKE_CUDA_ENTER                                                        \
   if (const auto failed = static_cast<cudaError_t>(enter_fake_cuda(__func__)); \
       failed != cudaSuccess)                                                   \

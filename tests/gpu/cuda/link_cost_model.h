@@ -5,7 +5,7 @@
 //   - one thread makes the calls, one after another;
 //   - streams are spread over the hardware queues in the order of their first call;
 //   - the first call in a queue blocks all later calls in this queue, even calls of other streams.
-//     The later calls are blocked until everything that the first call waits for is over;
+//     The later calls are blocked until the first call no longer has to wait;
 //   - each direction of the link moves one copy at a time;
 //   - a callback stops its stream until a thread of the runtime has run the callback.
 // The model does not measure time, so equal calls give equal times. In the model, the caller never

@@ -1,5 +1,5 @@
-// Test cases of DeviceMath's updates with moments in bf16 or as 8-bit codes. The cases are for test
-// programs that instantiate DeviceMathTest (device_math_cases.h).
+// Test cases for updates by DeviceMath. The moments are in bf16, or are stored as 8-bit codes. The
+// cases are for test programs that instantiate DeviceMathTest (device_math_cases.h).
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// A moment as codes, made from random values.
+// A moment as codes. The codes are made from random values.
 struct CodedMoment {
   CodedMoment(CodeBook book, const std::vector<std::byte>& values, std::uint64_t count)
       : codes(count), scales((count + 255) / 256 * sizeof(float)) {

@@ -1,6 +1,6 @@
-// Test cases of DeviceMath for any device. The results must have the bits of the CPU's scalar
-// definitions. A test program includes this header once and instantiates DeviceMathTest with the
-// program's machines. Thread rule: one thread.
+// Test cases of DeviceMath for any device. The results must have the same bits as the results of
+// the scalar definitions on the CPU. A test program includes this header once and instantiates
+// DeviceMathTest with the program's machines. Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -192,8 +192,8 @@ TEST_P(DeviceMathTest, SquaredNormHasTheBitsOfTheCpu) {
   }
 }
 
-// Coefficients of every optimizer. Adam has several steps, because only its coefficients depend on
-// the step.
+// Coefficients of every optimizer. For Adam, there are coefficients of several steps, because only
+// Adam's coefficients depend on the step.
 inline std::vector<DeviceCoefficients> all_device_coefficients() {
   std::vector<DeviceCoefficients> all = {lion_coefficients({.weight_decay = 0.1}, 1e-3, 0.37f),
                                          adagrad_coefficients({.weight_decay = 0.1}, 1e-3, 0.37f),

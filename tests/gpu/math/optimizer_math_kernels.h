@@ -1,7 +1,7 @@
 // These functions apply the element functions of sluice/dtype.h and base/optimizer_math.h to arrays
 // on the GPU. The test optimizer_math_cuda_test compares the results with the CPU's results. Thread
 // rule: one thread at a time.
-// The functions throw std::runtime_error if a CUDA call fails. The error names the call.
+// The functions throw std::runtime_error if a CUDA call fails. The error names the failed call.
 #pragma once
 
 #include <cstdint>

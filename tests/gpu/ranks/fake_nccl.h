@@ -1,5 +1,5 @@
-// The functions count the requests to the stand-in for NCCL (fake_nccl.cc), and make the stand-in's
-// calls fail. A program finds the functions by their symbols in the stand-in's library.
+// The functions count the requests to the stand-in for NCCL (fake_nccl.cc), and can make calls of
+// the stand-in fail. A program finds the functions by their symbols in the stand-in's library.
 // Thread rule: any thread.
 #pragma once
 
@@ -21,7 +21,7 @@ struct fake_nccl_counts {
   // The length of the shortest message between two ranks. The length is 0 if there was no message.
   // Messages of single bytes, which connect the ranks, do not count.
   std::uint64_t message_bytes_least = 0;
-  // A rank counts a request here if the rank's offset in a symmetric window differs from the offset
+  // The number of requests in which a rank's offset in a symmetric window differed from the offset
   // of rank 0.
   int unequal_offsets = 0;
 };
@@ -32,15 +32,15 @@ extern "C" fake_nccl_counts fake_nccl_take_counts();
 // object is released in spite of the failure.
 struct fake_nccl_fault {
   std::uint64_t at_call = 0;  // counted over all ranks; the next call is number 1; 0: no call fails
-  // If true, only the calls of ncclCommGetAsyncError are counted. If false, only all other calls
-  // are counted. The number of calls of ncclCommGetAsyncError differs from run to run.
+  // If true, only the calls of ncclCommGetAsyncError are counted. If false, all other calls are
+  // counted. The number of calls of ncclCommGetAsyncError differs from run to run.
   bool is_poll = false;
 };
 // Returns the number of calls since the last fault was set.
 extern "C" std::uint64_t fake_nccl_fail_at(fake_nccl_fault fault);
 
-// The function adds `change` to the number of holders. While there is a holder, operations do not
-// get to their streams. The stand-in then tells callers that their operations are in progress.
+// The function adds `change` to the number of holders. While there is a holder, operations are not
+// enqueued on their streams. The stand-in then tells callers that their operations are in progress.
 extern "C" void fake_nccl_hold(int change);
 // If `is_alone` is true, only one rank takes part in communicators that are made after this call.
 // The other ranks count as present, but send nothing. So a process can count the messages of one

@@ -37,7 +37,7 @@ struct ncclComm {
   ncclComm_t* child_place = nullptr;
   std::unique_ptr<ncclWindow_vidmem> window;
   ncclWindow_t* window_place = nullptr;
-  // Operations that are enqueued on their stream only at the second poll.
+  // These operations are not enqueued on their streams before the second poll.
   std::vector<std::function<void()>> pending;
   int polls = 0;
 
@@ -57,6 +57,6 @@ void visit_fake_gpu(int gpu);
 
 }  // namespace sluice::test
 
-// Every call of the stand-in that may fail begins with this macro.
+// Every function of the stand-in that may fail begins with this macro.
 #define FAKE_NCCL_ENTER \
   if (fake_nccl_call_fails(__func__)) return ncclSystemError

@@ -21,8 +21,8 @@
 namespace sluice {
 
 // Runs `body` on every rank, with one thread per rank, and waits for all threads. The threads wait
-// for each other before they begin. On a busy machine, the last thread may start so much later than
-// the first thread that a test's timeout passes.
+// for each other before they begin. Without this wait, a busy machine may start the last thread so
+// late that a test's timeout passes.
 inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
                         const RankBody& body) {
   const NcclId id = make_nccl_id(options.library);
@@ -39,7 +39,7 @@ inline void run_threads(std::uint32_t rank_count, const NcclOptions& options,
   for (std::thread& thread : threads) thread.join();
 }
 
-// While this object lives, it sets a variable of the environment. If the value is empty, the
+// This object sets an environment variable during its lifetime. If the value is empty, the
 // constructor does not set the variable.
 class EnvironmentValue {
  public:
@@ -57,8 +57,8 @@ class Version : EnvironmentValue {
  public:
   explicit Version(const char* text) : EnvironmentValue("FAKE_NCCL_VERSION", text) {}
 };
-// Returns another name for the file of the stand-in. An open library keeps the version that it had
-// when it was opened. So another version needs a new name.
+// Returns another name for the file of the stand-in. A library reads its version when the library
+// is opened, and keeps this version. So another version needs a new name.
 inline std::string fake_of(const std::string& dots) {
   const std::string path = FAKE_NCCL;
   return path.substr(0, path.rfind('/')) + dots + path.substr(path.rfind('/'));
@@ -69,8 +69,8 @@ inline fake_nccl_counts take_counts() {
   return take_fake_nccl_counts(FAKE_NCCL);
 }
 
-// Returns the error that a wait for the stream throws, or "no failure". Any thread may call this
-// function.
+// Waits for the stream, and returns the message of the error that the wait throws. If the wait
+// throws nothing, the result is "no failure". Any thread may call this function.
 inline std::string failure_of(Device& device, const Stream& stream) {
   try {
     device.synchronize(stream.id());

@@ -1,7 +1,7 @@
-// Test cases of DeviceGpt, the GPT for GPUs, on any device. Loss and gradients must match those of
-// GptCompute on the CPU. Other tests compare GptCompute with a reference in double. A test program
-// includes this header once and instantiates DeviceGptTest with device_gpt_cases() for the
-// program's machines.
+// Test cases of DeviceGpt, the GPT for GPUs, on any device. The loss and the gradients must match
+// the results of GptCompute on the CPU. Other tests compare GptCompute with a reference in double
+// precision. A test program includes this header once and instantiates DeviceGptTest with
+// device_gpt_cases() for the program's machines.
 // Thread rule: one thread.
 #pragma once
 
@@ -25,8 +25,8 @@ struct DeviceGptCase {
 };
 
 // No extent is a multiple of a lane count or of kPartialRows. In some cases, the rows are split
-// into several pieces. In other cases, the sequences are shorter than the context, or the attention
-// computes one head at a time.
+// into several pieces. Other cases have sequences that are shorter than the context, or attention
+// that computes one head at a time.
 inline std::vector<DeviceGptCase> device_gpt_cases(const DeviceMachineFactory& machine) {
   return {{machine,
            "tied",
@@ -256,7 +256,7 @@ TEST_P(DeviceGptTest, CheckpointsChangeNoBit) {
         EXPECT_EQ(actual[i].gradients, expected[i].gradients) << i;
       }
       EXPECT_NE(expected[0].loss, expected[1].loss);
-      gpt.start_evaluation(tokens_, targets_);  // the following passes forget this
+      gpt.start_evaluation(tokens_, targets_);  // the following passes discard this evaluation
     }
   }
 }

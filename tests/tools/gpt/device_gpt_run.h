@@ -146,10 +146,10 @@ inline void add_gradients(PassResult& result, const DeviceUnit& gradients, const
   }
 }
 
-// The function runs a training pass for each batch, like run_training_pass(). Each unit processes
-// all batches before the next unit begins. Gradient memory starts as NaN. So a test notices if the
-// backward pass forgets an element, or writes an element behind a tensor. `parameters` have the
-// type ops.type().
+// The function runs a training pass for each batch, as run_training_pass() does for one batch. Each
+// unit processes all batches before the next unit begins. Gradient memory starts as NaN. So a test
+// notices if the backward pass forgets an element, or writes an element behind a tensor.
+// `parameters` have the type ops.type().
 inline std::vector<PassResult> run_device_passes(DeviceGpt& gpt, Device& device,
                                                  const DeviceOps& ops, const ModelSpec& spec,
                                                  const TensorMemory& parameters,

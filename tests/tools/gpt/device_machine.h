@@ -35,8 +35,8 @@ inline DeviceMachineFactory host_machine() {
           }};
 }
 
-// Returns the factory of a machine with a GPU. `products` selects one of two kinds of matrix
-// products: those of the library, or plain ones.
+// Returns the factory of a machine with a GPU. `products` selects the kernels for matrix products.
+// The kernels are either the library's kernels or plain kernels.
 inline DeviceMachineFactory cuda_machine(ProductKernels products) {
   return {products == ProductKernels::kFast ? "cuda" : "cuda_plain",
           [] { return why_no_cuda_device(); },

@@ -2,9 +2,9 @@
 // library. If a program is linked to the stand-in, code that opens the library at run time finds
 // the stand-in. The work runs on the stand-in for the CUDA runtime. The stand-in imitates the
 // inexact sums and the limits that the real library may have. The stand-in splits every sum in two
-// parts. The stand-in then adds the parts in the least exact way that the caller allows. The
-// stand-in knows no algorithm for bf16 matrices whose rows are not 16 bytes apart. Thread rule: any
-// thread.
+// parts. The stand-in then adds the parts in the least exact way that the caller allows. If the
+// rows of a bf16 matrix do not begin at multiples of 16 bytes, the stand-in knows no algorithm for
+// the product. Thread rule: any thread.
 #pragma once
 
 struct fake_cublaslt_counts {

@@ -1,5 +1,5 @@
-// The builder makes traces with an artificial clock, record by record. The builder can also read
-// traces from a file. The builder is for tests of programs that use traces.
+// These functions make traces with an artificial clock, record by record. The functions are for
+// tests of programs that use traces.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace sluice::test {
 
-// Returns a trace with `records`, in the form that read_trace() returns.
+// Returns a trace with `records`. The trace has the same form as a trace from read_trace().
 inline TraceFile trace_of(std::vector<TraceRecord> records) {
   TraceFile file;
   file.path = "virtual";

@@ -1,6 +1,7 @@
 // Test cases of training with an engine, on any device. The losses must match the losses on the
-// CPU. The bits must not depend on the placement of the state. A test program includes this header
-// once and instantiates DeviceTrainerTest with the program's machines. Thread rule: one thread.
+// CPU. The bits of the results must not depend on the placement of the state. A test program
+// includes this header once and instantiates DeviceTrainerTest with the program's machines. Thread
+// rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -49,7 +49,7 @@ class SmallGpt {
   const TrainConfig& config() const { return config_; }
   const ModelSpec& model() const { return model_; }
 
-  // The initial values are those of `sluice train`.
+  // The initial values are the same as in `sluice train`.
   InitialValues initial_values() const {
     return [this](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
       for (const UnitSpec& unit : model_.units) {

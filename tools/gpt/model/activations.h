@@ -1,8 +1,8 @@
 // The values that the forward pass of a micro-batch leaves for the backward pass, and the scratch
-// memory of both passes. All values lie in one allocation, which is made at construction. With
-// checkpoints at the units' boundaries, all blocks share the memory of one block, and the caller
-// owns the values that cross the boundaries. All values are fp32, and every array starts at a
-// multiple of 256 bytes. R is the number of rows, batch * sequence, and W is the width. A block
+// memory of both passes. All values lie in one allocation, which is made at construction. If there
+// are checkpoints at the units' boundaries, all blocks share the memory of one block. The caller
+// then owns the values that cross the boundaries. All values are fp32, and every array starts at a
+// multiple of 256 bytes. R is the number of rows (batch * sequence), and W is the width. A block
 // keeps 16 R W floats and a few numbers per row. The scratch memory adds 6 R W floats, and the head
 // adds R * vocabulary floats. If matrix products take bf16 factors, the scratch memory also has two
 // arrays. Each of these arrays has 4 R W bf16 values. The object is plain memory. The owner must
@@ -32,7 +32,7 @@ struct ActivationNeeds {
 };
 
 struct BlockActivations {
-  float* input = nullptr;  // [R, W], also the output of the previous block
+  float* input = nullptr;  // [R, W], the previous block's output; null with checkpoints
   RowMoments* norm1_moments = nullptr;
   float* norm1 = nullptr;      // [R, W]
   float* qkv = nullptr;        // [R, 3 W]
@@ -55,10 +55,10 @@ struct Activations {
   BlockActivations& block(std::uint32_t layer) { return blocks[layer % blocks.size()]; }
 
   std::vector<BlockActivations> blocks;  // one for each layer, or one for all layers
-  float* final_input = nullptr;          // [R, W]; null with checkpoints, like the blocks' inputs
+  float* final_input = nullptr;          // [R, W]; null with checkpoints
   RowMoments* final_moments = nullptr;
   float* final_norm = nullptr;  // [R, W]
-  float* logits = nullptr;      // [R, vocabulary], later overwritten by their gradient
+  float* logits = nullptr;      // [R, vocabulary], later overwritten by the logits' gradient
   float* row_losses = nullptr;  // [R]
 
   // The gradient that flows down the residual stream, [R, W]. The pointer is null with checkpoints.
@@ -71,17 +71,17 @@ struct Activations {
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
   // Each of these arrays has the shape [R, W]. The arrays lie in memory that an evaluation does not
-  // use for another purpose. The memory belongs to all blocks except the first, and to the backward
-  // pass. Between two uses of units, an evaluation keeps one value of each batch in one of these
-  // arrays. There are at least two arrays, or at least five if the size of a value is a multiple of
-  // 256 bytes.
+  // use for another purpose. Training uses this memory for all blocks except the first, and for the
+  // backward pass. Between two uses of units, an evaluation keeps one value of each batch in one of
+  // these arrays. There are at least two arrays, or at least five if the size of a value is a
+  // multiple of 256 bytes.
   std::vector<float*> of_evaluation;
 
   AlignedBuffer buffer;
 
  private:
   class Carver;
-  Activations(const GptConfig& config, Checkpoints checkpoints);  // without memory
+  Activations(const GptConfig& config, Checkpoints checkpoints);  // allocates no memory
   void carve(const GptConfig& config, const ActivationNeeds& needs, Carver& carver);
   void find_places_of_evaluation(std::uint64_t value_bytes);
 };

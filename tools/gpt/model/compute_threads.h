@@ -1,7 +1,8 @@
 // The threads that compute the model. The threads form an arena with a fixed number of workers. The
 // calling thread is one of the workers. The caller divides the work into numbered tasks. The
 // division must depend only on sizes, and the tasks must write disjoint memory. Under these
-// conditions, results do not depend on the worker that runs a task, or on the time of the task.
+// conditions, results do not depend on the worker that runs a task, or on the time at which the
+// task runs.
 // Thread rule: one call at a time.
 #pragma once
 

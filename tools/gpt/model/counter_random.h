@@ -1,6 +1,6 @@
 // Random numbers without state. The number at position `index` of a named stream is a hash of
-// (seed, stream, index). The numbers therefore do not depend on the order in which they are
-// computed. The numbers do not depend on the computing thread either. The class is pure.
+// (seed, stream, index). The numbers therefore do not depend on the order of the computations, or
+// on the thread that computes. The class is pure.
 #pragma once
 
 #include <cmath>

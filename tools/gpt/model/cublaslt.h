@@ -22,8 +22,8 @@ class CublasLt {
   static std::string why_not();
 
   // The constructor allocates 32 MiB of device memory. `device` must outlive the object.
-  // Fails with kUnsupported if cuBLASLt cannot be used; the message is why_not(). Also fails with
-  // kOutOfMemory.
+  // Fails with kUnsupported if cuBLASLt cannot be used; the message is why_not(). Fails with
+  // kOutOfMemory if the device has too little memory.
   explicit CublasLt(CudaDevice& device);
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
@@ -33,8 +33,8 @@ class CublasLt {
 
   // `type` is the type of the factors. If the library knows no algorithm for the product, the call
   // returns false and enqueues nothing. For example, there may be no algorithm for bf16 factors at
-  // odd addresses.
-  // Fails with kInternal.
+  // unaligned addresses.
+  // Fails with kInternal if a call of cuBLASLt fails.
   bool multiply(const Product& product, DType type, StreamId stream);
 
  private:

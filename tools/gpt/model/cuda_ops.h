@@ -17,7 +17,7 @@ enum class ProductKernels : std::uint8_t {
 
 // `device` must outlive the result.
 // Fails with kUnsupported if the kernels do not support the types, or if this build has no code for
-// the GPU. Also fails with kOutOfMemory.
+// the GPU. Fails with kOutOfMemory if the GPU has too little memory.
 std::unique_ptr<DeviceOps> make_cuda_ops(CudaDevice& device, DType type, DType gradient_type,
                                          ProductKernels products = ProductKernels::kFast);
 

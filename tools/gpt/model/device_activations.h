@@ -1,9 +1,10 @@
 // The values that the forward pass of DeviceGpt leaves on the device for the backward pass, and the
 // scratch memory of both passes. All values lie in one allocation, which is made at construction.
 // Every array starts at a multiple of 256 bytes. W is the width, and R is the number of rows. T is
-// the type of the parameters, and an array has the type T unless stated otherwise. With checkpoints
-// at the units' boundaries, all blocks share the memory of one block, and the caller owns the
-// values that cross the boundaries. The object is plain memory. The owner must order all accesses.
+// the type of the parameters, and an array has the type T unless stated otherwise. If there are
+// checkpoints at the units' boundaries, all blocks share the memory of one block. The caller then
+// owns the values that cross the boundaries. The object is plain memory. The owner must order all
+// accesses.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct DeviceActivationNeeds {
   DType type = DType::kFp32;
   std::uint64_t head_group = 1;  // heads whose scores are computed together
   Checkpoints checkpoints = Checkpoints::kNone;
-  std::uint32_t micro_batches = 1;  // under way at the same time
+  std::uint32_t micro_batches = 1;  // micro-batches that are under way at the same time
 };
 
 // The values that a block's forward pass leaves for the backward pass.
@@ -44,15 +45,15 @@ struct DeviceBlock {
 };
 
 struct DeviceActivations {
-  // Fails with kOutOfMemory.
+  // Fails with kOutOfMemory if the device has too little memory.
   DeviceActivations(const DeviceActivationNeeds& needs, Device& device);
 
   // Returns the size in bytes of the activations for `needs`. The call allocates nothing.
   static std::uint64_t size_bytes(const DeviceActivationNeeds& needs);
 
-  // The stride of the logits' rows is a multiple of 128 elements. Matrix products are many times
-  // slower, or impossible, if rows begin at odd addresses. The embedding table has no additional
-  // rows: it has one row per token of the vocabulary.
+  // The stride of the logits' rows is a multiple of 128 elements. If rows begin at unaligned
+  // addresses, matrix products are many times slower or impossible. The embedding table has no
+  // additional rows: it has one row per token of the vocabulary.
   static std::uint64_t logits_stride(const GptConfig& config) {
     return align_up(config.vocabulary, 128);
   }
@@ -69,7 +70,7 @@ struct DeviceActivations {
   std::byte* final_input = nullptr;  // [R, W]; null with checkpoints
   RowMoments* final_moments = nullptr;
   std::byte* final_norm = nullptr;  // [R, W]
-  std::byte* logits = nullptr;      // [R, vocabulary], logits_stride() apart; later the gradient
+  std::byte* logits = nullptr;      // [R, vocabulary], stride logits_stride(); later gradients
   float* row_losses = nullptr;      // [R]
   double* loss = nullptr;
   std::byte* d_residual = nullptr;  // [R, W]; with checkpoints, only for evaluations
@@ -89,7 +90,7 @@ struct DeviceActivations {
   DeviceBuffer memory;
 
  private:
-  DeviceActivations() = default;  // without memory
+  DeviceActivations() = default;  // allocates no memory
   // Divides the memory at `base` among the arrays. Returns the size of all arrays. If `base` is
   // null, the call only computes the size.
   std::uint64_t carve(const DeviceActivationNeeds& needs, std::byte* base);

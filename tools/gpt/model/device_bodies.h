@@ -1,7 +1,7 @@
 // The bodies of GPT-2's kernels (gpu/math/kernel_elements.h): embedding, layer norm, GELU, softmax,
 // cross entropy, sums over rows, and a plain matrix product. T is the type of activations, G is the
 // type of gradients, and the arithmetic is fp32. The formulas are the same as in
-// tools/gpt/model/row_kernels.h, with one exception. The exponential function is that of the C
+// tools/gpt/model/row_kernels.h, with one exception. The exponential function comes from the C
 // library. The bodies are pure.
 #pragma once
 
@@ -28,7 +28,7 @@ struct EmbeddingForwardBody {
   }
 };
 
-// Each team computes one token of the vocabulary.
+// Each team computes the gradient of one row of the token table.
 template <class T, class G>
 struct TokenGradientBody {
   EmbeddingBackwardArguments a;
@@ -46,7 +46,7 @@ struct TokenGradientBody {
   }
 };
 
-// Each team computes one position of the context.
+// Each team computes the gradient of one row of the position table.
 template <class T, class G>
 struct PositionGradientBody {
   EmbeddingBackwardArguments a;

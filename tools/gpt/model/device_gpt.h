@@ -1,5 +1,5 @@
-// This class computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU.
-// forward() computes one use of a unit, in the forward order of gpt_model_spec(). backward()
+// This class computes GPT-2 with DeviceOps, one unit at a time. GptCompute does the same on the
+// CPU. forward() computes one use of a unit, in the forward order of gpt_model_spec(). backward()
 // computes one use of a unit, in the backward order. Activations have the type of the parameters,
 // and sums are fp32. All work is enqueued on the stream that the caller names. A whole pass must
 // use the same stream. The addresses of a unit's tensors may differ from use to use. Attention is
@@ -33,14 +33,15 @@
 
 namespace sluice::gpt {
 
-// The size of the scratch memory for attention. The memory holds scores, probabilities and their
-// gradients, for all heads that are computed together. The memory always has room for at least one
-// head. With less memory, kernels are launched more often, for fewer heads each.
+// The size of the scratch memory for attention. The memory holds scores, probabilities, and the
+// gradients of both, for all heads that are computed together. The memory always has room for at
+// least one head. With less memory, there are more kernel launches, and each launch computes fewer
+// heads.
 inline constexpr std::uint64_t kAttentionScratchBytes = std::uint64_t{256} << 20;
 
 struct DeviceGptOptions {
   Checkpoints checkpoints = Checkpoints::kNone;
-  std::uint32_t micro_batches = 1;  // under way at the same time; 1 without checkpoints
+  std::uint32_t micro_batches = 1;  // micro-batches at the same time; must be 1 without checkpoints
   std::uint64_t attention_scratch_bytes = kAttentionScratchBytes;
 };
 
@@ -60,8 +61,8 @@ class DeviceGpt {
  public:
   // `device` and `ops` must outlive the object. The constructor allocates all memory: activations
   // and scratch on the device, and a little page-locked memory on the host.
-  // Fails with kConfig if the config is wrong or the sequence is beyond model.context, and with
-  // kOutOfMemory.
+  // Fails with kConfig if the config is wrong, or if the sequence is beyond model.context. Fails
+  // with kOutOfMemory if there is not enough memory.
   DeviceGpt(const GptConfig& config, BatchShape shape, Device& device, DeviceOps& ops,
             const DeviceGptOptions& options = {});
   DeviceGpt(const DeviceGpt&) = delete;
@@ -89,7 +90,7 @@ class DeviceGpt {
 
   // Begins a pass over one micro-batch. Copies batch * sequence tokens and the same number of
   // targets.
-  // Requires: the sizes match.
+  // Requires: `tokens` and `targets` each have batch * sequence elements.
   // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
                       StreamId stream, std::uint32_t micro_batch = 0);
@@ -109,8 +110,8 @@ class DeviceGpt {
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 StreamId stream, const DeviceBoundaries& boundaries = {});
 
-  // Enqueues the copy of the pass's loss to the host. Must be called right after a batch's last
-  // forward use.
+  // Enqueues work that copies the pass's loss from the device to the host. Must be called right
+  // after a batch's last forward use.
   void keep_loss(StreamId stream);
   // Returns the losses of all keep_loss() calls since the last take_losses() or drop_losses(), in
   // the order of the calls. Waits for `stream`, which must be the stream of keep_loss().
@@ -178,7 +179,7 @@ class DeviceGpt {
   // mode.
   Mode mode_ = Mode::kEvaluation;
   float loss_scale_ = 1;
-  std::vector<Batch> batches_;  // by batch in an evaluation, by micro-batch in training
+  std::vector<Batch> batches_;  // one per batch of an evaluation, or per micro-batch of training
   std::uint32_t batch_ = 0;
   // `arrays_` contains the final norm of the micro-batch `final_norm_of_`. `arrays_` also contains
   // the gradient of the logits of the micro-batch `logits_of_`.

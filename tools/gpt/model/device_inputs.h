@@ -19,7 +19,7 @@ namespace sluice::gpt {
 class DeviceInputs {
  public:
   // `device` must outlive the object.
-  // Fails with kOutOfMemory.
+  // Fails with kOutOfMemory if there is not enough memory.
   DeviceInputs(const GptConfig& config, BatchShape shape, Device& device);
   DeviceInputs(const DeviceInputs&) = delete;
   DeviceInputs& operator=(const DeviceInputs&) = delete;
@@ -33,12 +33,12 @@ class DeviceInputs {
   // once.
   void put_at(std::uint32_t* place) { place_ = place; }
 
-  // Brings the inputs of one micro-batch of training to the device, with the positions of tokens.
-  // The caller may free the memory of the spans when the call has returned.
+  // Copies the inputs of one training micro-batch to the device. Also copies the sorted list of
+  // positions. The caller may free the memory of the spans when the call has returned.
   void bring_for_training(std::uint32_t micro_batch, std::span<const std::uint32_t> tokens,
                           std::span<const std::uint32_t> targets, StreamId stream);
-  // Brings the inputs of one batch of an evaluation to the device, unless the device already has
-  // these inputs. An evaluation uses the place of micro-batch 0.
+  // Copies the inputs of one evaluation batch to the device, unless the device already has these
+  // inputs. An evaluation uses the place of micro-batch 0.
   void bring(std::uint32_t batch, std::span<const std::uint32_t> tokens,
              std::span<const std::uint32_t> targets, StreamId stream);
   // From this call on, the number `batch` stands for another batch, with other inputs.

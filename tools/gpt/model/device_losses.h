@@ -18,7 +18,7 @@ class DeviceLosses {
   static constexpr std::uint32_t kPlaces = 512;
 
   // `device` must outlive the object.
-  // Fails with kOutOfMemory.
+  // Fails with kOutOfMemory if there is not enough memory.
   explicit DeviceLosses(Device& device);
   DeviceLosses(const DeviceLosses&) = delete;
   DeviceLosses& operator=(const DeviceLosses&) = delete;
@@ -28,9 +28,9 @@ class DeviceLosses {
   // loss. The places are reused, so all calls until the next take() or drop() must name the same
   // stream.
   void keep(const double* loss, StreamId stream);
-  // Waits for the work on `stream`. Returns the losses since the last take() or drop(), in the
-  // order of the calls of keep().
-  // Fails with the failure of earlier work on the device.
+  // Waits for the work on `stream`. Returns the losses of all keep() calls since the last take() or
+  // drop(), in the order of the calls.
+  // If earlier work on the device has failed, the call throws the error of this work.
   std::vector<double> take(StreamId stream);
   // Forgets the losses. Copies that are under way continue.
   void drop();
@@ -40,7 +40,7 @@ class DeviceLosses {
 
   Device& device_;
   AlignedBuffer places_;  // page-locked
-  Event copied_;          // follows the copies so far
+  Event copied_;          // follows all copies so far
   std::uint32_t count_ = 0;
   std::vector<double> collected_;
 };

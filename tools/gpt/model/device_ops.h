@@ -59,10 +59,10 @@ struct LayerNormBackwardArguments {
   const void* weight;
   const void* dy;
   void* dx;               // T [rows, width]
-  Into into;              // of dx
-  void* weight_gradient;  // G [width], overwritten, like bias_gradient
-  void* bias_gradient;
-  float* partials;  // scratch: 2 * sum_partials(rows, width) floats
+  Into into;              // overwrites dx, or adds to dx
+  void* weight_gradient;  // G [width], overwritten
+  void* bias_gradient;    // G [width], overwritten
+  float* partials;        // scratch: 2 * sum_partials(rows, width) floats
   std::uint64_t rows;
   std::uint64_t width;
 };
@@ -72,7 +72,7 @@ struct LayerNormBackwardArguments {
 struct SoftmaxArguments {
   const float* scores;
   void* probabilities;  // T, in the shape of `scores`; zero beyond the diagonal
-  float* log_sums;      // [heads, sequence]: from the forward pass, for the backward pass
+  float* log_sums;      // [heads, sequence]; forward writes, backward reads
   float scale;
   std::uint64_t heads;
   std::uint64_t sequence;
@@ -82,7 +82,7 @@ struct SoftmaxBackwardArguments {
   SoftmaxArguments forward;
   const float* d_probabilities;  // in the shape of `scores`
   void* d_scores;                // T, in the shape of `scores`; zero beyond the diagonal
-  const void* y;                 // T: the output of the heads; dy is its gradient
+  const void* y;                 // T: the output of the heads; `dy` is the gradient of y
   const void* dy;
   std::uint64_t y_stride;    // elements from row to row
   std::uint64_t head_width;  // elements from head to head
@@ -97,7 +97,7 @@ struct CrossEntropyArguments {
   float gradient_scale;  // a factor of the gradient
   std::uint64_t rows;
   std::uint64_t vocabulary;
-  std::uint64_t stride;  // elements from row to row; only `vocabulary` of them are used
+  std::uint64_t stride;  // elements from row to row; the first `vocabulary` are used
 };
 
 struct EmbeddingArguments {
@@ -115,9 +115,9 @@ struct EmbeddingArguments {
 struct EmbeddingBackwardArguments {
   const std::uint32_t* order;
   const std::uint32_t* begin;
-  const void* dy;        // T [rows, width]
-  void* token_gradient;  // G, all rows overwritten, like position_gradient
-  void* position_gradient;
+  const void* dy;           // T [rows, width]
+  void* token_gradient;     // G, all rows overwritten
+  void* position_gradient;  // G, all rows overwritten
   std::uint64_t rows;
   std::uint64_t sequence;
   std::uint64_t width;

@@ -13,13 +13,13 @@
 //   compute.loss();
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 //
-// With checkpoints at the units' boundaries, the caller keeps the values that cross the boundaries,
-// and passes their addresses to every use. backward() then computes the other activations of the
-// unit again. Checkpoints do not change the bits, because the second computation makes the same
-// operations on the same values. With checkpoints, several micro-batches may be under way at the
-// same time. Several batches of an evaluation may always be under way at the same time. Between two
-// uses of units, an evaluation keeps the values of its batches in the memory for training's
-// backward pass.
+// If there are checkpoints at the units' boundaries, the caller keeps the values that cross the
+// boundaries. The caller passes the addresses of these values to every use. backward() then
+// computes the other activations of the unit again. Checkpoints do not change the bits, because the
+// second computation performs the same operations on the same values. With checkpoints, several
+// micro-batches may be under way at the same time. Several batches of an evaluation may always be
+// under way at the same time. Between two uses of units, an evaluation keeps the values of its
+// batches in memory that training uses for other values.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct GptComputeOptions {
   unsigned threads = 1;
   Precision precision = {};  // the element types of stored parameters and gradients
   Checkpoints checkpoints = Checkpoints::kNone;
-  std::uint32_t micro_batches = 1;  // under way at the same time; 1 without checkpoints
+  std::uint32_t micro_batches = 1;  // micro-batches at the same time; must be 1 without checkpoints
   MatmulChoice matmul = {};
 };
 
@@ -63,8 +63,9 @@ std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape sh
 
 class GptCompute {
  public:
-  // Fails with kConfig (bad config, sequence beyond model.context, no threads), kUnsupported (fp16)
-  // or kOutOfMemory.
+  // Fails with:
+  // - kConfig: the config is wrong, the sequence is beyond model.context, or there are no threads.
+  // - kOutOfMemory: there is not enough memory.
   GptCompute(const GptConfig& config, BatchShape shape, GptComputeOptions options);
 
   // The size of activations and scratch memory, in bytes. The constructor allocates all of this
@@ -88,7 +89,8 @@ class GptCompute {
   // Begins a pass over one micro-batch. Copies batch * sequence tokens and the same number of
   // targets, sequence by sequence. targets[t] is the token that follows tokens[t]. The pass keeps
   // the values that backward() needs.
-  // Requires: the sizes match; `micro_batch` < GptComputeOptions::micro_batches.
+  // Requires: `tokens` and `targets` each have batch * sequence elements, and `micro_batch` is
+  // below GptComputeOptions::micro_batches.
   // Fails with kInput if a token is beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
                       std::uint32_t micro_batch = 0);
@@ -98,7 +100,8 @@ class GptCompute {
   // keep both in memory until the batch's last use. Several batches may be under way at the same
   // time, and the uses of different batches may come in any order. A call of start_training() or
   // start_generation() ends all batches of the evaluation.
-  // Requires: the sizes match; `batch` < evaluation_batches().
+  // Requires: `tokens` and `targets` each have batch * sequence elements, and `batch` is below
+  // evaluation_batches().
   // Fails with kInput if a token is beyond the vocabulary.
   void start_evaluation(std::span<const std::uint32_t> tokens,
                         std::span<const std::uint32_t> targets, std::uint32_t batch = 0);
@@ -198,16 +201,17 @@ class GptCompute {
   Mode mode_ = Mode::kIdle;
   float loss_scale_ = 1;
   std::uint64_t sequence_ = 0;
-  std::vector<Batch> batches_;  // by micro-batch, or by batch of an evaluation
+  std::vector<Batch> batches_;  // one per micro-batch, or per batch of an evaluation
   double loss_ = 0;
   // `activations_` contains the final norm of the micro-batch `final_norm_of_`, and the logits of
   // the micro-batch `logits_of_`.
   std::uint32_t final_norm_of_ = 0;
   std::uint32_t logits_of_ = 0;
 
-  // The addresses of the current use's activations, in `activations_` or in the caller's memory.
-  // With a tied head, the output of the final norm crosses a boundary. Without a tied head, the
-  // output of the final norm lies in an array of `activations_`.
+  // The pointers point to the activations of the current use. These activations lie in
+  // `activations_` or in the caller's memory. With a tied head, the output of the final norm
+  // crosses a boundary. Without a tied head, the output of the final norm lies in an array of
+  // `activations_`.
   Batch* batch_ = nullptr;
   std::uint32_t micro_batch_ = 0;
   const float* input_ = nullptr;

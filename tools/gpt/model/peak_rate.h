@@ -6,8 +6,8 @@
 
 namespace sluice::gpt {
 
-// Measures several products of square matrices, on `threads` threads, with the library and the
-// factors of `choice`. Returns the operations per second of the fastest product. A multiply-add
+// Measures several products of square matrices on `threads` threads. `choice` gives the library and
+// the type of the factors. Returns the operations per second of the fastest product. A multiply-add
 // counts as two operations. The measurement takes about half a second, and needs 12 MiB of memory.
 // Fails with kOutOfMemory if there is not enough memory.
 double measured_peak_flops(unsigned threads, const MatmulChoice& choice);

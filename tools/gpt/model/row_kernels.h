@@ -47,8 +47,8 @@ void softmax_backward_row(float* scores, float* gradient, float scale, float log
 // Returns the cross entropy -log(softmax(logits)[target]).
 float cross_entropy_row(const float* logits, std::uint64_t count, std::uint64_t target);
 
-// Returns the same value as cross_entropy_row(), and overwrites the logits with their gradient
-// times `scale`.
+// Returns the same value as cross_entropy_row(). Overwrites each logit with `scale` times the
+// gradient with respect to this logit.
 float cross_entropy_gradient_row(float* logits, std::uint64_t count, std::uint64_t target,
                                  float scale);
 

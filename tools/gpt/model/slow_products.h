@@ -15,7 +15,7 @@ class SlowProducts {
  public:
   // `type` is the type of the factors.
   void note(const Product& product, DType type);
-  // Returns the notes since the last call.
+  // Returns the notes that are new since the last call.
   std::vector<std::string> take();
 
  private:

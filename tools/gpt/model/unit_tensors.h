@@ -1,7 +1,7 @@
-// Provides the parameters and gradients of one unit as fp32, for every element type in which the
-// engine stores them. Tensors of bf16 and fp16 are converted in scratch memory, which has room for
-// the largest unit. Tensors of fp32 are used in place. If products take bf16, bf16 matrices are
-// used in place, too.
+// Provides the parameters and gradients of one unit as fp32. The engine may store both in another
+// element type. Tensors of bf16 and fp16 are converted in scratch memory. The scratch memory has
+// room for the largest unit. Tensors of fp32 are used in place. If products take bf16, bf16
+// matrices are used in place, too.
 // Thread rule: the object is not thread-safe, and it holds one unit at a time.
 #pragma once
 
@@ -19,8 +19,7 @@
 namespace sluice::gpt {
 
 // One address per tensor of a unit, in the order of UnitSpec::tensors. Each address is a multiple
-// of 256 bytes, as in every placement. The memory must be valid during the call that receives the
-// addresses.
+// of 256 bytes. The memory must be valid during the call that receives the addresses.
 using ParameterPointers = std::span<const std::byte* const>;
 using GradientPointers = std::span<std::byte* const>;
 
@@ -38,7 +37,7 @@ struct GradientTarget {
 
 class UnitTensors {
  public:
-  // `spec` and `threads` must outlive the object. With `bf16_factors`, matrices stay bf16.
+  // `spec` and `threads` must outlive the object. If `bf16_factors` is true, matrices stay bf16.
   // Fails with kOutOfMemory if there is not enough memory.
   UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads,
               bool bf16_factors = false);

@@ -5,7 +5,7 @@
 //
 // A text that is not UTF-8 keeps all of its bytes. Each byte outside of a valid UTF-8 sequence
 // counts as a character that is neither a letter nor a number nor a space.
-// Thread rule: pure; any thread.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <cstddef>

@@ -40,8 +40,8 @@ std::uint64_t write_token_file(const std::string& text_file, Tokenizer& tokenize
 
 // Returns the path of a token file beside `text_file`. If the same tokenizer has already made such
 // a file from the same bytes, the function uses the existing file. Otherwise, the function makes
-// the file, and replaces a file that was made from an older text. If several processes need the
-// same file, the processes run this function one after another.
+// the file, and replaces a file that was made from an older text. A lock on the text makes
+// processes that need the same file run this function one after another.
 // Fails with the errors of write_token_file(). Fails with kInput if the path belongs to a file that
 // this function did not make.
 std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer, bool is_quiet);
@@ -49,8 +49,8 @@ std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer
 // Whether `file` begins with the header of a token file. If the file cannot be read, the result is
 // false.
 bool has_token_header(const std::string& file);
-// Whether `file` is a token file that names another tokenizer than `tokenizer`. Files from llm.c do
-// not name a tokenizer.
+// Whether `file` is a token file, and its header names a tokenizer other than `tokenizer`. Files
+// from llm.c do not name a tokenizer.
 bool is_of_other_tokenizer(const std::string& file, const Tokenizer& tokenizer);
 
 }  // namespace sluice

@@ -32,9 +32,9 @@ class Tokenizer {
   // tokens before it splits the text into words.
   std::size_t added_bytes_max() const { return added_bytes_max_; }
 
-  // Whether `text` can be cut at `cut_bytes` without changing its tokens. The result is false
-  // inside an added token. The result is also false at the end of an added token if the tokenizer
-  // adds a space after the token.
+  // Whether a cut of `text` at `cut_bytes` leaves the tokens unchanged. The result is false if
+  // `cut_bytes` is inside an added token. The result is also false if `cut_bytes` is the end of an
+  // added token and the tokenizer adds a space after this token.
   // Requires: after the cut, `text` contains the next added_bytes_max() bytes, or all bytes up to
   // the end of the whole text.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
@@ -55,7 +55,7 @@ class Tokenizer {
   struct Part {
     std::string_view text;
     std::uint64_t offset_bytes = 0;
-    bool is_start = false;  // a text starts here, or an added token precedes
+    bool is_start = false;  // the text starts here, or an added token precedes the part
   };
 
   explicit Tokenizer(const TokenizerFile& file);

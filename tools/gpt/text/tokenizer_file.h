@@ -1,6 +1,6 @@
 // The functions read the files of byte-level BPE tokenizers. A tokenizer is stored in one file or
 // in two files. A single file is the `tokenizer.json` of Hugging Face's package `tokenizers`. A
-// pair of files is vocab.json and merges.txt, as for GPT-2.
+// pair of files is vocab.json and merges.txt. GPT-2 has such a pair.
 //
 // Thread rule: any thread.
 #pragma once
@@ -24,7 +24,7 @@ struct AddedToken {
 
 // The content of a tokenizer's files, as plain data.
 struct TokenizerFile {
-  std::string path;                                     // the file's name in messages
+  std::string path;                                     // the name that messages give to the file
   std::unordered_map<std::string, TokenId> vocabulary;  // the key is the token's bytes
   std::vector<std::pair<std::string, std::string>> merges;
   std::vector<AddedToken> added;

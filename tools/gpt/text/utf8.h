@@ -1,5 +1,5 @@
 // Reads characters of UTF-8 from texts that may also contain other bytes.
-// Thread rule: pure; any thread.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // The leases that one use of a unit holds on the activations at the unit's boundaries. A trainer
 // needs such leases if the engine keeps the activations between units.
-// Thread rule: one thread at a time, the thread of the step.
+// Thread rule: only the thread of the step.
 #pragma once
 
 #include <cstddef>

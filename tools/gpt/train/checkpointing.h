@@ -1,8 +1,8 @@
-// Saves and restores the state of `sluice train`, in checkpoints and in a durable store.
-// Checkpointing decides from which state the run begins, and what the run saves. Each saved state
-// also records the number of steps so far. The number of steps is also the run's position in the
-// data and in the schedule. Each saved state also records the settings, and the length and checksum
-// of the training text.
+// Saves and restores the state of `sluice train`, in checkpoints and in a durable store. The class
+// decides from which state the run begins, and what the run saves. Each saved state also records
+// the number of steps so far. The number of steps is also the run's position in the data and in the
+// schedule. Each saved state also records the settings, and the length and checksum of the training
+// text.
 //
 // Thread rule: one thread. If there are several ranks, all ranks must make the same calls.
 #pragma once
@@ -119,10 +119,9 @@ class Checkpointing {
   std::optional<std::uint64_t> resume_store(Engine& engine, const InitialValues& values,
                                             const std::vector<Candidate>& found);
   enum class Kernels : std::uint8_t { kMayChange, kStay };
-  // Checks `application`, the application text of a saved state. `where` names the state in
-  // messages.
-  // With kStay, a change of kernels is an error unless the user accepts the change. With
-  // kMayChange, a change of kernels only adds a note.
+  // Checks `application`, the application text of a saved state. `where` is the name that messages
+  // give to the state. With kStay, a change of kernels is an error unless the user accepts the
+  // change. With kMayChange, a change of kernels only adds a note.
   std::uint64_t check_application(const std::string& where, const std::string& application,
                                   Kernels kernels);
   std::string application(std::uint64_t steps) const;
@@ -138,7 +137,7 @@ class Checkpointing {
   const CheckpointOptions options_;
   const TrainConfig& config_;
   const bool is_first_;                          // whether this is rank 0
-  std::map<std::string, std::string> settings_;  // the settings that decide the run's numbers
+  std::map<std::string, std::string> settings_;  // the settings that affect the results
   std::string text_;                             // the data's length and checksum
   std::optional<CheckpointLock> lock_;
   std::vector<std::string> notes_;
@@ -148,7 +147,7 @@ class Checkpointing {
   std::uint64_t steps_under_way_ = 0;  // the run's steps when the save under way began
   std::vector<SavedCheckpoint> saved_;
   bool is_from_store_ = false;
-  std::string from_;  // the state with which --resume-from began the run
+  std::string from_;  // the state of --resume-from, with which the run began
   std::string saved_path_;
 };
 

@@ -30,8 +30,8 @@ bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 
 class ComputeDevice {
  public:
-  // With run.device "auto", the object takes a GPU that can compute what `config` asks for. If the
-  // machine has no such GPU, the object takes the host.
+  // With run.device "auto", the object uses a GPU that can compute what `config` asks for. If the
+  // machine has no such GPU, the object uses the host.
   // Fails with:
   // - kUnsupported: run.device is "cuda", and no GPU can compute what `config` asks for.
   // - kUnsupported: the host lacks the library or kernels that run.matmul names.
@@ -56,14 +56,14 @@ class ComputeDevice {
   const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
   // The result of gpt::table_row(). The text is empty on a GPU.
   const std::string& table_row() const { return table_row_; }
-  // A text that names a library which would compute the products faster if it were installed. The
-  // text is empty if there is no such library.
+  // If a library that is not installed would compute the products faster, the text names this
+  // library. Otherwise, the text is empty.
   const std::string& missed_gain() const { return missed_gain_; }
 
   // Measures the rate at which the device computes the matrix products of a run with `config`. The
   // device does nothing else during the measurement. The result is in operations per second. Takes
   // about half a second.
-  // Fails with kUnsupported on a GPU, and with kOutOfMemory.
+  // Fails with kUnsupported on a GPU. Fails with kOutOfMemory if there is not enough memory.
   double measure_peak_flops(const TrainConfig& config, bool is_quiet) const;
 
   // This object and all arguments must outlive the trainer.

@@ -1,7 +1,7 @@
 // A text file or token file that provides training data and validation data. The file is read piece
-// by piece, and is not mapped into memory. A mapped file would count as the process's memory. If a
-// mapped file were truncated, SIGBUS would end the process. The last part of the file is for
-// validation. The sequences of a step depend only on (seed, step, micro-batch). A Dataset is
+// by piece, and is not mapped into memory. A mapped file would count as memory that the process
+// uses. If a mapped file were truncated, SIGBUS would end the process. The last part of the file is
+// for validation. The sequences of a step depend only on (seed, step, micro-batch). A Dataset is
 // constant after construction, and any thread may call it.
 #pragma once
 

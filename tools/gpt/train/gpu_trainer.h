@@ -56,7 +56,7 @@ class GpuTrainer final : public Trainer {
   gpt::DeviceGpt& gpt_;
   const std::uint32_t at_once_;  // micro-batches under way at the same time
   ModelSpec model_;
-  Stream stream_;  // last, because the stream's work uses all members above
+  Stream stream_;  // declared last, because its work uses all members above
 };
 
 }  // namespace sluice

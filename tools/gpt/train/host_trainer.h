@@ -1,7 +1,6 @@
-// This class trains the GPT on the host through the engine's public API, as any application would.
-// Each use of a unit has one lease. The computation of a use is submitted to a stream of the
-// device. If the engine keeps activations, a use also holds leases on the values that cross the
-// unit's boundaries.
+// This class trains the GPT on the host. The class uses only the engine's public API. Each use of a
+// unit has one lease. The computation of a use is submitted to a stream of the device. If the
+// engine keeps activations, a use also holds leases on the values that cross the unit's boundaries.
 //
 // Thread rule: one thread at a time. The engine, its device and the dataset must outlive the
 // trainer.
@@ -74,7 +73,7 @@ class HostTrainer final : public Trainer {
   ModelSpec model_;
   const std::uint32_t at_once_;  // micro-batches under way at the same time
   gpt::GptCompute compute_;
-  Stream stream_;  // last, because the stream's work uses all members above
+  Stream stream_;  // declared last, because its work uses all members above
 };
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// Before a run begins, `sluice train --compare-memory` trains a few steps with the same config and
-// with all state in memory. The step time of this training is the yardstick for the cost of
-// offloading. T_min and T_bound cannot be the yardstick, because they are computed from rates that
-// were measured in the run itself. In the run, transfers and updates slow down computation.
+// Before a run begins, `sluice train --compare-memory` trains a few steps with the run's config.
+// All state of this training is in memory. The cost of offloading is measured against the step time
+// of this training. T_min and T_bound cannot replace this step time, because T_min and T_bound are
+// computed from rates of the run itself. In the run, transfers and updates slow down computation.
 //
 // Thread rule: one thread.
 #pragma once
@@ -36,10 +36,11 @@ struct ComparisonOptions {
 
 // Trains with all state in memory. Parameters are on the device. If the device has its own memory,
 // optimizer state and gradients are on the device, too. Otherwise, optimizer state and gradients
-// are in host memory. The function frees all memory of the training before it returns. Budgets and
-// order in `config` must be settled. `host` describes this rank's part of the host's memory.
-// Fails with kOutOfMemory if the state does not fit into memory, with kUnsupported for several
-// ranks, and with the errors of the engine and the trainer.
+// are in host memory. The function frees all memory of the training before it returns.
+// settle_budgets() and resolve_order() must have replaced "auto" in `config`. `host` describes this
+// rank's part of the host's memory.
+// Fails with kOutOfMemory if the state does not fit into memory. Fails with kUnsupported if there
+// are several ranks. Also fails with the errors of the engine and the trainer.
 MemoryComparison train_in_memory(const TrainConfig& config, const HostMemory& host,
                                  const ComparisonOptions& options);
 

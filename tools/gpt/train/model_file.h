@@ -1,9 +1,9 @@
 // A GPT saved as safetensors. The file has the fp32 master weights under GPT-2's names, and the
 // model's shape in the metadata. Published GPT-2 models lack this metadata. The shape of a
 // published model is read from the config.json in the model's folder, or from the shapes of the
-// tensors (64 elements per head). A folder may have several files and an index, like the folders
-// from Hugging Face and from `sluice train --checkpoint`. Names may have a prefix, such as
-// "transformer.", and elements may be fp32, bf16 or fp16.
+// tensors (64 elements per head). A folder may have several files and an index. Hugging Face and
+// `sluice train --checkpoint` write such folders. Names may have a prefix, such as "transformer.",
+// and elements may be fp32, bf16 or fp16.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ class ModelFile {
   // gives to the tensor.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
-  // Fails with kInput if the file's shape differs from `config`. The message names the first key of
-  // section "model" that differs.
+  // Fails with kInput if the file's shape differs from `config`. The message names the first
+  // differing key of the section "model".
   void require_shape_of(const gpt::GptConfig& config) const;
 
   // Returns the saved master weights, bit for bit, for Engine::initialize(). This object must

@@ -17,7 +17,7 @@ namespace sluice {
 
 struct OrderPlan {
   MicroBatchOrder order{};
-  std::string obstacle;  // why the order is impossible; the fields below then mean nothing
+  std::string obstacle;  // why the order is impossible; empty = the order is possible
   Traffic traffic;       // the traffic of a step
   // The parameter and activation bytes that a step copies between host and device.
   std::uint64_t copied_bytes = 0;
@@ -36,8 +36,8 @@ std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& mode
 // change the bits of the result. A choice that depends on a memory budget must not change bits.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
-// Replaces "auto" in `config.order`, and sets the same order for the engine's activations. The
-// result is the same on all ranks with the same config and machine.
+// Replaces "auto" in `config.order`, and sets the same order for the engine's activations. Ranks
+// with the same config and machine get the same result.
 void resolve_order(TrainConfig& config, const RunMachine& machine);
 
 // Returns a line for people, such as "micro-batches vertical: ... ; horizontal: ...".

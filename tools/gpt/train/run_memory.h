@@ -39,8 +39,9 @@ HostMemory with_pools(HostMemory host, const Placement& placement);
 
 // Compares two amounts of memory: the memory that the ranks of this host will need, and the free
 // memory. The result has both numbers. If memory.check is "warn", a shortage is only printed. Must
-// be called before any rank has its pools. Budgets and order in `config` must be settled.
-// Fails with kOutOfMemory if a budget is too small, or if the sum is too large.
+// be called before any rank has its pools. settle_budgets() and resolve_order() must have replaced
+// "auto" in `config`.
+// Fails with kOutOfMemory if a budget is too small, or if the ranks need more memory than is free.
 HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, HostMemory host);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// The settings and the data that decide the numbers of a run. Every saved state keeps the settings
+// The settings and the data that affect the results of a run. Every saved state keeps the settings
 // as texts. A run that continues from a saved state compares the saved texts with its own texts.
 //
 // Thread rule: any thread.
@@ -14,8 +14,8 @@ namespace sluice {
 
 // Returns the settings that a saved state keeps. The names are those of the config file.
 std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks);
-// A checkpoint does not contain `key` if the checkpoint is older than the introduction of the key.
-// Returns the value that such a checkpoint has for `key`.
+// Returns the value that replaces a missing value of `key` in an old checkpoint. A checkpoint lacks
+// `key` if the checkpoint is older than the introduction of the key.
 std::string value_before(const std::string& key);
 // Returns the length and the checksum of the text in `path`.
 // Fails with kInput if the file cannot be opened.

@@ -2,7 +2,7 @@
 // saved state keeps a list of these changes. Each change in the list was accepted by the user, or
 // does not affect the bits of the result.
 //
-// Thread rule: pure.
+// Thread rule: any thread. The functions are pure.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // A training's state may come from a checkpoint of Sluice, from a universal checkpoint of
-// DeepSpeed, from a model's weights alone, or from a durable store. Weights alone have the format
-// that Hugging Face writes. The name of a store is "store:NAME", and the store lies on the storage
-// paths of the config.
+// DeepSpeed, from a model's weights alone, or from a durable store. A file of weights alone has the
+// format that Hugging Face writes. The name of a store is "store:NAME", and the store lies on the
+// storage paths of the config.
 //
 // Thread rule: any thread may call the functions, which read the file system.
 #pragma once
@@ -15,16 +15,17 @@ namespace sluice {
 
 // Returns the origin that `text` names: a store, a folder, or a file with a model's weights. If
 // `text` is a folder of checkpoints, the origin is the newest checkpoint in the folder.
-// Fails with kInput if the folder has no such state. Fails with kDamaged if `text` is a part of a
-// checkpoint, such as an incomplete copy. A run must not mistake a part of a checkpoint for a
-// model's weights.
+// Fails with kInput if the folder contains none of these origins. Fails with kDamaged if `text` is
+// a part of a checkpoint, such as an incomplete copy. A run must not mistake a part of a checkpoint
+// for a model's weights.
 std::string state_origin_in(const std::string& text);
 
-// Opens the result of state_origin_in(). If the origin has only weights, they count as the state of
-// step 0, with zero moments. The weights must include all masters of the model in `config`.
-// Processes with the same `job` may open a store at the same time, as with StoreSource.
-// Fails with the errors of open_checkpoint(), ModelFile and StoreSource. Fails with kDamaged for a
-// part of a checkpoint, and with kInput for the store of `config` itself.
+// Opens the result of state_origin_in(). If the origin has only weights, these weights count as the
+// state of step 0, and the moments are zero. The weights must include all masters of the model in
+// `config`. Processes with the same `job` may open a store at the same time (see StoreSource).
+// Fails with the errors of open_checkpoint(), ModelFile and StoreSource. Fails with kDamaged if the
+// origin is a part of a checkpoint. Fails with kInput if the origin is the store of `config`
+// itself.
 OpenCheckpoint open_state_origin(const std::string& origin, CheckpointPrecision precision,
                                  const TrainConfig& config, const std::string& job = "");
 

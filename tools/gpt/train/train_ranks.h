@@ -41,16 +41,16 @@ class TrainRanks {
 
   // Calls share_host_among() for the ranks of this host. Also replaces "node" in `config` with the
   // number of ranks on a node.
-  // Fails with kConfig.
+  // Fails with the errors of RankWorld::shared().
   void share_host(TrainConfig& config) const;
   GpuChoice gpu() const;
   // Returns null if there is only one rank. This object and `device` must outlive the result.
-  // Fails with kRanks or kUnsupported.
+  // Fails with the errors of RankWorld::join().
   std::unique_ptr<Collectives> join(ComputeDevice& device);
 
   // Closes the connections between the ranks when all ranks have called leave(). No other call of
   // this object may follow.
-  // Fails with kRanks.
+  // Fails with kRanks if another rank does not come.
   void leave() { world_->leave(); }
 
   // Prints `failure` on standard error, and ends every rank. If MPI connects the ranks, MPI ends

@@ -73,8 +73,8 @@ std::string copy_report(const RunRecord& run);
 // text is empty if the training in memory was not measured.
 std::string memory_comparison_report(const RunRecord& run);
 
-// Returns a text about the parts of a step's time, and about the distance of this time from its
-// limits. The first step is left out.
+// Returns a text about the parts of a step's time. The text also compares the step's time with
+// T_min and T_bound. The first step is left out.
 std::string time_report(const RunRecord& run);
 
 // Returns a text with the validation loss and the loss of a bigram model. The text is empty if

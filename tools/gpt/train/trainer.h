@@ -1,5 +1,6 @@
-// The interface that trains the GPT through the engine's public API. HostTrainer implements this
-// interface on the host (host_trainer.h), and GpuTrainer implements it on a GPU (gpu_trainer.h).
+// The interface that trains the GPT through the engine's public API. HostTrainer (host_trainer.h)
+// implements this interface on the host. GpuTrainer (gpu_trainer.h) implements this interface on a
+// GPU.
 // Thread rule: one thread at a time.
 #pragma once
 
@@ -50,11 +51,11 @@ class Trainer {
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
   // Returns the mean cross-entropy of `batches` in nats per token. The batches go through the model
-  // in groups. A group has as many batches as fit the memory of the activations. Each use of a unit
-  // computes all batches of the group. The result does not depend on the size of the groups.
+  // in groups. A group has as many batches as fit into the memory of the activations. Each use of a
+  // unit computes all batches of the group. The result does not depend on the size of the groups.
   double evaluate(std::span<const TokenBatch> batches) { return *evaluate_until({}, batches); }
   // Does the same as evaluate(), but returns nothing if `stop` ends the evaluation. After a request
-  // to stop, the evaluation ends within about the time that one use of a unit takes.
+  // to stop, the evaluation takes at most about as long as one use of a unit.
   virtual std::optional<double> evaluate_until(const StopRequest& stop,
                                                std::span<const TokenBatch> batches) = 0;
 
@@ -62,7 +63,8 @@ class Trainer {
   virtual bool can_sample() const { return false; }
   // The logits of the token that follows `tokens`. The logits are valid until the next call of any
   // function.
-  // Requires: can_sample(), between 1 and model.context tokens, and no active step.
+  // Requires: can_sample() returns true, no step is active, and there are 1 to model.context
+  // tokens.
   virtual std::span<const float> next_logits(std::span<const std::uint32_t> /*tokens*/) {
     throw Error(ErrorCode::kUnsupported, "this trainer draws no samples");
   }
