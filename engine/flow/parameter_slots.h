@@ -9,7 +9,8 @@
 // Thread rule: scheduler's thread only.
 // Invariants: a slot is free, or bound to one block. A bound slot has users, or is kept for a later
 // user. The pass can get one slot for each lane, but may have to wait until the copies under way
-// have ended. The prefetcher can get all slots except the slots for lanes and the kept slots.
+// have ended. The prefetcher can get all slots, except two kinds: the slots
+// for lanes, and the kept slots.
 #pragma once
 
 #include <cstdint>

@@ -4,14 +4,14 @@
 // latest. The plan is a pure function of (schedule, sizes, window). So the plan determines the
 // exact bytes that a step moves, and timing has no influence on these bytes.
 //
-// With several leases, held units can lie in the way of the next unit. If Belady's rule fails
-// because of such units, the step is planned again with a retreat. A stay is the time that a unit
-// spends in the window. A retreat reserves a place for each stay. The places of units that are held
-// at the same time never overlap. In a plan with a retreat, a held unit avoids the reserved places
-// of all units that come before the held unit is released. So the next unit always has room, at
-// least in its own reserved place. With two leases, units are placed alternately at the two ends of
-// the window. So the window is large enough if it can hold any two units that are used one after
-// the other.
+// If several leases are held, their units can occupy the place that the next unit needs. If
+// Belady's rule fails because of such units, the step is planned again with a retreat. A stay is
+// the time that a unit spends in the window. A retreat reserves a place for each stay. The places
+// of units that are held at the same time never overlap. In a plan with a retreat, a held unit
+// avoids the reserved places of all units that come before the held unit is released. So the next
+// unit always has room, at least in its own reserved place. With two leases, units are placed
+// alternately at the two ends of the window. So the window is large enough if it can hold any two
+// units that are used one after the other.
 #pragma once
 
 #include <cstdint>

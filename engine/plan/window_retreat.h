@@ -30,9 +30,9 @@ WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::span<const std::uint64_t> unit_bytes,
                                    std::uint64_t window_bytes);
 
-// Each stay is put at the lowest address that the earlier stays leave free. The function tries two
-// orders of the stays: the order of time and the order of size. The function also tries to put all
-// units side by side. The function returns the smallest of the three results.
+// Each stay is put at the lowest address that the earlier stays leave free. The function first puts
+// the stays in order of time, and then in order of size. The function also tries to put all units
+// side by side. The function returns the smallest of the three results.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 

@@ -43,8 +43,8 @@ class TransferWatch {
   void add(const Transfer& transfer, const IoRequest& request);
   void remove(const Transfer& transfer);
 
-  // Whether a transfer is stuck. The result becomes true just before on_stuck is called. From then
-  // on, the transfers in flight may never end.
+  // Whether a transfer is stuck. The result becomes true just before on_stuck is called. After
+  // that, it is possible that the transfers in flight never end.
   bool is_stuck() const { return is_stuck_.load(std::memory_order_acquire); }
 
   // One line for each transfer that has become slow since the last call.

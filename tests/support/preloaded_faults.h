@@ -1,6 +1,6 @@
 // This header is for libraries that LD_PRELOAD puts before libc. The functions count the calls on
-// the files in a folder, and write a log of the calls. The functions also decide which call goes
-// wrong.
+// the files in a folder, and write a log of the calls. The functions also let one of the
+// calls fail.
 //
 //   SLUICE_FAULT_FOLDER=DIR  absolute, without links
 //   SLUICE_FAULT_AT=N        the call that goes wrong, counted from 1; 0 = none

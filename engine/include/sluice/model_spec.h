@@ -86,8 +86,8 @@ struct SLUICE_EXPORT ModelSpec {
 // - kInvalidArgument: an order names an unknown or an announced unit.
 // - kInvalidArgument: a trained unit is not announced, and backward_order leaves it out.
 // - kInvalidArgument: the model has no trained units, or announced units only.
-// - kInvalidArgument: an opaque unit is not frozen, a pinned unit is announced, or a local unit is
-//   not announced.
+// - kInvalidArgument: there is an opaque unit that is not frozen, a pinned unit that is announced,
+//   or a local unit that is not announced.
 // - kInvalidArgument: boundaries are empty, differ in number from forward_order, or come with a
 //   backward_order that is not the reverse of forward_order.
 SLUICE_EXPORT ModelSpec validated(ModelSpec spec);
