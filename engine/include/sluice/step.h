@@ -1,8 +1,8 @@
 // The objects that an application holds during a step. A Lease keeps a unit on the device while
 // computation uses the unit. A Step or an Inference is one walk through the schedule. All of these
-// objects are move-only. A lease ends at the latest when its step ends. A step ends at the latest
-// when its engine ends. Every call on an object that is over fails with kInvalidArgument, and the
-// object's destructor does nothing.
+// objects are move-only. A lease cannot outlast its step, and a step cannot outlast its engine.
+// Every call on an object that is over fails with kInvalidArgument, and the object's destructor
+// does nothing.
 //
 // Thread rule: one thread at a time. An object may be used on another thread than the thread that
 // made the object. A call during another thread's call of the same engine fails with

@@ -38,8 +38,8 @@ void set_fake_cuda_driver(int version);
 // this stream is null, a use of the default stream ends the program.
 std::atomic<void*>& fake_cuda_default_stream();
 
-// The stand-in calls this function for each call of the runtime. The function counts the call.
-// Returns 0 or the failure of the call. A lasting failure begins in this function.
+// The stand-in calls this function at each call of a runtime function. The function counts the
+// call. Returns 0 or the failure of the call. A lasting failure begins in this function.
 int fake_cuda_fault_of(const char* call);
 // The stand-in calls this function. The function returns `status`. The next cudaGetLastError() on
 // this thread also returns `status`.
