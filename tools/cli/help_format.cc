@@ -44,6 +44,14 @@ std::optional<std::string> choices_of(std::string_view checks) {
   return choices;
 }
 
+// "a|b" as "a, b", which a line can be broken in.
+std::string spaced(std::string_view choices) {
+  std::string text;
+  for (const char letter : choices)
+    text += letter == '|' ? std::string(", ") : std::string(1, letter);
+  return text;
+}
+
 std::string limit_text(double limit) {
   return std::abs(limit) >= 1e15 || std::floor(limit) != limit
              ? fmt::format("{:g}", limit)
@@ -76,8 +84,13 @@ std::string names_of(const std::set<CLI::Option*>& options) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+// A longer list stands in the description.
+constexpr std::size_t kChoicesBeside = 20;
+
 std::string one_value(std::string_view type) {
-  if (const auto choices = choices_of(check_text(type))) return *choices;
+  const auto choices = choices_of(check_text(type));
+  if (choices && choices->size() <= kChoicesBeside) return *choices;
+  if (choices) return "NAME";
   const std::string_view word = type.substr(0, end_of_word(type));
   if (word == "UINT" || word == "INT") return "N";
   return word == "FLOAT" ? "NUMBER" : std::string(word);
@@ -102,6 +115,8 @@ std::string full_description(const CLI::Option& option) {
   if (option.get_items_expected_max() != 0) {
     const std::string type = option.get_type_name();
     if (const auto range = range_of(check_text(type))) facts.push_back(*range);
+    const auto choices = choices_of(check_text(type));
+    if (choices && choices->size() > kChoicesBeside) facts.push_back(spaced(*choices));
     const std::string value = option.get_default_str();
     const bool is_said = description.find("default") != std::string::npos;
     if (!value.empty() && value != "\"\"" && !is_said) facts.push_back("default " + value);
