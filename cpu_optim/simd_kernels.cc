@@ -1,8 +1,8 @@
 // Compiled once per instruction set: foreach_target.h includes this file again for each set and
 // defines HWY_TARGET. The last part, under HWY_ONCE, collects the results.
 
-// Vectors of a length known only at run time cannot be kept in structs and arrays as done below.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "cpu_optim/simd_targets.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu_optim/simd_kernels.cc"  // NOLINT: Highway asks for a macro
 #include <hwy/foreach_target.h>                         // must come before highway.h

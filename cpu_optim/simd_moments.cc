@@ -1,6 +1,7 @@
 // Moments in 8-bit codes (base/moment_codes.h), in vectors. Compiled once per instruction set, as
 // simd_kernels.cc explains.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "cpu_optim/simd_targets.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu_optim/simd_moments.cc"  // NOLINT: Highway asks for a macro
 #include <hwy/foreach_target.h>                         // must come before highway.h
@@ -76,8 +77,8 @@ HWY_INLINE SignedBitsVector nearest_codes(const CodeKernelTable& table, FloatVec
     const auto zero = hn::Set(kSignedBits, zero_code(CodeBook::kSigned));
     const auto is_negative = hn::Lt(hn::BitCast(kSignedBits, ratios), hn::Zero(kSignedBits));
     // The lowest code is -0.993, and there is none for -1.
-    const auto below = hn::Max(hn::Sub(hn::Sub(zero, hn::Set(kSignedBits, 1)), code),
-                               hn::Zero(kSignedBits));
+    const auto below =
+        hn::Max(hn::Sub(hn::Sub(zero, hn::Set(kSignedBits, 1)), code), hn::Zero(kSignedBits));
     code = hn::IfThenElse(is_negative, below, hn::Add(zero, code));
   }
   // A comparison that is true is -1.
@@ -102,8 +103,8 @@ HWY_INLINE float largest_of(const float* HWY_RESTRICT values) {
   BitsVector largest = hn::Zero(kBits);
   const auto magnitude = hn::Set(kBits, 0x7fffffff);
   for (std::size_t i = 0; i < kMomentGroupElements; i += kLanes)
-    largest = hn::Max(
-        largest, hn::And(hn::BitCast(kBits, hn::LoadU(kFloats, values + i)), magnitude));
+    largest =
+        hn::Max(largest, hn::And(hn::BitCast(kBits, hn::LoadU(kFloats, values + i)), magnitude));
   const std::uint32_t bits = hn::GetLane(hn::MaxOfLanes(kBits, largest));
   return __builtin_bit_cast(float, bits);
 }

@@ -1,6 +1,7 @@
 // The fused updates of every optimizer, master layout and gradient type, and the byte mover that
 // they are compared with. Compiled once per instruction set, as simd_kernels.cc explains.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "cpu_optim/simd_targets.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu_optim/simd_update.cc"  // NOLINT: Highway asks for a macro
 #include <hwy/foreach_target.h>                        // must come before highway.h

@@ -6,12 +6,13 @@
 
 A case is a test of GoogleTest (program.Suite.Test), a Python test of the command (cli.module.test) or any other entry of
 CTest. Slow ones are left out, as in tools/test.sh. FILE is docs/results/ci_cases.txt; a remark behind a case says
-"release only", or "missing: " with the reason why the case has gone. --label-regex '^(cpu|io)$' lists what runs under
-sanitizers.
+"release only", or "missing: " with the reason why the case has gone. --label-regex '^(cpu|io|more)$' lists what runs under
+sanitizers; of the label "more", with tools/test.sh --slow only.
 """
 
 import argparse
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -32,6 +33,13 @@ def tests_of_program(program, name, filtered):
             suite = match[1]
         elif suite and (match := re.match(r"  (\S+)", line)):
             yield f"{name}.{suite}.{match[1]}"
+
+
+def piece_of(test):
+    """Which tests of a suite an entry runs: every how many, and the first."""
+    given = {property["name"]: property["value"] for property in test.get("properties", [])}
+    piece = dict(change.split("=set:") for change in given.get("ENVIRONMENT_MODIFICATION", []))
+    return int(piece.get("GTEST_TOTAL_SHARDS", 1)), int(piece.get("GTEST_SHARD_INDEX", 0))
 
 
 @functools.cache
@@ -57,7 +65,8 @@ def cases(build, label_regex):
         filtered = [word for word in words if word.startswith("--gtest_filter=")]
         program = pathlib.Path(words[0]).name
         if filtered and "*" in filtered[0] and name.startswith(f"{program}.") and f"={name.removeprefix(program + '.').split('.')[0]}." in filtered[0]:
-            yield from tests_of_program(words[0], program, filtered[0])
+            step, first = piece_of(test)
+            yield from itertools.islice(tests_of_program(words[0], program, filtered[0]), first, None, step)
         elif len(words) > 3 and words[-2].endswith("run_case.py") and words[-1] in python_tests():
             yield from python_tests()[words[-1]]
         else:

@@ -247,8 +247,9 @@ await torch || status=1
 [[ $status == 0 ]] || exit "$status"
 if [[ $slow == yes ]]; then
   run asan --tests-regex '^package[.]' --label-regex '^command$'
+  ASAN_OPTIONS=intercept_tls_get_addr=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} run asan --label-regex '^more$'
   build tsan
-  run tsan --label-regex '^(cpu|io)$'
+  run tsan --label-regex '^(cpu|io|more)$'
   run tsan --tests-regex '^package[.](sine|resume|line)[.]static[.]cmake$' --label-regex '^command$'
   SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'
   say "testing the engine with copies on the host device (memory.unified off)"

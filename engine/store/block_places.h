@@ -41,13 +41,21 @@ class BlockPlaces {
   void finish();
 
  private:
-  void run(std::uint32_t place);
+  // The thread of a place waits for a task, and the caller waits for the task's end. Both wait for
+  // `changed`, and no other thread does: with one signal for all places, every task would wake up
+  // the threads of all others.
+  struct Place {
+    std::condition_variable changed;
+    std::function<void()> task;
+    bool is_free = true;
+  };
+
+  void run(Place& place);
   void stop();
 
   // Guarded by mutex_.
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::function<void()>> places_;  // by place: its task; a free place has none
+  std::vector<Place> places_;
   std::exception_ptr failure_;
   bool is_stopping_ = false;
 

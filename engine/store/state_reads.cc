@@ -22,8 +22,8 @@ struct StateAccess::AwaitedBlocks {
     }
     const std::scoped_lock lock(mutex);
     if (thrown && !failure) failure = thrown;
-    --left;
-    changed.notify_one();  // under the lock: the waiter frees it as soon as nothing is left
+    // Under the lock: the waiter frees this object as soon as nothing is left.
+    if (--left == 0) changed.notify_one();
   }
   void wait() {
     std::unique_lock lock(mutex);

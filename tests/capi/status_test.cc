@@ -6,12 +6,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <optional>
 
 #include "tests/capi/capi_support.h"
+#include "tests/support/file_text.h"
 
 namespace sluice::test {
 namespace {
@@ -31,10 +30,7 @@ class CApiStatus : public CApi {
 
   std::string page() const { return directory_.file("sluice/" + std::to_string(::getpid())); }
   bool has_page() const { return std::filesystem::exists(page()); }
-  std::string bytes_of_page() const {
-    std::ifstream file(page(), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string bytes_of_page() const { return file_text(page()); }
   void train_step() {
     ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK) << sluice_last_error();
     walk();

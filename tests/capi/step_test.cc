@@ -8,11 +8,10 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "tests/capi/capi_support.h"
+#include "tests/support/file_text.h"
 
 namespace sluice::test {
 namespace {
@@ -215,8 +214,7 @@ TEST_F(CApiTrace, EnginesAndOptimizersAreInTheFile) {
   ASSERT_EQ(sluice_trace_stop(&result), SLUICE_OK) << sluice_last_error();
   EXPECT_GT(result.records, 0u);
   EXPECT_EQ(result.lost, 0u);
-  std::ifstream file(path_, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::string text = file_text(path_);
   EXPECT_EQ(text.size(), result.file_bytes);
   EXPECT_EQ(text.substr(0, 8), "STRACE1\n");
   for (const char* words : {"first.weight", "sluice-trace"})

@@ -20,25 +20,33 @@ def run(*command, cwd):
 
 
 class Release(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.tree = pathlib.Path(folder.name) / "clone"
+        cloned = run("git", "-c", "safe.directory=*", "clone", "--quiet", "--no-tags", "--depth", "1", f"file://{ROOT}", cls.tree, cwd=ROOT)
+        if cloned.returncode != 0:  # an unpacked archive, or another user's checkout
+            raise unittest.SkipTest(f"this tree cannot be cloned: {cloned.stderr.strip()}")
+        # The clone gets this tree's script, committed or not.
+        for name in ("tools/release.sh", "packaging/vcpkg/portfile.cmake", "packaging/vcpkg/vcpkg.json", "packaging/conan/conanfile.py"):
+            (cls.tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (cls.tree / name).write_bytes((ROOT / name).read_bytes())
+        (cls.tree / "tools/release.sh").chmod(0o755)
+        # Whatever version this tree has, the clones are of 0.1.0.
+        made = cls("rewrite")
+        made.rewrite("base/include/sluice/version.h", r"SLUICE_VERSION \d+", "SLUICE_VERSION 100")
+        made.rewrite("base/include/sluice/version.h", r'kVersion = "[\d.]+"', 'kVersion = "0.1.0"')
+        made.rewrite("python/pyproject.toml", r'\nversion = ".*"', '\nversion = "0.1.0"')
+        made.rewrite("CHANGELOG.md", r"\n## .*", "\n## 0.1.0 (2026-11-23)")
+        made.commit()
+        made.git("tag", "v0.1.0")
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.tree = pathlib.Path(folder.name) / "clone"
-        cloned = run("git", "-c", "safe.directory=*", "clone", "--quiet", "--no-tags", "--depth", "1", f"file://{ROOT}", self.tree, cwd=ROOT)
-        if cloned.returncode != 0:  # an unpacked archive, or another user's checkout
-            self.skipTest(f"this tree cannot be cloned: {cloned.stderr.strip()}")
-        # The clone gets this tree's script, committed or not.
-        for name in ("tools/release.sh", "packaging/vcpkg/portfile.cmake", "packaging/vcpkg/vcpkg.json", "packaging/conan/conanfile.py"):
-            (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.tree / name).write_bytes((ROOT / name).read_bytes())
-        (self.tree / "tools/release.sh").chmod(0o755)
-        # Whatever version this tree has, the clones are of 0.1.0.
-        self.rewrite("base/include/sluice/version.h", r"SLUICE_VERSION \d+", "SLUICE_VERSION 100")
-        self.rewrite("base/include/sluice/version.h", r'kVersion = "[\d.]+"', 'kVersion = "0.1.0"')
-        self.rewrite("python/pyproject.toml", r'\nversion = ".*"', '\nversion = "0.1.0"')
-        self.rewrite("CHANGELOG.md", r"\n## .*", "\n## 0.1.0 (2026-11-23)")
-        self.commit()
-        self.git("tag", "v0.1.0")
+        shutil.copytree(type(self).tree, self.tree, symlinks=True)
 
     def git(self, *arguments, cwd=None):
         done = run("git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "safe.directory=*", *arguments, cwd=cwd or self.tree)

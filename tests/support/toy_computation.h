@@ -2,9 +2,7 @@
 // through the engine use this computation. The functions are pure.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 
 #include "tests/support/activation_relay.h"
@@ -89,16 +87,7 @@ inline ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOpti
 
 // Returns the digest of one tensor's parameters at one use. `digest` is the digest of the unit's
 // previous tensor. So the digests of a unit form a chain.
-inline std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
-                               std::uint64_t digest) {
-  digest = mix(digest + size_bytes);
-  for (std::uint64_t at = 0; at < size_bytes; at += sizeof(std::uint64_t)) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, parameters + at, std::min(sizeof word, size_bytes - at));
-    digest = (digest ^ word) * 0xbf58476d1ce4e5b9u;
-    digest ^= digest >> 29;
-  }
-  return digest;
-}
+std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
+                        std::uint64_t digest);
 
 }  // namespace sluice::test

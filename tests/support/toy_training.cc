@@ -1,5 +1,7 @@
 #include "tests/support/toy_training.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -46,6 +48,11 @@ ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units, std::uint32_
   for (const std::uint32_t unit : frozen_units) model.units[unit].is_frozen = true;
   model.concurrent_leases = leases;
   return model;
+}
+
+std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
+                        std::uint64_t digest) {
+  return XXH3_64bits_withSeed(parameters, size_bytes, digest);
 }
 
 std::vector<std::uint64_t> toy_boundary_bytes() {

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <random>
 #include <thread>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "engine/checkpoint/safetensors_file.h"
 #include "engine/checkpoint/safetensors_header.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/file_text.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -35,8 +35,7 @@ Bytes random_bytes(std::size_t count, std::uint64_t seed) {
 }
 
 Bytes bytes_of_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string text = file_text(path);
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
 }

@@ -16,23 +16,19 @@
 #include "tests/engine/exactness_cases.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/file_text.h"
 
 namespace sluice::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // The data files, by name: without the manifest, which says who wrote what.
 std::map<std::string, std::string> data_of(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (name != kManifestName) files[name] = content_of(entry.path().string());
+    if (name != kManifestName) files[name] = file_text(entry.path().string());
   }
   return files;
 }
@@ -139,7 +135,7 @@ TEST_F(CheckpointTest, FilesDoNotDependOnTheRanksThatWriteThem) {
 TEST_F(CheckpointTest, WeightsLieInSafetensorsFilesWithAnIndex) {
   const Config config = config_of(directory_.path(), DType::kBf16);
   const std::string folder = train_and_save(config, {.steps = 1}, {.file_bytes_max = 60'000});
-  const auto index = nlohmann::json::parse(content_of(folder + "/model.safetensors.index.json"));
+  const auto index = nlohmann::json::parse(file_text(folder + "/model.safetensors.index.json"));
   const SafetensorsFile file(folder + "/" + index["weight_map"]["h.1.fc"].get<std::string>());
   const SafetensorsFile::Entry* const entry = file.find("h.1.fc");
   ASSERT_NE(entry, nullptr);
@@ -189,7 +185,7 @@ class DamagedCheckpoint : public CheckpointTest {
       EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
   }
   void rewrite(const std::string& from, const std::string& to) {
-    std::string text = content_of(file("sluice_state.json"));
+    std::string text = file_text(file("sluice_state.json"));
     const std::size_t at = text.find(from);
     ASSERT_NE(at, std::string::npos) << from;
     std::ofstream(file("sluice_state.json")) << text.replace(at, from.size(), to);
@@ -312,7 +308,7 @@ TEST_F(DamagedCheckpoint, AnotherStateNeedsToBeAskedFor) {
     }
   }
   const SavedCheckpoint saved = engine.save(directory_.path(), {.application = ""});
-  expect_words(content_of(saved.path + "/sluice_state.json"), {"\"state\":\"8bit\""});
+  expect_words(file_text(saved.path + "/sluice_state.json"), {"\"state\":\"8bit\""});
   config_.optimizer.state = OptimizerState::kFp32;
   CheckpointSource other(saved.path);
   Engine fp32(config_, model_, *device);
@@ -347,7 +343,7 @@ TEST_F(CheckpointFolder, OldOnesGoAndLatestFollows) {
     EXPECT_EQ(latest(), fmt::format("step-{:09}", step));
   }
   EXPECT_EQ(names(), (Names{"step-000000006", "step-000000004"}));
-  EXPECT_EQ(content_of(root_ + "/latest/data"), "beginshere");
+  EXPECT_EQ(file_text(root_ + "/latest/data"), "beginshere");
   save(8);
   EXPECT_EQ(names().size(), 3u);
 }

@@ -20,6 +20,7 @@
 #include <sluice/dtype.h>
 #include <sluice/error.h>
 #include "tests/support/expect_error.h"
+#include "tests/support/file_text.h"
 #include "tests/support/refused_syscall.h"
 #include "tests/support/temp_directory.h"
 
@@ -30,10 +31,7 @@ class SafetensorsFiles : public testing::Test {
  protected:
   std::string path(const std::string& name) const { return directory_.path() + "/" + name; }
 
-  std::string content(const std::string& name) const {
-    std::ifstream file(path(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string content(const std::string& name) const { return file_text(path(name)); }
   void put(const std::string& name, const std::string& text) const {
     std::ofstream(path(name), std::ios::binary) << text;
   }

@@ -6,13 +6,13 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include <fmt/format.h>
 
 #include <sluice/checkpoint.h>
 #include <sluice/error.h>
 #include "tests/support/expect_error.h"
+#include "tests/support/file_text.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -31,11 +31,6 @@ float expected(StateKind kind, std::uint64_t i) {
   const auto number = static_cast<float>(i);
   if (kind == StateKind::kExpAvg) return number * 0.5f;
   return kind == StateKind::kExpAvgSq ? number * number : number / 8 - 1;
-}
-
-std::string content(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 void expect_words(const std::string& words, const auto& body) {
@@ -116,7 +111,7 @@ TEST(UniversalSource, ParametersAtDifferentStepsAreRefused) {
 TEST(UniversalSource, NoFlippedBitAndNoCutChangesAValue) {
   const TempDirectory directory;
   const std::string path = directory.path() + "/file.pt";
-  const std::string whole = content(kFolder + "/zero/module.a.weight/fp32.pt");
+  const std::string whole = file_text(kFolder + "/zero/module.a.weight/fp32.pt");
   std::size_t refused = 0;
   const auto look = [&](const std::string& bytes) {
     std::ofstream(path, std::ios::binary) << bytes;

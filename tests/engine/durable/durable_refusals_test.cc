@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <span>
@@ -19,6 +18,7 @@
 #include "engine/store/commit_format.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/file_text.h"
 #include "tests/support/memory_source.h"
 #include "tests/support/temp_directory.h"
 
@@ -36,8 +36,7 @@ Contents contents_below(const std::string& folder) {
   Contents all;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
     if (!entry.is_regular_file() || entry.path().extension() == ".lock") continue;
-    std::ifstream file(entry.path(), std::ios::binary);
-    all[entry.path()] = std::string(std::istreambuf_iterator<char>(file), {});
+    all[entry.path()] = file_text(entry.path());
   }
   return all;
 }

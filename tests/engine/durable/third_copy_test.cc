@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 
 #include <fmt/format.h>
@@ -15,6 +13,7 @@
 #include "tests/engine/exactness_cases.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/file_text.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
 
@@ -65,8 +64,7 @@ class ThirdCopy : public testing::Test {
     std::map<std::string, std::string> all;
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory_.path())) {
       if (!entry.is_regular_file() || entry.path().extension() == ".lock") continue;
-      std::ifstream file(entry.path(), std::ios::binary);
-      all[entry.path()] = std::string(std::istreambuf_iterator<char>(file), {});
+      all[entry.path()] = file_text(entry.path());
     }
     return all;
   }

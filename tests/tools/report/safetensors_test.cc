@@ -1,4 +1,5 @@
 #include "tools/report/safetensors.h"
+#include "tests/support/file_text.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +7,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include <fmt/format.h>
 
@@ -39,10 +39,7 @@ void write_file(const std::string& path, std::span<const SavedTensor> tensors,
 
 class SafetensorsTest : public testing::Test {
  protected:
-  std::string content(const std::string& name) const {
-    std::ifstream file(folder_.file(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string content(const std::string& name) const { return test::file_text(folder_.file(name)); }
 
   std::string write(const std::string& bytes) const {
     std::ofstream(folder_.file("file"), std::ios::binary) << bytes;
@@ -238,10 +235,10 @@ TEST_F(SafetensorsTest, AFailedWriteChangesNothing) {
   const std::string before = content("model");
   (void)expect_error(ErrorCode::kIo, [&] {
     write_file(path, kTensors, {{"other", "metadata"}},
-                      [](std::size_t tensor, std::uint64_t first, std::span<float> values) {
-                        if (first != 0) throw Error(ErrorCode::kIo, "the source failed");
-                        fill(tensor, first, values);
-                      });
+               [](std::size_t tensor, std::uint64_t first, std::span<float> values) {
+                 if (first != 0) throw Error(ErrorCode::kIo, "the source failed");
+                 fill(tensor, first, values);
+               });
   });
   EXPECT_EQ(content("model"), before);
   EXPECT_EQ(names(), std::vector<std::string>{"model"});

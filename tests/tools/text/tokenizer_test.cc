@@ -1,4 +1,5 @@
 #include "tools/gpt/text/tokenizer.h"
+#include "tests/support/file_text.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -282,8 +283,7 @@ TEST_F(TokenizerTest, NamesTheByteWithoutAToken) {
 }
 
 std::vector<std::uint32_t> words_in(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const std::string bytes = test::file_text(path);
   std::vector<std::uint32_t> words(bytes.size() / 4);
   bytes.copy(reinterpret_cast<char*>(words.data()), 4 * words.size());
   return words;

@@ -7,7 +7,6 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <random>
 #include <set>
 #include <thread>
@@ -20,6 +19,7 @@
 #include "base/trace/trace_ring.h"
 #include "tests/support/campaign.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/file_text.h"
 #include "tests/support/temp_directory.h"
 #include "tools/trace/trace_analysis.h"
 #include "tools/trace/trace_reader.h"
@@ -35,8 +35,7 @@ void expect_message(ErrorCode code, const std::string& part, const auto& body) {
 }
 
 Bytes bytes_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string text = test::file_text(path);
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
 }

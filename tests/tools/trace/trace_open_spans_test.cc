@@ -1,10 +1,9 @@
 // Traces of runs that were killed: what had begun.
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
 #include <map>
 
+#include "tests/support/file_text.h"
 #include "tests/support/temp_directory.h"
 #include "tools/trace/trace_analysis.h"
 
@@ -14,8 +13,7 @@ namespace {
 constexpr std::size_t kEndBytes = 128;  // the section "end"
 
 std::vector<std::byte> file_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string text = test::file_text(path);
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
 }

@@ -1,11 +1,11 @@
 #include "tools/gpt/train/model_file.h"
+#include "tests/support/file_text.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <fstream>
 #include <iterator>
 
 #include <fmt/format.h>
@@ -107,8 +107,7 @@ TEST_F(ModelFileTest, SaveAndInitializeKeepEveryBit) {
     OutputFile again("--save", folder_.file("again"));
     save_model(again, small_gpt(), second.engine());
     const auto content = [&](const std::string& name) {
-      std::ifstream stream(folder_.file(name), std::ios::binary);
-      return std::string(std::istreambuf_iterator<char>(stream), {});
+      return test::file_text(folder_.file(name));
     };
     EXPECT_TRUE(content("model") == content("again"));
   }
