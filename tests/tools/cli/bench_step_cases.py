@@ -78,10 +78,13 @@ class BenchStep(CliCase):
         for policy in regime["policies"]:
             with self.subTest(policy["policy"]):
                 self.assertEqual(policy["nvme_write_bytes"], 0)
-                # 2 bytes in each pass, less what the window keeps over the turn.
-                self.assertLessEqual(policy["nvme_read_bytes"], 2 * 2 * frozen)
-                self.assertGreaterEqual(policy["nvme_read_bytes"], 2 * 2 * frozen * 5 / 8)
-                self.assertEqual(policy["percent_of_wanted_read"], 100)
+                # 2 bytes in each pass, less what the window keeps over the turn: 3 units of 8. Beside computation, as much
+                # may be read in the step before: the median is of few steps.
+                ahead = 0 if policy["policy"] == "serial" else 2 * frozen * 3 / 8
+                self.assertLessEqual(policy["nvme_read_bytes"], 2 * 2 * frozen + ahead)
+                self.assertGreaterEqual(policy["nvme_read_bytes"], 2 * 2 * frozen * 5 / 8 - ahead)
+                if not ahead:
+                    self.assertEqual(policy["percent_of_wanted_read"], 100)
         self.assertIn("bytes for each frozen parameter, 100.0 % of what the plan reads", done.stdout)
 
     def test_half_of_the_state_in_memory(self):
