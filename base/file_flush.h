@@ -15,20 +15,20 @@ namespace sluice {
 // is also 0 if the file system has no fsync (EINVAL, ENOTSUP). `descriptor` stays open.
 int flush_file(int descriptor);
 
-// Closes a duplicate of `descriptor`, and returns the errno of that close, or 0. Network file
-// systems (NFS, FUSE) write at every close. If such a file system could not store the bytes, the
-// close reports an error. `descriptor` stays open, and keeps its locks. No duplicate can be made if
-// the process has reached its limit of open files. In that case, the result is 0, because
-// flush_file() has already flushed the bytes.
+// Closes a duplicate of `descriptor`, and returns the errno of that close, or 0. A network file
+// system (NFS, FUSE) writes a file's bytes whenever a descriptor of the file is closed. If such a
+// file system could not store the bytes, the close reports an error. `descriptor` stays open, and
+// keeps its locks. No duplicate can be made if the process has reached its limit of open files. In
+// that case, the result is 0, because flush_file() has already flushed the bytes.
 int closing_error(int descriptor);
 
-// Makes the names in `folder` durable. Returns 0 or an errno, as flush_file() does. The result is
-// also 0 for a folder that may be written but not read (a drop box), because the kernel cannot sync
-// such a folder.
+// Makes the names in `folder` durable. Returns 0 or an errno, as flush_file() does. The kernel
+// cannot sync a folder that may be written but not read (a drop box). The result for such a folder
+// is also 0.
 int flush_folder(const std::string& folder);
 
 // Returns the error code for `error`, which is the errno of a file operation. The error code is
-// kNoSpace, kUnsupported or kIo. For an errno without such a code, the result is `otherwise`.
+// kNoSpace, kUnsupported or kIo. If none of these codes fits `error`, the result is `otherwise`.
 ErrorCode file_error_code(int error, ErrorCode otherwise);
 
 // Returns the remedy for `error`. An error message ends with this text. An example is "free space

@@ -9,9 +9,9 @@
 namespace sluice {
 
 struct MemoryRoom {
-  // The room includes the memory that this process already uses. Memory that other processes use
-  // counts as taken. Page cache counts as free, because the kernel can drop it. Swap does not count
-  // as memory, because a step would wait for swap.
+  // The room includes the memory that this process already uses. If other processes use memory,
+  // this memory counts as taken. The page cache counts as free memory, because the kernel can drop
+  // the cache. Swap does not count as memory, because a step would wait for swap.
   std::uint64_t size_bytes = 0;
   std::string bound;            // the tightest limit, such as "the cgroup's limit of 200 MiB"
   std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already uses

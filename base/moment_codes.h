@@ -1,9 +1,9 @@
-// Moments in 8 bits: block-wise dynamic quantization (Dettmers et al. 2022, "8-bit Optimizers via
-// Block-wise Quantization", as in bitsandbytes). Each group of 256 consecutive elements of a tensor
-// has one fp32 scale, which is the largest magnitude in the group. Each element has a code. The
-// moment is the code's value times the group's scale. The codes of exp_avg have both signs. The
-// codes of exp_avg_sq have no sign. These functions define the result, and faster versions must
-// give the same bits. The functions are pure, and any thread may call them.
+// The moments are stored in 8 bits by block-wise dynamic quantization (Dettmers et al. 2022, "8-bit
+// Optimizers via Block-wise Quantization", as in bitsandbytes). Each group of 256 consecutive
+// elements of a tensor has one fp32 scale, which is the largest magnitude in the group. Each
+// element has a code. The moment is the code's value times the group's scale. The codes of exp_avg
+// have both signs. The codes of exp_avg_sq have no sign. These functions define the result, and
+// faster versions must give the same bits. The functions are pure, and any thread may call them.
 //
 // An element gets the code whose value is nearest to moment / scale. If two codes are equally near,
 // the element gets the lower code. A group of zeros has scale 0, and each of its codes is the code

@@ -1,4 +1,4 @@
-// Starts threads with names, which debuggers and `top` show. Thread rule: any thread.
+// Starts threads that have names. Debuggers and `top` show these names. Thread rule: any thread.
 #pragma once
 
 #include <functional>

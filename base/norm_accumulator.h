@@ -1,8 +1,8 @@
 // Computes the global gradient norm as a sum whose bits do not depend on the order of addition.
 // Each leaf is the sum of the squares of 256 consecutive elements. The squares are added in fp64 in
 // a fixed tree (cpu_optim/gradient_ops.h). NormAccumulator adds each leaf to a fixed-point integer
-// that is wide enough for every possible leaf (Kulisch 1981). So leaves may arrive in any order
-// from blocks, threads and ranks, and the total always has the same bits. Accumulators can also be
+// that is wide enough for every possible leaf (Kulisch 1981). So the total has the same bits for
+// every order in which the leaves of blocks, threads and ranks arrive. Accumulators can also be
 // added as integers, word by word, for example by an integer all-reduce. An accumulator is not
 // thread-safe. Use one accumulator per thread, and merge the accumulators at the end.
 #pragma once
@@ -27,8 +27,8 @@ class NormAccumulator {
   // Adds all leaves of `other`.
   void merge(const NormAccumulator& other);
 
-  // The words of up to 2^32 accumulators can be added, word by word. of_words() turns the sums into
-  // the merge of all these accumulators.
+  // The words of up to 2^32 accumulators can be added, word by word. The function of_words() then
+  // makes one accumulator that has the leaves of all these accumulators.
   Words words() const;
   static NormAccumulator of_words(const Words& words);
 

@@ -1,9 +1,9 @@
 // The NUMA nodes that this process may compute on, and the binding of threads to nodes. A page of
-// memory belongs to the node whose thread touched it first. A drive is slow when its data crosses
-// another node's memory controller. So the pages of large buffers and the threads of an arena are
-// spread over all nodes. With only one node, memory and threads are not spread. A process that
-// shares its machine with others may restrict itself to the nodes near its GPU. Thread rule: an
-// object is constant after construction; binding affects only the calling thread.
+// memory belongs to the node whose thread touched the page first. A drive is slow when its data
+// crosses another node's memory controller. So the pages of large buffers and the threads of an
+// arena are spread over all nodes. With only one node, memory and threads are not spread. A process
+// that shares its machine with others may restrict itself to the nodes near its GPU. Thread rule:
+// an object is constant after construction, and a call that binds affects only the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,18 @@ class NumaNodes {
   // for the nodes. After stay_near(), the result has only the nodes and the processors that
   // stay_near() selected.
   static const NumaNodes& of_machine();
-  // Restricts this process to `processors`, in the kernel's notation ("0-15,32-47"). Later buffers
-  // and arenas lie on these processors' nodes, and threads of start_thread() run on these
-  // processors. Threads and memory that already exist stay where they are. If the process may use
-  // none of the processors, the call changes nothing and returns false.
+  // Restricts this process to `processors`, in the kernel's notation ("0-15,32-47"). The buffers
+  // and arenas that are made later lie on the nodes of these processors. The threads that
+  // start_thread() starts later run on these processors. Threads and memory that already exist stay
+  // where they are. If the process may use none of the processors, the call changes nothing and
+  // returns false.
   static bool stay_near(const std::string& processors);
   // Binds the calling thread to the processors that stay_near() selected. Does nothing before
   // stay_near().
   static void bind_new_thread() noexcept;
 
-  // Makes nodes from a description in hwloc's notation ("node:2 core:4 pu:1"), for tests. An object
-  // made in this way binds no threads.
+  // Makes nodes from a description in hwloc's notation ("node:2 core:4 pu:1"), for tests. Such an
+  // object binds no threads.
   explicit NumaNodes(const std::string& synthetic);
   ~NumaNodes();
 
@@ -48,8 +49,8 @@ class NumaNodes {
   // proportion to the number of the node's processors. Requires: index < total.
   unsigned node_of(std::uint64_t index, std::uint64_t total) const;
 
-  // Binding is best effort. If the kernel refuses, the thread stays unbound, which affects only
-  // speed.
+  // Binding is best effort. If the kernel refuses to bind the thread, the thread stays unbound and
+  // may be slower.
   void bind_this_thread(unsigned node) const noexcept;
   void unbind_this_thread() const noexcept;
 

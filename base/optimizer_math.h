@@ -15,13 +15,13 @@
 namespace sluice {
 
 // An fp32 master weight, split into a bf16 compute parameter (`high`) and a signed 16-bit
-// remainder. `high` is the master rounded half away from zero. Rounding half away from zero can be
-// undone, because the remainder's sign says on which side of `high` the master lies. Rounding to
-// nearest even could not be undone.
+// remainder. `high` is the master, rounded to bf16 with ties away from zero. A rounding with ties
+// away from zero can be undone, because the remainder's sign says on which side of `high` the
+// master lies. A rounding with ties to even could not be undone.
 //   0x3f80_8000 -> high 0x3f81, low -0x8000;  back: 0x3f81_0000 - 0x8000 = 0x3f80_8000.
-// For finite masters from 0x7f7f8000 up, `high` is infinite. Rounding to nearest even would make
-// `high` infinite, too. NaN is handled separately, because otherwise the split would turn 65,536
-// NaN patterns into zeros. A signalling NaN becomes quiet.
+// If a finite master's magnitude has the bits 0x7f7f8000 or more, `high` is infinite. A rounding
+// with ties to even would make `high` infinite, too. NaN is handled separately, because otherwise
+// the split would turn 65,536 NaN patterns into zeros. A signalling NaN becomes quiet.
 struct SplitMaster {
   std::uint16_t high;
   std::int16_t low;

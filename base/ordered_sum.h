@@ -2,10 +2,11 @@
 // elements i of all sources. The elements are added in fp32 in the order of the sources. The result
 // is rounded once to the target's type. The order of the additions is part of the definition. So
 // the bits of the sum do not depend on the rank that computes the sum. The bits also do not depend
-// on the division of the data. The header is in base/ because two modules need it. These modules
-// are the collectives of gpu/ and cpu_optim/rank_sum.h, which computes the sum.
+// on the division of the data. The header is in base/, because two modules need the header: gpu/
+// for its collectives, and cpu_optim/ for the functions that compute the sum.
 //
-// Thread rule: any thread may call a SumFunction. Calls at the same time need disjoint memory.
+// Thread rule: any thread may call a SumFunction. Two calls that run at the same time need disjoint
+// memory.
 #pragma once
 
 #include <cstdint>

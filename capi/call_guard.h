@@ -1,5 +1,5 @@
-// Code that runs around every call of the C interface. The code turns exceptions into a status and
-// a message. The code also ensures that only one thread at a time uses a handle. Only the process
+// This code wraps every call of the C interface. The code turns exceptions into a status and a
+// message. The code also ensures that only one thread at a time uses a handle. Only the process
 // that made the handle may use it.
 #pragma once
 

@@ -38,7 +38,7 @@ struct sluice_engine : sluice::Handle {
   void show_phase(sluice::RunPhase phase) {
     if (status) status->enter(phase);
   }
-  // Until the result is destroyed, `sluice top` shows the engine in `phase`.
+  // `sluice top` shows `phase` as the engine's phase until the result of this call is destroyed.
   [[nodiscard]] auto shown_as(sluice::RunPhase phase) {
     struct Shown {
       sluice_engine& engine;

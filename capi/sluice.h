@@ -10,8 +10,8 @@
 //   sluice_close, sluice_engine_destroy.
 //
 // Computation runs on the calling thread, in host memory. sluice_gpu.h has the calls for
-// computation on an NVIDIA GPU. Between the return of sluice_acquire and the call of
-// sluice_release, computation may read the parameters and write the gradients.
+// computation on an NVIDIA GPU. Computation may read the parameters and write the gradients from
+// the return of sluice_acquire to the call of sluice_release.
 //
 // Threads: only one thread at a time may call an engine, but different threads may take turns. A
 // call during another call of the same engine is refused with SLUICE_INVALID_ARGUMENT. Different
@@ -64,10 +64,10 @@ typedef enum sluice_frozen {
   SLUICE_TRAINED = 0,
   SLUICE_FROZEN = 1,  // only parameters, no gradient and no optimizer state
   // The unit is frozen, and its tensors hold bytes of any kind, such as quantized weights. The
-  // engine keeps these bytes in their order, and never computes with them. Checkpoints and durable
-  // stores know only an opaque tensor's number of words, and compare this number with the model. A
-  // word is as large as a parameter. The number of bytes is rounded up to whole words. Only the
-  // caller can compare the types and shapes of opaque tensors.
+  // engine keeps these bytes in their order, and never computes with them. A checkpoint or a
+  // durable store knows only the number of words of an opaque tensor, and compares this number with
+  // the model. A word is as large as a parameter. The number of bytes is rounded up to whole words.
+  // Only the caller can compare the types and shapes of opaque tensors.
   SLUICE_OPAQUE = 2
 } sluice_frozen;
 // This flag can be added to a sluice_frozen. The unit is then neither in forward_order nor in
@@ -75,7 +75,7 @@ typedef enum sluice_frozen {
 // a mixture-of-experts model are examples of announced units.
 #define SLUICE_ANNOUNCED 4
 // This flag can be added to a sluice_frozen that lacks SLUICE_ANNOUNCED. The unit's parameters then
-// stay in device memory. In forward and inference, leases of the unit may last until the step ends.
+// stay in device memory. The unit's leases for forward and inference may last until the step ends.
 #define SLUICE_PINNED 8
 
 // A unit has tensors that computation needs together. A unit is transferred and leased as a whole.
@@ -117,8 +117,8 @@ typedef enum sluice_state {
 
 typedef struct sluice_step_options {
   double learning_rate;
-  // The sum of the micro-batches' gradients is divided by this number. 0 stands for micro_batches,
-  // which gives the mean.
+  // The sum of the micro-batches' gradients is divided by this number. If the number is 0,
+  // micro_batches is the divisor, so the result is the mean.
   double gradient_divisor;
   // One learning rate for each entry of the config's optimizer.groups, in the order of the config.
   // If the pointer is null, the rate of a group is learning_rate times the group's factor.
@@ -127,7 +127,7 @@ typedef struct sluice_step_options {
   uint32_t micro_batches;  // the expected number; at least 1
 } sluice_step_options;
 
-// Values that the program may know only after backward.
+// The program may know these values only after the backward pass.
 typedef struct sluice_finish_options {
   double learning_rate;                // negative = the rate of sluice_begin_step()
   double gradient_divisor;             // 0 = the divisor of sluice_begin_step()
@@ -188,7 +188,7 @@ const char* sluice_version(void);
 const char* sluice_last_error(void);
 
 // `config_json` is the text of a config file (docs/configuration.md). The call reads only the keys
-// for the engine. The device is host memory of the size that memory.device gives.
+// for the engine. Host memory serves as the device, and memory.device gives the device's size.
 sluice_status sluice_engine_create(const char* config_json, const sluice_model* model,
                                    sluice_engine** engine);
 // Ends an active step without an update. If sluice_close() was not called, the update of the last
@@ -202,7 +202,7 @@ sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, voi
 // Waits for every update, and reports the failure of an update. After this call, only
 // sluice_engine_destroy() may be called.
 sluice_status sluice_close(sluice_engine* engine);
-// Returns when all updates have been applied and the updated state is at home.
+// Returns when all updates have been applied and the updated state is back in its tier.
 sluice_status sluice_drain(sluice_engine* engine);
 
 sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options);
@@ -218,8 +218,8 @@ sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
 // The call blocks until `unit` can be used. `pass` is SLUICE_FORWARD or SLUICE_BACKWARD in a step,
-// and SLUICE_INFERENCE in an inference. Before use i of a step, the lease of use i -
-// concurrent_leases has to have been released, unless that lease is on a pinned unit and not for
+// and SLUICE_INFERENCE in an inference. Requires: before use i of a step, the program has released
+// the lease of use i - concurrent_leases, unless that lease is on a pinned unit and not for
 // SLUICE_BACKWARD.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
@@ -227,8 +227,8 @@ sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
 sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id);
 
 // Copies `element_count` elements of a tensor's state to `target`. `kind` is a sluice_state. Must
-// not be called while a step is active. A tensor of an opaque unit has only SLUICE_PARAMETER, and
-// `first` and `element_count` are then in bytes.
+// not be called while a step is active. A tensor of an opaque unit has only SLUICE_PARAMETER. For
+// such a tensor, `first` and `element_count` are in bytes.
 sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t kind,
                                 uint64_t first, uint64_t element_count, void* target);
 sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);
@@ -358,16 +358,16 @@ void sluice_optimizer_destroy(sluice_optimizer* optimizer);
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
                                      uint32_t update_count);
 #define SLUICE_ALL_TENSORS UINT32_MAX
-// Returns when the parameter of `tensor` has the results of all updates begun so far. With
-// SLUICE_ALL_TENSORS, the call waits for the updates of all tensors.
+// Returns when the parameter of `tensor` has the results of all updates that have begun so far.
+// With SLUICE_ALL_TENSORS, the call waits for the updates of all tensors.
 sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor);
-// Returns when all parameters have the results of all updates begun so far, and the new state is
-// back in its tier.
+// Returns when all parameters have the results of all updates that have begun so far, and the new
+// state is back in its tier.
 sluice_status sluice_optimizer_wait_all(sluice_optimizer* optimizer);
-// For one kind of a tensor's state, these calls copy or set elements [first, first +
-// element_count). The elements are fp32 numbers. `kind` is a sluice_state. SLUICE_PARAMETER is the
-// parameter as the last update left it, and cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist
-// only for 16-bit parameters, and are otherwise refused.
+// These calls copy or set elements [first, first + element_count) of one kind of a tensor's state.
+// The elements are fp32 numbers. `kind` is a sluice_state. SLUICE_PARAMETER is the parameter after
+// the last update, and cannot be set. SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit
+// parameters, and are otherwise refused.
 sluice_status sluice_optimizer_read(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                     uint64_t first, uint64_t element_count, float* target);
 sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
@@ -384,15 +384,14 @@ sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** no
 sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
 // Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config for training on the host. In
 // messages, `file_name` is the name of the DeepSpeed config. `values_json` gives values for keys
-// that are "auto". An example is {"batch": 4, "micro_batches": 2, "lr": 1e-4}. The names are those
-// of the options of `sluice config import`. If `values_json` is null, there are no values.
+// that are "auto". An example is {"batch": 4, "micro_batches": 2, "lr": 1e-4}. The names are the
+// option names of `sluice config import`. If `values_json` is null, there are no values.
 // {"ranks": 2} gives the number of processes, which is 1 by default. {"hidden_size": 768} gives the
 // model's hidden size. If the persistence threshold is "auto", the threshold becomes ten times the
-// hidden size. If a value does not come from the command line, messages can give the value another
-// name. {"names": {"lr": "args.learning_rate"}} sets such a name. `report` is the JSON that `sluice
-// config import --json` prints. The JSON contains the config. The text is valid until the thread's
-// next call of this function. Fails with SLUICE_CONFIG; the message names everything that is
-// refused.
+// hidden size. In messages, a value has the name of its option, unless `values_json` gives another
+// name, as in {"names": {"lr": "args.learning_rate"}}. `report` is the JSON that `sluice config
+// import --json` prints. The JSON contains the config. The text is valid until the thread's next
+// call of this function. Fails with SLUICE_CONFIG; the message names everything that is refused.
 sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
                                       const char* values_json, const char** report);
 // Gives the learning rates of updates [first, first + count) under the config's optimizer.schedule.
@@ -400,9 +399,9 @@ sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
 sluice_status sluice_learning_rates(const char* config_json, uint64_t first, uint64_t count,
                                     double* rates);
 // Plans a run on this machine without making an engine. `plan_json` is JSON with the pools of each
-// tier, the sum of each tier, and the bytes that a step reads from and writes to storage. The text
-// is valid until the thread's next call of this function. Fails in the same cases as
-// sluice_engine_create(), except for failures to make files.
+// tier, the sum of each tier, and the storage traffic of a step in bytes. The text is valid until
+// the thread's next call of this function. Fails in the same cases as sluice_engine_create(),
+// except for failures to make files.
 sluice_status sluice_plan(const char* config_json, const sluice_model* model,
                           const char** plan_json);
 
@@ -415,22 +414,22 @@ sluice_status sluice_plan(const char* config_json, const sluice_model* model,
 // endpoint to all ranks, for example through the store of the launcher. Then each rank calls
 // sluice_ranks_connect and sluice_engine_create_ranked. Afterwards, all ranks make the same calls
 // of the engine in the same order. For example, all ranks call sluice_acquire with the same units,
-// and all ranks call sluice_read_state, sluice_save and sluice_close at the same points. If other
-// ranks do not come within sharding.timeout, a call fails with SLUICE_RANKS.
+// and all ranks call sluice_read_state, sluice_save and sluice_close at the same points. A call
+// fails with SLUICE_RANKS if another rank does not make the same call within sharding.timeout.
 typedef struct sluice_ranks sluice_ranks;
 
 // Begins to listen at `address`. The address is an IP address of this host that all other ranks can
 // reach. If all ranks are on this host, "127.0.0.1" is enough.
 sluice_status sluice_ranks_create(const char* address, uint32_t rank, uint32_t rank_count,
                                   sluice_ranks** ranks);
-// Before this call, the engine that was made from `ranks` has to be destroyed. With null `ranks`,
+// The engine that was made from `ranks` has to be destroyed before this call. With null `ranks`,
 // the call does nothing.
 void sluice_ranks_destroy(sluice_ranks* ranks);
 // Returns a line of text that other ranks need to connect to this rank. The line contains a secret:
 // any process that has the line can join the ranks. The line is valid until sluice_ranks_destroy().
 sluice_status sluice_ranks_endpoint(sluice_ranks* ranks, const char** endpoint);
 // Connects this rank to all others. `endpoints` has rank_count lines, in the order of the ranks.
-// From the config, the call reads only sharding.timeout.
+// The call reads only sharding.timeout from the config.
 sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
                                    const char* const* endpoints);
 // Creates the engine of this rank, in the same way as sluice_engine_create(). The call also fails
@@ -445,10 +444,10 @@ sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_
 // text does not parse, a key is unknown, or a value has the wrong type or is out of range.
 sluice_status sluice_read_config(const char* text, const char* file_name, const char** config_json);
 
-// Sets the masters and the parameters of `tensors` between two steps. Moments and step stay as they
-// are. All ranks pass the same list. Fails with SLUICE_UNSUPPORTED if the config has storage.state.
-// If `values` fails, the tensors may have some of their new values. If there are several ranks, a
-// failure of `values` stops the engine.
+// Sets the masters and the parameters of `tensors` between two steps. The moments and the step
+// number do not change. All ranks pass the same list. Fails with SLUICE_UNSUPPORTED if the config
+// has storage.state. If `values` fails, the tensors may have some of their new values. If there are
+// several ranks, a failure of `values` stops the engine.
 sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
                                     uint32_t tensor_count, sluice_values values, void* context);
 
@@ -462,9 +461,9 @@ typedef int (*sluice_sums)(void* context, uint64_t* sums, uint64_t count);
 // All members clip by the group's norm, skip the same steps and keep the same loss scale. During
 // sluice_finish_step() and sluice_gradient_norm(), the engine calls `add` once, on the calling
 // thread. All members of the group have to call sluice_finish_step() and sluice_gradient_norm()
-// equally often. Another member has equal copies of the tensors in `elsewhere`, and counts these
-// copies. If `add` is null, the engine leaves the group. Must not be called while a step is active.
-// `context` must stay valid until the group ends or the engine is destroyed.
+// equally often. Another member has equal copies of the tensors in `elsewhere`, and counts its
+// copies in the norm. If `add` is null, the engine leaves the group. Must not be called while a
+// step is active. `context` must stay valid until the group ends or the engine is destroyed.
 sluice_status sluice_set_norm_group(sluice_engine* engine, sluice_sums add, void* context,
                                     const uint32_t* elsewhere, uint32_t elsewhere_count);
 
@@ -496,7 +495,7 @@ typedef struct sluice_trace_result {
 sluice_status sluice_trace_start(const char* path, uint32_t rank, uint32_t rank_count);
 // The call writes the remaining records and closes the file. `result` may be null. If no trace is
 // running, the call does nothing.
-// Fails with SLUICE_IO if the file could not be written whole. The written part can be read.
+// Fails with SLUICE_IO if the file could not be written completely. The written part can be read.
 sluice_status sluice_trace_stop(sluice_trace_result* result);
 
 // Does the same as sluice_acquire(), but waits for at most about `milliseconds`. If the unit is not
@@ -506,7 +505,7 @@ sluice_status sluice_trace_stop(sluice_trace_result* result);
 sluice_status sluice_acquire_within(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, sluice_lease* lease);
 
-// Figures of a training run that only the application knows. `sluice top` shows these figures. An
+// Only the application knows these figures of a training run. `sluice top` shows these figures. An
 // unknown number is 0, and an unknown loss is NaN.
 typedef struct sluice_figures {
   double loss;             // of the next step that finishes
@@ -517,10 +516,10 @@ typedef struct sluice_figures {
 } sluice_figures;
 
 // Shows this engine in `sluice top` until the engine is destroyed. Each sluice_finish_step() writes
-// the step's figures to a page, which is a file in $XDG_RUNTIME_DIR/sluice that only the user can
-// read. The program may make this call again between steps, with newer figures. Without
-// XDG_RUNTIME_DIR, the call does nothing. A process has only one page, which belongs to the engine
-// that was shown first. If an engine has no page, a note says why (sluice_next_note).
+// the step's figures to a page. The page is a file in $XDG_RUNTIME_DIR/sluice, and only the user
+// can read the file. The program may make this call again between steps, with newer figures.
+// Without XDG_RUNTIME_DIR, the call does nothing. A process has only one page, which belongs to the
+// engine that was shown first. If an engine has no page, a note says why (sluice_next_note).
 sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* figures);
 
 // Waits for the gradients of this step's backward uses so far. `*norm` is the norm that
@@ -530,8 +529,8 @@ sluice_status sluice_show_status(sluice_engine* engine, const sluice_figures* fi
 sluice_status sluice_gradient_norm(sluice_engine* engine, double gradient_divisor, double* norm);
 
 // This flag can be added to a sluice_frozen, together with SLUICE_ANNOUNCED. With several ranks,
-// only this rank then has the unit, such as an expert (UnitSpec::is_local). At the same place of
-// the model, each other rank has a unit with equal shapes and different names. A call of
+// only this rank has the flagged unit, for example an expert (UnitSpec::is_local). Each other rank
+// has a unit with equal shapes and different names at the same place of the model. A call of
 // sluice_announce() with local units lists only local units, and only this rank makes the call.
 #define SLUICE_LOCAL 16
 

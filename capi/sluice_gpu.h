@@ -40,7 +40,7 @@ sluice_status sluice_gpu_ranks_id(const char** id);
 // - SLUICE_CONFIG: the config has no memory.device.
 // - SLUICE_UNSUPPORTED: the GPU cannot be used.
 // - SLUICE_OUT_OF_MEMORY: memory.device cannot hold the engine's pools.
-// - SLUICE_RANKS: another rank does not come within sharding.timeout.
+// - SLUICE_RANKS: another rank does not make this call within sharding.timeout.
 sluice_status sluice_engine_create_on_gpu(const char* config_json, const sluice_model* model,
                                           int32_t gpu, const sluice_gpu_ranks* ranks,
                                           sluice_engine** engine);
@@ -54,9 +54,9 @@ sluice_status sluice_engine_create_on_gpu(const char* config_json, const sluice_
 // work that uses the lease has to end before sluice_release().
 sluice_status sluice_acquire_on_gpu(sluice_engine* engine, uint32_t milliseconds, uint32_t unit,
                                     int32_t pass, void* gpu_stream, sluice_lease* lease);
-// Does the same as sluice_release(). The lease ends when the work that is now on two streams has
-// ended. These streams are `gpu_stream` and the stream of sluice_acquire_on_gpu(). The calling
-// thread does not wait for this work.
+// Does the same as sluice_release(). The lease ends when `gpu_stream` and the stream of
+// sluice_acquire_on_gpu() have finished their present work. The calling thread does not wait for
+// this work.
 sluice_status sluice_release_on_gpu(sluice_engine* engine, uint64_t lease_id, void* gpu_stream);
 
 // Plans an engine on a GPU, in the same way as sluice_plan(). No GPU is needed. If the config has
@@ -72,8 +72,8 @@ sluice_status sluice_optimizer_create_on_gpu(const char* config_json,
                                              const sluice_optimizer_tensor* tensors,
                                              uint32_t tensor_count, int32_t gpu,
                                              sluice_optimizer** optimizer);
-// Does the same as sluice_optimizer_begin(). Tensors on the GPU are read after the work that is now
-// on `gpu_stream`. `gpu_stream` is a cudaStream_t, and null is the default stream.
+// Does the same as sluice_optimizer_begin(). Tensors on the GPU are read when `gpu_stream` has
+// finished its present work. `gpu_stream` is a cudaStream_t, and null is the default stream.
 // sluice_optimizer_wait() returns when the parameter on the GPU is written.
 sluice_status sluice_optimizer_begin_on_gpu(sluice_optimizer* optimizer,
                                             const sluice_update* updates, uint32_t update_count,

@@ -19,7 +19,7 @@ struct MomentCodes {
   float* scales = nullptr;
 
   bool exist() const { return codes != nullptr; }
-  // Returns the codes and scales from element `begin` on.
+  // Returns the codes and scales of element `begin` and of all later elements.
   // Requires: `begin` is a multiple of kMomentGroupElements.
   MomentCodes from(std::uint64_t begin) const;
 };
@@ -41,15 +41,16 @@ struct CodeKernelTable {
 };
 const CodeKernelTable& code_kernel_table(CodeBook book);
 
-// Makes the codes and the scales of `values`, which begin at the start of a group.
+// Makes the codes and the scales of `values`. The first value is the first element of a group.
 void encode_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
 // Does the same as encode_moments(), but follows the definition literally. This version is slow.
 // Tests compare encode_moments() with this version.
 void encode_moments_reference(CodeBook book, std::span<const float> values,
                               const MomentCodes& moment);
-// Encodes like encode_moments(), but does not change decoded values. If the values of a group come
-// from decode_moments(), the new codes stand for exactly these values. The largest magnitude alone
-// does not give the scale of such a group, because the lowest signed code stands for -0.993.
+// Does the same as encode_moments(), but does not change values that were decoded before. If the
+// values of a group come from decode_moments(), the new codes stand for exactly these values. The
+// largest magnitude alone does not give the scale of such a group, because the lowest signed code
+// stands for -0.993.
 void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
 
 // Decodes elements [begin, begin + values.size()) of a run. `begin` may lie inside a group.

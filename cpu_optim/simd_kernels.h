@@ -28,9 +28,8 @@ struct VectorResult {
   NewState state = NewState::kFinite;
 };
 
-// The kernels of one instruction set. Each kernel returns the name of the instruction set that it
-// was compiled for, so that a test can tell which kernel really ran. Each array is aligned at least
-// for its element type.
+// The kernels of one instruction set. Each kernel returns the name of its instruction set, so that
+// a test can tell which kernel ran. Each array is aligned at least for its element type.
 struct SimdKernels {
   std::int64_t highway_target;  // Highway's bit for the set
   std::string_view target_name;

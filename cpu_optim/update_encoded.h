@@ -15,7 +15,8 @@ namespace sluice {
 // The number of decoded moments that fit into the first-level cache together with the code tables.
 inline constexpr std::uint64_t kDecodedElements = 4 * kMomentGroupElements;
 
-// The new moments in fp32. A pointer is null if the optimizer does not keep that moment.
+// The new moments in fp32. If the optimizer does not keep one of the moments, the pointer for this
+// moment is null.
 struct FreshMoments {
   const float* exp_avg = nullptr;
   const float* exp_avg_sq = nullptr;

@@ -5,10 +5,10 @@
 // libtbb is not compiled with ThreadSanitizer. So the sanitizer does not see that work goes to a
 // worker, or that a thread waits for the worker. Without further measures, the sanitizer would
 // report a race on every array. The file worker_arena.cc is compiled without the sanitizer. In
-// builds with the sanitizer, this header has two atomics. The first one tells the sanitizer that
-// each iteration begins after the call of for_each(). The second one tells it that for_each()
-// returns after the end of all iterations. The sanitizer still finds races between iterations, and
-// races with other threads.
+// builds with the sanitizer, this header has two atomics. The first atomic tells the sanitizer that
+// each iteration begins after the call of for_each(). The second atomic tells the sanitizer that
+// for_each() returns after the end of all iterations. The sanitizer still finds races between
+// iterations, and races with other threads.
 #pragma once
 
 #include <cstdint>

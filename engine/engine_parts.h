@@ -43,8 +43,8 @@ struct RanksHold {
 
 enum class SaveWait : std::uint8_t { kNo, kYes };
 
-// The parts are built from top to bottom and destroyed from bottom to top. So a running part can
-// still use the parts above it.
+// The parts are built from top to bottom and destroyed from bottom to top. So as long as a part
+// exists, all parts above this part exist, too.
 struct Engine::Parts {
   Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
         const QueueDecorator& decorate, Collectives* collectives);

@@ -3,8 +3,8 @@
 // and sleeps in the kernel during this read. A new request wakes the owner.
 //
 // Thread rule: any thread may call put() and stop(). Only the owner calls take().
-// Invariants: requests leave in the order of pending_list.h. If a call of take() moves fewer
-// requests than count_max, the next put() makes wake_descriptor() readable.
+// Invariants: requests leave the queue in the order that pending_list.h describes. If a call of
+// take() moves fewer requests than count_max, the next put() makes wake_descriptor() readable.
 #pragma once
 
 #include <condition_variable>

@@ -37,9 +37,10 @@ inline constexpr std::size_t kIoPriorities = 3;
 // One transfer, or one flush. The caller owns the request. Until on_complete has been called, the
 // caller must not move or change the request or `data`. For files opened with O_DIRECT, offset,
 // length and address are multiples of DirectFile::alignment_bytes(). A flush has no data and no
-// length. A flush covers the writes to its file that had completed when the flush was submitted.
-// These writes may come from any queue. A flush covers no other writes. After a failed flush, the
-// success of a later flush proves nothing, because the kernel may have dropped the pages.
+// length. A flush covers each write to the same file, if the write had completed before the flush
+// was submitted. The covered writes may come from any queue. A flush does not cover a write that
+// completes after the flush was submitted. After a failed flush, the success of a later flush
+// proves nothing, because the kernel may have dropped the pages.
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   IoPriority priority = IoPriority::kNormal;
@@ -87,15 +88,15 @@ class IoQueue {
   virtual ~IoQueue() = default;
 
   // Adds every request to the queue. sync_queue also completes every request during this call. The
-  // call blocks while the queue is full. After a queue has called on_complete, it does not use the
-  // request any more.
+  // call blocks while the queue is full. A queue no longer uses a request after the queue has
+  // called on_complete.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
 
   // Waits until all requests of earlier submit() calls have completed and their callbacks have
   // returned.
   virtual void wait_idle() = 0;
 
-  // Returns the counts so far. For a successful transfer, the counted bytes are those that the
+  // Returns the counts so far. For a successful transfer, the count of bytes is the length that the
   // caller asked for.
   virtual IoCounters counters() const = 0;
   // Returns the counts of the requests whose IoRequest::drive is `drive`. A queue that does not
@@ -113,9 +114,9 @@ class IoQueue {
 
 struct IoQueueOptions {
   std::uint32_t depth = 64;  // requests in the kernel at the same time, 1..4096
-  // The number of further requests that submit() accepts before the call blocks; 0 = `depth`. The
-  // engine asks for enough room for all requests that can be in flight at the same time. So the
-  // engine's scheduler never waits for a drive.
+  // The number of further requests that submit() accepts before the call blocks. If the number is
+  // 0, `depth` is used instead. The engine asks for enough room for all requests that can be in
+  // flight at the same time. So the engine's scheduler never waits for a drive.
   std::uint32_t backlog = 0;
   // Memory that most requests use. With uring_queue, the kernel pins this memory only once, and not
   // again for every request. If the kernel refuses, note() tells the reason, and nothing else

@@ -3,8 +3,8 @@
 // requests themselves. So the list needs no memory of its own, and has no limit.
 //
 // Thread rule: a list is not thread-safe, and each queue guards its own list.
-// Invariant: no request starves. If kPassedOverMax requests in a row have gone ahead of the
-// requests of a priority, a request of this priority goes next.
+// Invariant: no request starves. Suppose that kPassedOverMax requests in a row have overtaken the
+// waiting requests of one priority. Then a request of the overtaken priority goes next.
 //   Example: the depth is 1. There is one low request, and high requests come without end. Then 16
 //   high requests go first, and the low request goes next.
 #pragma once

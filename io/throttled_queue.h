@@ -1,14 +1,14 @@
 // An IoQueue that emulates a slower drive on top of a real drive. The queue passes every request on
 // to a real queue. The throttled queue completes a request no earlier than a drive with the given
 // bandwidth and latency would complete the request. Benchmarks and tests use the throttled queue,
-// because the speed of real drives varies over time. If the real drive is clearly faster than a
-// limit, the limit is met exactly. The emulated drive works on one read and one write at a time.
-// With half duplex, the emulated drive works on only one request at a time. The drive takes
-// requests in the order of their priorities. Requests of the same priority are taken in the order
-// of arrival. The bytes of a request move at the given rate. The request completes `latency_ns`
-// after its bytes have moved, so requests complete in the order in which the drive took them. All
-// times are computed from the times of arrival, not from the times at which threads wake up. So
-// delays do not add up. Waiting uses no processor time.
+// because the speed of real drives varies over time. The throttled queue has exactly the given
+// bandwidth and latency if the real drive is clearly faster. The emulated drive works on one read
+// and one write at a time. With half duplex, the emulated drive works on only one request at a
+// time. The drive takes requests in the order of their priorities. Requests of the same priority
+// are taken in the order of arrival. The bytes of a request move at the given rate. The request
+// completes `latency_ns` after its bytes have moved, so requests complete in the order in which the
+// drive took them. All times are computed from the times of arrival, not from the times at which
+// threads wake up. So delays do not add up. Waiting uses no processor time.
 //
 // Thread rule: the same as for IoQueue. Callbacks run on a thread of this queue, in order of
 // completion. Invariants: the same as for IoQueue. The owner of a request sees the real queue's

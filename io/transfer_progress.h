@@ -4,8 +4,8 @@
 // although kernels rarely produce short transfers.
 //
 // Thread rule: the functions are pure, and the request belongs to the caller.
-// Invariant: every attempt starts a whole number of pages after the start of the request. So every
-// attempt has the same alignment for O_DIRECT as the request.
+// Invariant: the distance from the start of the request to the start of each attempt is a whole
+// number of pages. So every attempt has the same alignment for O_DIRECT as the request.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// The largest number of retries in a row that make no progress. One more attempt without progress
-// ends the request.
+// The largest number of consecutive retries that make no progress. One more attempt without
+// progress ends the request.
 inline constexpr std::uint32_t kRetriesMax = 16;
 
 // The largest number of bytes that one attempt moves. The kernel's limit is 2 GiB minus one page,

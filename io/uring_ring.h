@@ -35,9 +35,9 @@ class UringRing {
   UringRing& operator=(const UringRing&) = delete;
   ~UringRing();
 
-  // Makes the calling thread the owner of the ring, and tries the ring once. A container may allow
-  // io_uring_setup but refuse later calls. Returns the refusal. If the kernel has refused nothing,
-  // the result has error 0.
+  // Makes the calling thread the owner of the ring, and sends one test entry through the ring. A
+  // container may allow io_uring_setup but refuse later calls. Returns the refusal. The result has
+  // error 0 if there was no refusal.
   Refusal begin();
   // Throws `refusal` as an Error. The Error has the code kUnsupported.
   [[noreturn]] static void throw_refused(const Refusal& refusal);

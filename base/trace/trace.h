@@ -28,7 +28,7 @@
 
 namespace sluice {
 
-// Trace files hold these numbers, so the numbers must never change.
+// A trace file holds these numbers, so the numbers must never change.
 enum class TraceKind : std::uint8_t {
   kRead = 0,          // storage to host
   kWrite = 1,         // host to storage
@@ -54,7 +54,8 @@ std::string_view name_of(TraceKind kind);
 
 inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or use
 
-// Values of TraceRecord::detail, which say what was moved.
+// These are the values of TraceRecord::detail. A value says what was moved, or which operation a
+// collective made.
 inline constexpr std::uint8_t kTraceParameters = 0;  // the plane of transfers and copies
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
 inline constexpr std::uint8_t kTraceActivations = 2;
@@ -64,8 +65,8 @@ inline constexpr std::uint8_t kTraceReduce = 1;
 inline constexpr std::uint8_t kTraceReduceAndGather = 2;  // the result is whole on every rank
 inline constexpr std::uint8_t kTraceVote = 3;
 
-// One span. A field that the span's kind does not use keeps its default. A table in docs/tracing.md
-// lists the fields that each kind uses.
+// One span. If the span's kind does not use a field, the field keeps its default value. A table in
+// docs/tracing.md lists the fields that each kind uses.
 struct TraceRecord {
   std::uint64_t begin_ns = 0;  // steady clock
   std::uint64_t end_ns = 0;
@@ -106,8 +107,9 @@ TraceCounts trace_counts();
 
 // --- Records, while a trace runs.
 
-// Adds `text` to the file under the name `name`. One such text is the config. Does nothing if the
-// trace has no file. A name has at most 16 bytes. A text of more than 256 MiB is left out.
+// Adds `text` to the file under the name `name`. For example, the text may be the config. Does
+// nothing if the trace has no file. A name has at most 16 bytes. A text of more than 256 MiB is
+// left out.
 void trace_section(std::string_view name, std::string_view text);
 // Begins to record into rings of `ring_records` records each, without a drainer. If `ring_records`
 // is 0, recording ends. Earlier records are dropped.
@@ -136,8 +138,8 @@ inline void trace_record(const TraceRecord& record) {
 void trace_span(const TraceRecord& record);
 
 // Announces that a span has begun. If a trace is running, the call records `record` without an end.
-// A reader of an unfinished trace assumes that an announced span lasts to the end of the trace,
-// unless the full record of the span follows.
+// An unfinished trace may lack the full record of an announced span. A reader assumes that a
+// span without its full record lasts to the end of the trace.
 inline void trace_begin(TraceRecord record) {
   record.end_ns = 0;
   trace_record(record);

@@ -1,7 +1,7 @@
 // The clock of trace records. The clock gives the time of the steady clock in nanoseconds. This
-// time is computed from the processor's time stamp counter. Reading the counter takes a few
-// nanoseconds; clock_gettime takes tens of nanoseconds. clock_gettime is used instead if the
-// processor does not promise a constant counter rate, or if the counter drifts.
+// time is computed from the processor's time stamp counter. A read of the counter takes a few
+// nanoseconds, and a call of clock_gettime takes tens of nanoseconds. The clock uses clock_gettime
+// if the processor does not promise a constant counter rate, or if the counter drifts.
 //
 // Thread rule: any thread may call every function.
 // Invariant: the time stays within some microseconds of steady_now_ns() if calibrate_trace_clock()

@@ -1,11 +1,12 @@
 // Shows the spans of a trace as NVTX ranges while the spans run. NVIDIA's Nsight shows the ranges
 // next to the GPU's work. The ranges have the same names as the spans in a trace. Ranges are off by
 // default, and NVTX is not loaded while ranges are off. While ranges are on, their cost depends on
-// the tool that listens. Steps, acquire(), finish(), transfers, copies, updates, norms and
-// collectives have ranges. The computation under a lease has a range, too. This range lasts while
-// the application enqueues the computation.
+// the tool that listens. These operations have ranges: steps, acquire(), finish(), transfers,
+// copies, updates, norms and collectives. The computation under a lease has a range, too. This
+// range lasts while the application enqueues the computation.
 //
-// Thread rule: any thread; a range may begin on one thread and end on another.
+// Thread rule: any thread may call these functions, and a range may begin on one thread and end on
+// another.
 #pragma once
 
 #include <atomic>

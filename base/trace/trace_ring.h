@@ -30,12 +30,12 @@ class TraceRing {
 
   void append(const TraceRecord& record) {
     const std::uint64_t head = head_.load(std::memory_order_relaxed);  // written by this thread
-    // Acquire: the writer reuses a place only after the reader has finished with it. The reader
-    // advances the tail only about ten times per second, so the tail is usually in this thread's
-    // cache.
+    // The order is acquire, because the writer must not reuse a place before the reader has
+    // finished with the place. The reader advances the tail only about ten times per second, so the
+    // tail is usually in this thread's cache.
     const std::uint64_t tail = tail_.load(std::memory_order_acquire);
     if (head - tail == capacity_) {
-      // Relaxed: only this thread writes the count.
+      // The order is relaxed, because only this thread writes the count.
       lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       return;
     }
@@ -46,7 +46,7 @@ class TraceRing {
     head_.store(head + 1, std::memory_order_release);  // publishes the record
   }
 
-  // Moves up to target.size() of the oldest records to `target`, and frees the places of these
+  // Moves at most target.size() records to `target`, oldest first, and frees the places of these
   // records.
   std::size_t drain(std::span<TraceRecord> target) {
     const std::uint64_t tail = tail_.load(std::memory_order_relaxed);  // written by the reader

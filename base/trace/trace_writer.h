@@ -23,8 +23,9 @@ namespace sluice {
 
 class TraceWriter {
  public:
-  // The time between two rounds in which the drainer empties all rings. A round takes about ten
-  // microseconds. If the process is killed, the records of one round are lost.
+  // The drainer empties all rings in rounds. This constant is the time from one round to the next.
+  // A round takes about ten microseconds. If the process is killed, the records of one round are
+  // lost.
   static constexpr std::chrono::milliseconds kDrainPeriod{25};
 
   // Fails with kInput if the file cannot be created.

@@ -2,7 +2,7 @@
 // block, and ends when the schedule repeats. The schedule uses the same resources as the engine:
 // parameter slots, window places, gradient slots and lanes. Computation, fetches and copies follow
 // the schedule's order, and blocks get lanes strictly in order. Within these limits, the schedule
-// is ideal. Only the work that has a rate takes time, and nothing waits needlessly.
+// is ideal. If work has no rate, the work takes no time, and no work waits longer than necessary.
 //
 // The rules:
 //
@@ -25,19 +25,19 @@
 // block whose parameters and record are at home in host memory needs no lane.
 // Some gradients wait on the device. In the simulation, the device's work on these gradients takes
 // no time. This work reads each byte once, at the rate of the device's memory. Computation can run
-// at the same time, because the speed of computation depends on arithmetic and not on memory. The
-// device's updates read and write about ten times as many bytes. So the simulation has one resource
-// for these updates, and another resource for computation. The device updates block by block as
-// soon as the norm is known. Under `eager`, the device updates a unit as soon as the unit's
-// gradient has arrived.
+// at the same time as this work, because the speed of computation depends on arithmetic and not on
+// memory. An update on the device reads and writes about ten times as many bytes as the work on
+// waiting gradients. So the simulation has one resource for these updates, and another resource for
+// computation. The device updates block by block as soon as the norm is known. Under `eager`, the
+// device updates a unit as soon as the unit's gradient has arrived.
 // Under optimizer.update_on "device", a block that is ready for its update takes a place on the
-// device. The block is copied up, updated by the device, and copied down, and then leaves the
-// place. Among the copies to the device, the copies of parameter fetches go first. Among the copies
-// to the host, the copies of gradients go first.
+// device. The block is copied to the device, updated there, and copied back to the host. The block
+// then leaves the place. Among the copies to the device, the copies of parameter fetches go first.
+// Among the copies to the host, the copies of gradients go first.
 // Leases end in the order of the uses. A use may wait for the update of a unit that is leased at
 // its home. During this wait, no fetch overwrites the window place of a later use.
-// A use of parameters whose home is the device needs no copy. The parameters are already in place,
-// or are gathered in place.
+// If the home of a use's parameters is the device, the use needs no copy. The parameters are
+// already in place, or are gathered in place.
 // With memory.unified, units in host memory also need no copy. Updates use the parameters on the
 // device directly, without a copy. The first gradient of a unit in a step is then computed directly
 // in the place where the gradient waits. This gradient needs no slot.
@@ -53,12 +53,12 @@
 // blocks that are at home in memory are also written to storage. These writes come after all other
 // writes. The next update of a block waits for the block's write. The commit begins when every
 // block is on storage. If flushes are short, the commit also waits until the next step has fetched
-// its units (engine/plan/commit_turn.h). Under `serial`, the commit does not wait for these
-// fetches. If there are several ranks, the commit does not wait for them either. A commit makes
-// three flushes, one after the other. Writes of a block's next version wait until the commit has
-// begun. If storage has two copies of each block, these writes wait until the commit has ended. If
-// more than 4 updates lie between two commits, the simulation makes a commit after 4 updates. The
-// cost of these commits is then scaled to the number of commits that really occur.
+// its units (engine/plan/commit_turn.h). Under `serial`, or with several ranks, the commit does not
+// wait for these fetches. A commit makes three flushes, one after the other. Writes of a block's
+// next version wait until the commit has begun. If storage has two copies of each block, these
+// writes wait until the commit has ended. If more than 4 updates lie between two commits, the
+// simulation makes a commit after 4 updates. The cost of these commits is then scaled to the number
+// of commits that really occur.
 #pragma once
 
 #include "engine/bound/step_cost.h"
@@ -68,8 +68,8 @@ namespace sluice {
 // Returns the mean over several steps. The first steps, which fill the pipeline, are left out.
 StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy);
 
-// Does the same, but always simulates the real number of updates between two commits. A simulation
-// ends early when a step begins in the same state as an earlier step.
+// Does the same as simulate_steps(), but always simulates the real number of updates between two
+// commits. A simulation ends early when a step begins in the same state as an earlier step.
 StepCost simulate_whole_commits(const StepShape& shape, OverlapPolicy policy);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
 // Describes a training step under a placement, in the form that engine/bound/bound.h takes. The
 // object has the schedule, the window and the activations of the step. The object also has an
 // example of the uses that the step announces. The object is constant after construction. Any
-// thread may call its functions.
+// thread may call the functions of the object.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 namespace sluice {
 
-// Uses that the step announces. Computation makes these uses before use number `before_use` of the
-// step's schedule. The step announces these uses before use number `announced_before`, which is the
-// same use or an earlier use.
+// Uses that the step announces. These uses come before use number `before_use` of the step's
+// schedule. The step announces the uses before use number `announced_before`, and this number is at
+// most `before_use`.
 struct PlannedAnnouncement {
   std::uint32_t before_use = 0;
   std::uint32_t announced_before = before_use;

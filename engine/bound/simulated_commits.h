@@ -2,7 +2,7 @@
 // commits, and the stores and updates that wait for the commits. The rules of the simulation are in
 // engine/bound/bound_simulation.h, and the engine's own rules are in engine/flow/commits.h.
 //
-// Thread rule: one thread, because one simulation owns the object.
+// Thread rule: only one thread may use the object, because one simulation owns the object.
 // Progress: a commit waits for the stores and saves of its version and for its own flushes. A
 // commit never waits for a lane or a store of a later version.
 #pragma once
@@ -24,8 +24,8 @@ class SimulatedCommits {
                    std::function<void(std::uint32_t block)> on_saved);
 
   bool are_made() const { return placement_.durable_copies != 0; }
-  // Returns whether `version` of a block may be written to storage. The result is true if all
-  // earlier commits have their tables and a copy of the block is free.
+  // Returns whether `version` of a block may be written to storage. The result is true if every
+  // earlier commit has begun, and a copy of the block is free.
   bool may_store(std::uint64_t version) const;
   // The call records that version `version` of the block is at home.
   void updated(std::uint32_t block, std::uint64_t version);

@@ -112,7 +112,7 @@ class SimulatedMachine {
     std::int64_t busy_ticks = 0;
     std::int64_t idle_since_ticks = 0;
   };
-  // The end of a job, after its latency.
+  // An entry says when a job ends. The time includes the job's latency.
   struct Entry {
     std::int64_t time_ticks = 0;
     std::uint64_t number = 0;

@@ -1,10 +1,11 @@
-// Simulates the optimizer pass for the bound. The simulation gives the times of each block's turn,
-// lane, reads, Adam and writes. The rules are in engine/bound/bound_simulation.h.
+// Simulates the optimizer pass for the bound. For each block, the simulation computes the times of
+// the turn, the lane, the reads, the Adam update and the writes. The rules are in
+// engine/bound/bound_simulation.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Progress: a block in the pass waits for its own jobs, for the arrival of its parameters in its
-// slot, and for its gradient or the norm. Such jobs, arrivals and gradients never wait for a lane
-// of the same or a later pass.
+// slot, and for its gradient or the norm. A block's jobs, parameters and gradient never wait for a
+// lane of the same pass or of a later pass.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ class SimulatedPass {
   SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
                 SimulatedSlots& slots, SimulatedCommits& commits);
 
-  // Frees the slots of lanes whose blocks came home at this instant. Returns false when there are
-  // no such lanes.
+  // If a lane's block came home at this instant, the call frees the lane's slot. Returns false if
+  // no lane's block came home at this instant.
   bool settle();
   // Gives one block its turn, if a block may have its turn now.
   bool pump();
@@ -43,7 +44,7 @@ class SimulatedPass {
   void slot_filled(std::uint32_t block);
   void gradient_final(UnitId unit, std::uint64_t step);
   void norm_known(std::uint64_t step);
-  // Ends a job whose subject is a block.
+  // Ends a job that works on one block. SimulatedJob::subject is the number of the block.
   void end(const SimulatedJob& job);
 
   // Returns the number of the block's updates that are visible to fetches and to computation on the
@@ -136,9 +137,10 @@ class SimulatedPass {
   std::uint32_t arrival_block_ = 0;  // the next block of this unit
   std::uint64_t normed_steps_ = 0;   // steps whose norm is known
 
-  // Two queues of the blocks that wait only for the CPU: one in the order of places in the pass,
-  // and one in the order of units. A block leaves through one of the queues. The block's entry in
-  // the other queue is dropped when the entry reaches the front.
+  // Both queues hold the blocks that wait only for the CPU. The first queue is in the order of
+  // places in the pass, and the second queue is in the order of units. A block leaves through one
+  // of the queues. The block's entry in the other queue is dropped when the entry reaches the
+  // front.
   using Queue = std::priority_queue<std::uint64_t, std::vector<std::uint64_t>, std::greater<>>;
   Queue ready_places_;
   Queue ready_blocks_;

@@ -29,11 +29,12 @@ class SimulatedSpill {
   SimulatedSpill(const StepShape& shape, SimulatedMachine& machine, Callbacks callbacks);
 
   void add(std::uint32_t use) { uses_.push_back(use); }
-  // The call records that the gradient of the last call of on_host is now in host memory.
+  // The call records that a gradient has arrived in host memory. The last call of on_host has named
+  // the use of this gradient.
   void host_ended();
   // Starts one block, if a block may start.
   bool pump();
-  // Ends a job whose subject is a block.
+  // Ends a job that works on one block. SimulatedJob::subject is the number of the block.
   void end(const SimulatedJob& job);
 
   void add_to(SimulatedState& state) const;

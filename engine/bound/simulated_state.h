@@ -1,6 +1,6 @@
-// A fingerprint of a simulation's state between two steps. Times and counts that grow from step to
-// step are added relative to their present values. If a simulation comes to the same state again,
-// the simulation repeats itself from then on.
+// A fingerprint of a simulation's state between two steps. If a value grows from step to step, only
+// the difference between this value and the present step or time is added. If a simulation comes to
+// the same state again, the simulation repeats itself from then on.
 //
 // Thread rule: one thread.
 #pragma once
@@ -12,7 +12,7 @@ namespace sluice {
 class SimulatedState {
  public:
   void add(std::uint64_t value) {
-    // The finalizer of splitmix64, over the sum so far.
+    // The code applies the finalizer of splitmix64 to the sum so far.
     hash_ += 0x9e3779b97f4a7c15 + value;
     hash_ = (hash_ ^ hash_ >> 30) * 0xbf58476d1ce4e5b9;
     hash_ = (hash_ ^ hash_ >> 27) * 0x94d049bb133111eb;

@@ -66,14 +66,15 @@ class NewCheckpoint {
 
   const std::string& folder() const { return folder_; }
   // Makes a file of `size_bytes` bytes that begins with `beginning`. The call reserves the space
-  // for the file. So if the disk is full, this call fails. A later write does not fail for this
-  // reason.
+  // for the file. If the disk is full, this call fails. So a later write to the file does not fail
+  // because of a full disk.
   void create(const std::string& name, std::string_view beginning, std::uint64_t size_bytes) const;
   // Writes a whole file and syncs it.
   void write(const std::string& name, std::string_view text) const;
   // Gives the checkpoint its name, and returns the path. The caller has already synced every file
-  // in the checkpoint. The call keeps the newest `keep` checkpoints up to this step, and all
-  // checkpoints of later steps. If `keep` is 0, the call keeps the checkpoints of all steps.
+  // in the checkpoint. The call removes the oldest checkpoints until at most `keep` checkpoints of
+  // steps up to `step` are left. Checkpoints of later steps are kept. If `keep` is 0, the call
+  // keeps the checkpoints of all steps.
   std::string commit(std::uint64_t step, std::uint32_t keep);
 
  private:
@@ -90,7 +91,7 @@ class CheckpointFile {
   CheckpointFile(const std::string& folder, const std::string& name);
   // Whole pages are written without the page cache, if the file system allows such writes. If the
   // address of `bytes` is not a multiple of a page, the call first copies these bytes to `room`. No
-  // other thread uses `room`. `room` begins at a multiple of a page and has at least one page.
+  // other thread uses `room`. `room` is aligned to a page, and is at least one page long.
   // Fails with kNoSpace if the disk is full, and with kIo if the drive reports an error.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
              std::span<std::byte> room);

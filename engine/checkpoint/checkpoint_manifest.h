@@ -18,7 +18,7 @@
 namespace sluice {
 
 inline constexpr std::string_view kManifestName = "sluice_state.json";
-// Messages about a checkpoint that cannot be read end with this text.
+// This text is the end of each message about a checkpoint that cannot be read.
 inline constexpr std::string_view kCheckpointRemedy =
     "use another checkpoint (`sluice train --resume` takes the newest that is whole)";
 

@@ -37,8 +37,8 @@ struct CheckpointPlan {
   std::uint64_t size_bytes = 0;
 };
 
-// A tensor lies completely in one file. A file has at most `file_bytes_max` bytes of data. A file
-// has more data only if the file holds a single larger tensor.
+// A tensor lies completely in one file. If a file holds several tensors, the file has at most
+// `file_bytes_max` bytes of data. A file with a single tensor may be larger.
 CheckpointPlan plan_checkpoint(const StateDescription& state, const StateFormat& format,
                                std::uint64_t file_bytes_max);
 

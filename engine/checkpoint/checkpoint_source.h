@@ -45,7 +45,7 @@ class CheckpointSource final : public StateSource {
   void verify();
 
  private:
-  // The bytes of a piece that has been read completely, with the correct checksum.
+  // The bytes of a piece that has been read completely and has the correct checksum.
   using Checked = std::shared_ptr<const std::span<const std::byte>>;
 
   void open_files();

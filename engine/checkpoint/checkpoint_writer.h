@@ -27,7 +27,7 @@
 
 namespace sluice {
 
-// Returns some values of the config. A checkpoint has these values only as information for people.
+// Returns some values of the config. A checkpoint contains these values only for human readers.
 std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer);
 
 class CheckpointWriter {
@@ -46,8 +46,8 @@ class CheckpointWriter {
   // of these ranks writes the blocks. Each rank writes its own local units.
   bool writes_blocks() const { return writes_shared_blocks() || has_local_; }
   // Writes a block that this rank has. If another rank writes the same block, the call does
-  // nothing. Several threads may call this function. Each thread uses its own number `thread` and
-  // its own `room` of room_bytes() bytes.
+  // nothing. Several threads may call this function. Each thread has its own number, `thread`, and
+  // its own memory, `room`. The size of `room` is room_bytes().
   // Fails with the errors of CheckpointFile. The message names the file.
   void write(const BlockView& view, std::uint32_t thread, std::span<std::byte> room);
   std::uint64_t room_bytes() const { return room_.size_bytes(); }
@@ -55,9 +55,9 @@ class CheckpointWriter {
   // has written is on the drive.
   // Fails with kIo if the drive reports an error. The message names the file.
   void sync();
-  // Gives the checkpoint its name. If this rank has not written its part, `failure` says why. For
-  // ranks that are not running, `application` has the application's texts. These texts replace
-  // SaveOptions::application.
+  // Gives the checkpoint its name. If this rank has not written its part, `failure` says why. If
+  // the checkpoint is for ranks that are not running, `application` has one text of the application
+  // for each rank. These texts replace SaveOptions::application.
   // Fails with the errors of begin(), and with `failure`.
   SavedCheckpoint finish(const std::optional<Error>& failure,
                          std::vector<std::string> application = {});

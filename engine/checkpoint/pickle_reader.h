@@ -27,7 +27,7 @@ struct PickleSequence {
 struct PickleDictionary {
   std::vector<std::pair<PickleObject, PickleObject>> items;
 };
-// The elements of a tensor. An entry of the archive contains these elements.
+// Describes the entry of the archive that contains the elements of a tensor.
 struct PickleStorage {
   std::string type;  // "torch.FloatStorage"
   std::string key;

@@ -1,8 +1,8 @@
-// The class reads files of named tensors in the safetensors format: 8 bytes with the length of the
-// header, a JSON header, and raw little-endian data. The constructor checks the header against the
-// file's size. Later calls read the requested data. The file is not mapped into memory. A mapped
-// file would count as memory of the process. If a mapped file were truncated, SIGBUS would end the
-// process.
+// The class reads files of named tensors in the safetensors format. A file consists of the length
+// of the header in 8 bytes, a JSON header, and raw little-endian data. The constructor checks the
+// header against the file's size. Later calls read the requested data. The file is not mapped into
+// memory. A mapped file would count as memory of the process. If a mapped file were truncated,
+// SIGBUS would end the process.
 //
 // Thread rule: constant after construction; any number of threads may read.
 #pragma once
@@ -39,7 +39,7 @@ class SafetensorsFile {
   // The checksum of everything before the data.
   const Checksum128& beginning_sum() const { return beginning_sum_; }
   const std::map<std::string, Entry>& entries() const { return entries_; }
-  // Finds a tensor of any type. The result is null if no tensor has that name.
+  // Finds a tensor of any type. The result is null if no tensor has the name `name`.
   const Entry* find(const std::string& name) const;
   // The call copies bytes [first_byte, ...) of a tensor.
   // Fails with kInput if the file has been truncated since construction, and with kIo if the drive
@@ -59,7 +59,7 @@ class SafetensorsFile {
   // The functions below are for fp32 tensors.
   // Returns whether `name` is an F32 tensor.
   bool has(const std::string& name) const;
-  // Fails with kInput if there is no F32 tensor of that name.
+  // Fails with kInput if no F32 tensor has the name `name`.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
   // The call copies elements [first_element, ...) to `values`.
   // Fails with kInput if the name is unknown or if the file has been truncated since construction.

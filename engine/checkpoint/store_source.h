@@ -35,7 +35,7 @@ class StoreSource final : public StateSource {
   // Fails with:
   // - kInput: the store does not exist, another job is using it, or files of a rank are missing.
   // - kDamaged: the record of the store is damaged.
-  // - kUnsupported: the record has no list of units, because it had no room for the list.
+  // - kUnsupported: the record has no list of units, because the list did not fit into the record.
   StoreSource(const std::string& name, const std::vector<std::string>& directories,
               CheckpointPrecision precision = CheckpointPrecision::kAsSaved,
               const std::string& job = "");
@@ -43,7 +43,7 @@ class StoreSource final : public StateSource {
 
   const DescribedRun& run() const { return run_; }
   const StateDescription& description() const { return description_; }
-  // The application's text of each rank.
+  // The list has one text of the application for each rank.
   const std::vector<std::string>& application() const { return application_; }
 
   StatePosition position() const override { return position_; }
@@ -97,7 +97,7 @@ class StoreSource final : public StateSource {
   std::uint64_t record_offset_ = 0;  // in a slot's buffer
   std::uint64_t slot_bytes_ = 0;
 
-  // Guarded by mutex_, except the content of a slot that is taken.
+  // mutex_ guards the next members, but not the content of a slot that is taken.
   std::mutex mutex_;
   std::vector<std::unique_ptr<Slot>> slots_;  // at most twice the number used at one time
   std::uint64_t uses_ = 0;

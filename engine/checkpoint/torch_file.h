@@ -30,7 +30,8 @@ class TorchFile {
   const std::vector<std::uint64_t>& shape() const;
   std::uint64_t element_count() const;
   // Returns the number in the file, or the only element of the tensor.
-  // Fails with kInput if there is no such number.
+  // Fails with kInput if the file does not hold a single number, or if the number is negative or
+  // not whole.
   std::uint64_t count();
   // The call copies elements [first_element, ...) as fp32.
   // Fails with:

@@ -1,6 +1,7 @@
-// Checks JSON values against the part of JSON Schema that configs/sluice.schema.json uses: type,
-// properties (unknown properties are refused), enum, ranges, items, minItems, and format "size".
-// The check, the defaults and the documentation all use this one schema. The functions are pure.
+// Checks JSON values against the part of JSON Schema that configs/sluice.schema.json uses. This
+// part consists of type, properties, enum, ranges, items, minItems, and format "size". Unknown
+// properties are refused. The check, the defaults and the documentation all use this one schema.
+// The functions are pure.
 #pragma once
 
 #include <functional>
@@ -45,9 +46,9 @@ struct UnknownKey {
 // out.
 std::vector<UnknownKey> unknown_keys(const nlohmann::json& document);
 
-// Returns the end of a message. This end asks whether the user meant the known key that is nearest
-// to `unknown`. `parent` is the section that contains `unknown`. The nearest key may be in another
-// section.
+// Returns a question for the end of a message, such as: did you mean "optimizer.beta1"? The
+// question names the known key that is nearest to `unknown`. `parent` is the section that contains
+// `unknown`. The nearest key may be in another section.
 std::string nearest_key_hint(const std::string& unknown, const std::string& parent);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// The learning rate of each update of a run: first a warm-up, then the schedule that
-// `optimizer.schedule` names. The rate depends only on the step, so a resumed run continues with
-// the right rate.
+// Computes the learning rate of each update of a run. A run begins with a warm-up, and then follows
+// the schedule that `optimizer.schedule` names. The rate depends only on the step, so a resumed run
+// continues with the right rate.
 //
 // Thread rule: any thread.
 #pragma once
@@ -17,11 +17,11 @@ enum class ScheduleShape : std::uint8_t { kConstant, kLinear, kCosine, kOneCycle
 
 enum class WarmupShape : std::uint8_t { kLinear, kLog };
 
-// How updates are counted for the warm-up and the decay. With `kSluice`, the first update is the
-// first step of the warm-up, and the last update of the run is the end of the decay. With
-// `kDeepspeed`, updates are counted in the same way as in DeepSpeed's engine. That engine advances
-// its scheduler after each update. Update s then has the rate of the scheduler's step s - 1, and
-// the first two updates have the starting rate.
+// The way in which updates are counted for the warm-up and the decay. With `kSluice`, the first
+// update is the first step of the warm-up, and the last update of the run is the end of the decay.
+// With `kDeepspeed`, updates are counted in the same way as in DeepSpeed's engine. That engine
+// advances its scheduler after each update. So with `kDeepspeed`, update s has the rate of the
+// scheduler's step s - 1, and the first two updates have the starting rate.
 enum class ScheduleCount : std::uint8_t { kSluice, kDeepspeed };
 
 struct ScheduleOptions {
@@ -65,7 +65,8 @@ struct LearningRateOptions {
 // file.
 LearningRateOptions learning_rate_options(const ConfigDocument& document);
 
-// Returns all options as one line of text. Two runs can be compared by their lines.
+// Returns all options as one line of text. If two runs have the same options, their lines are
+// equal.
 std::string describe(const ScheduleOptions& schedule);
 
 // Returns the learning rate of update `step`. The first update is update 0. The cosine schedule

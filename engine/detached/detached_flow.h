@@ -9,8 +9,8 @@
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
 // Invariants: a block is in at most one flight at a time. The checksum of a record changes together
-// with the record's bytes. A lane may read ahead a block that no job uses later. Such a block is
-// not written back when another block takes the lane.
+// with the record's bytes. A lane that reads ahead may read a block that no job uses later. If no
+// job has used a lane's block, the block is not written back when another block takes the lane.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,9 @@ struct DetachedJob {
     DetachedStaging::Place place = 0;
   };
   std::function<void(const Ground&)> work;
-  // The function runs on the scheduler's thread after the work is done. A parameter on the device
-  // then already has its new values. A changed record may still be on the way to its home.
+  // The function runs on the scheduler's thread after the work is done. When the function runs, a
+  // parameter on the device already has its new values. A changed record may still be on the way to
+  // its home.
   std::function<void()> worked;
   std::optional<DeviceValues> remote = std::nullopt;  // the values of a block on the device
 };

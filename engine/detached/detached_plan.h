@@ -47,8 +47,8 @@ struct DetachedPlan {
   std::uint64_t storage_bytes = 0;
   std::uint64_t lane_bytes = 0;  // of each; 0 without blocks on storage
   std::uint32_t lanes = 0;
-  // The staging memory has places for the parameters and gradients of blocks whose tensors are on a
-  // device.
+  // If a tensor is on a device, the staging memory has places for the parameters and gradients of
+  // the tensor's blocks.
   std::uint64_t staging_bytes = 0;  // of each; 0 without such tensors
   std::uint32_t staging_slots = 0;
 
@@ -57,8 +57,8 @@ struct DetachedPlan {
   std::uint64_t host_bytes() const { return state_bytes() + staging_slots * staging_bytes; }
 };
 
-// A tensor of at most this many elements stays in host memory under any placement, if memory.host
-// has room. For such small tensors, the time for transfers is not worth the saved memory.
+// If memory.host has room, a tensor with at most this many elements stays in host memory under any
+// placement. For small tensors, the saved memory is not worth the time of the transfers.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
 // Each block has a place in the staging memory. The parameters are at the beginning of the place,

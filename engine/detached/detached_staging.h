@@ -3,7 +3,7 @@
 // each block get a place in page-locked host memory.
 //
 // Thread rule: functions run on the scheduler's thread, unless their comments say otherwise.
-// Invariant: a place belongs to one block from take() on. The place becomes free when `done` of
+// Invariant: after take(), a place belongs to one block. The place becomes free when `done` of
 // send() runs.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The places of each plane's copies in the data files of a new durable store. The functions are
-// pure.
+// Chooses a place in the data files of a new durable store for each copy of each plane. The
+// functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct CopyPlaces {
 };
 
 // A block whose home is storage lies on the drive that plan_striping() chooses. The copies of other
-// blocks are distributed over the drives according to the same weights. A plane that is never
-// written again has one copy.
+// blocks are distributed over the drives according to `weights`. A plane that is never written
+// again has one copy.
 CopyPlaces place_copies(const Layout& layout, const Placement& placement,
                         std::span<const double> weights);
 

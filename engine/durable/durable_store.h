@@ -34,8 +34,8 @@ class DurableStore {
   DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,
                Placement& placement, Ranks& ranks);
 
-  // Returns whether the store had no commit. In this case, the application still has to provide the
-  // state.
+  // Returns whether the store had no commit. If the store had no commit, the application still has
+  // to provide the state.
   bool is_new() const { return start_.record.planes.empty(); }
   // The record of the commit from which the run continues. Requires: not is_new().
   const CommitRecord& record() const { return start_.record; }
@@ -47,10 +47,11 @@ class DurableStore {
   // Called before another state replaces the store's state. `step` is the step of the other state.
   // Fails with kInput if there are several ranks and this rank has a commit of that step. A crash
   // may occur between the commits of the ranks. When ranks open a store, they compare only their
-  // step numbers. Without this check, the ranks could then continue from different states.
+  // step numbers. Without the check in this function, the ranks could continue from different
+  // states.
   void require_other_step(std::uint64_t step) const;
 
-  // Returns the numbers of the config that differ from those of the last commit.
+  // Returns the config's numbers that differ from the numbers in the last commit.
   std::vector<std::string> changes() const { return identity_.changes(record().settings); }
   // Returns the settings for the next records. These settings include changes().
   std::string accepted_settings() const {
@@ -59,7 +60,8 @@ class DurableStore {
   std::uint64_t config_hash() const { return identity_.config_hash(); }
 
   // In a new store, name_data() gives the data files their names. When the first commit is durable,
-  // name_records() gives the record files their names. From then on, the store exists.
+  // name_records() gives the record files their names. The store exists as soon as name_records()
+  // has returned.
   void name_data();
   void name_records();
   const std::string& name() const { return name_; }

@@ -1,10 +1,10 @@
 // Makes a durable store from the state of any source. The store is for ranks that are not running
-// yet. The engines of these ranks would make the same files and the same first commit.
+// yet. If the ranks ran, their engines would make the same files and the same first commit.
 //
 // Thread rule: one thread.
-// Invariant: the store does not exist until all of it is durable. If the process is killed earlier,
-// files may remain. These files are removed the next time that a store of this name is opened or
-// made.
+// Invariant: the store does not exist until all of its data is durable. If the process is killed
+// earlier, files may remain. These files are removed the next time that a store of this name is
+// opened or made.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ struct NewStore {
   std::uint64_t size_bytes = 0;  // of all its files
 };
 
-// The function makes the store that `config` names, on the config's paths, for `ranks` ranks.
-// `application` has the application's texts of the first ranks. All further ranks get the first
-// text.
+// The function makes the store that `config` names, on the paths that `config` names. `ranks` is
+// the store's number of ranks. `application` has one text of the application for each of the first
+// ranks. If `application` has no text for a rank, the rank gets the first text.
 // Fails with:
 // - kInput: a store of this name exists already, or the source's state does not fit.
 // - kConfig, kNoSpace or kIo: the files cannot be made.

@@ -22,7 +22,7 @@ namespace sluice {
 
 class ActivationFlow {
  public:
-  // All arguments must outlive the flow. The flow reports the waits of computation to `timeline`.
+  // All arguments must outlive the flow. The flow reports to `timeline` when computation waits.
   ActivationFlow(const FlowParts& parts, StepTimeline& timeline);
 
   // Makes the flow follow `plan` for `step`. The plan must outlive the flow. Requires: finish() or

@@ -1,17 +1,18 @@
-// This class makes the transfers of an activation flow. An ActivationPlan requires copies, reads
-// and writes, and this class makes all of them. If a saved activation has to leave the device, the
+// This class makes the transfers of an activation flow. The transfers are all the copies, reads and
+// writes that an ActivationPlan requires. If a saved activation has to leave the device, the
 // activation leaves as soon as computation no longer uses it. An activation is brought back before
-// the application loads it. Activations come back in the order of the loads. An activation comes
-// back as soon as its place in the window and a staging slot are free. The block store moves
-// activations to and from storage, and verifies and watches these transfers. If computation waits
-// for parameters, the copies of these parameters have priority over the copies of activations.
+// the application loads it. Activations come back in the order in which the application loads them.
+// An activation comes back as soon as its place in the window and a staging slot are free. The
+// block store moves activations to and from storage, and verifies and watches these transfers. If
+// computation waits for parameters, the copies of these parameters have priority over the copies of
+// activations.
 //
 // Thread rule: scheduler's thread, unless stated otherwise.
 // Progress: a fetch overwrites an activation in the window. The fetch starts only after the
-// overwritten activation has been released. If this activation is still needed, it must also be at
-// home or on its way home. So a fetch holds its staging slot only until the drive and the queued
-// copies have finished. A store holds its staging slot until the enqueued computation and the drive
-// have finished.
+// overwritten activation has been released. If the overwritten activation is still needed, the
+// fetch also waits until this activation is at home or on its way home. So a fetch holds its
+// staging slot only until the drive and the queued copies have finished. A store holds its staging
+// slot until the enqueued computation and the drive have finished.
 #pragma once
 
 #include <array>

@@ -3,9 +3,9 @@
 // commit of step v begins when every block is on storage at version v. The optimizer pass writes
 // the blocks whose home is storage. The home saver writes the blocks whose home is memory. The
 // commit itself, which flushes the data and writes a small record, runs during the next step.
-// A commit contains a table of the copies that belong to the commit. Until this table is made, no
-// block of a later version is written. If every copy of a block is named by a commit, the next
-// write of the block waits until the commit under way is valid.
+// A commit contains a table of the copies that belong to the commit. Until the table of a commit is
+// made, no block of a later version is written. If every copy of a block is named by a commit, the
+// next write of the block waits until the commit under way is valid.
 //
 // A flush makes read requests wait. So the commit of a step may be held back while the next step
 // fetches its units (engine/plan/commit_turn.h).
@@ -17,9 +17,9 @@
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
 // application's text and the loss scale. The recorded values are the values at the end of the
-// step's finish(). No commit begins after a failure of the device, because updates and copies on a
-// failed device end without reporting the failure. After any other failure, only a commit that was
-// held back may begin. The state of this commit must have been on storage before the failure.
+// step's finish(). After a failure of the device, no commit begins, because an update or a copy on
+// a failed device ends without an error. After any other failure, only a commit that was held back
+// may begin, and only if its state was on storage before the failure.
 #pragma once
 
 #include <cstdint>
@@ -91,8 +91,8 @@ class Commits {
   // these uses have been fetched. A call of release() or a failure of the engine also ends the
   // hold. Commits that want_now() or want_first() has requested are never held back. With several
   // ranks, no commit is held back, because the vote on the current step waits for the commit. No
-  // commit is held back if a flush takes long compared with a step (commit_may_wait). Requires: no
-  // fetch that comes before the end of the hold waits for the commit of `step`.
+  // commit is held back if a flush takes long compared with a step (commit_may_wait). Requires: the
+  // fetches before the end of the hold do not wait for the commit of `step`.
   void hold(std::uint64_t step, std::uint32_t uses);
   void release();
 
@@ -119,7 +119,7 @@ class Commits {
   const std::string& application() const { return durable_application_; }
   std::string way_back() const;
 
-  // Sets the settings that all later commits record.
+  // Changes the settings that all later commits record.
   void set_settings(std::string settings, std::uint64_t config_hash);
 
  private:
@@ -139,8 +139,7 @@ class Commits {
   void begin_held();
   void begin_next();
   void begin(StepEnd end);
-  // Returns false if the device has failed. In this case, the engine fails with the device's
-  // failure.
+  // If the device has failed, the engine fails with the same failure, and the call returns false.
   bool is_device_sound();
   void ended(const std::optional<Error>& failure);
 

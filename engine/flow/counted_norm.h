@@ -25,9 +25,9 @@ struct CountedTensors {
 
 // The norm of elements [begin, begin + count) of the unit. `add(first, count, norm)` must add the
 // squares of the unit's elements [first, first + count) to `norm`. The range [first, first + count)
-// consists of whole leaves. A tensor that another member counts may have a value that is not
-// finite. In this case, the result is not finite, either. Without this rule, the value could stay
-// hidden, because the other member's copy of the tensor may differ.
+// consists of whole leaves. The result is not finite if any element in [begin, begin + count) is
+// not finite, even in a tensor that another member counts. The other member's copy of the tensor
+// may differ, so the other member may not see the value.
 template <class Add>
 NormAccumulator counted_norm(const Layout& layout, const CountedTensors& counted, UnitId unit,
                              std::uint64_t begin, std::uint64_t count, const Add& add) {

@@ -72,8 +72,8 @@ class GradientDrain {
 
   // Lends a place for the unit's first gradient of the step. This place is the unit's own place in
   // the gradient set. Returns false if the place cannot be lent. The bytes of the place are zero
-  // after set_zeroed_event() has occurred. The next call of try_lend_set() records this event
-  // again.
+  // after set_zeroed_event() has occurred. The next call of try_lend_set() records
+  // set_zeroed_event() again.
   // Requires: the unit has been updated, so no update reads this place any more.
   bool try_lend_set(UnitId unit);
   EventId set_zeroed_event() const { return set_zeroed_event_.id(); }
@@ -92,7 +92,7 @@ class GradientDrain {
   // Whether the unit has got its last gradient of the step. The schedule says which gradient is the
   // last one.
   bool is_closed(UnitId unit) const { return units_[index_of(unit)].is_closed; }
-  // The bytes copied out of gradient slots since the last call.
+  // The bytes that have been copied out of gradient slots since the last call.
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   // Whether a unit has got another gradient after the unit's gradient had become final.
   bool was_reopened() const { return was_reopened_; }

@@ -31,8 +31,8 @@ class GradientSpill final : public GradientHome {
 
   void start(const GradientMove& move, StreamId stream) override;
   bool moves_zeros() const override { return true; }
-  // Each block is counted in the norm before the block is written to storage. So the norm is known
-  // at once.
+  // Each block is counted in the norm before the block is written to storage. So the norm is
+  // already known when take_norm() is called.
   void take_norm(const GradientSum& sum, StreamId) override { callbacks_.on_norm(sum.unit); }
   const NormAccumulator& norm(UnitId unit) const override { return sums_[index_of(unit)].norm; }
   std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const override;
@@ -43,7 +43,7 @@ class GradientSpill final : public GradientHome {
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
   // A staging slot, which holds one block of the gradient. If the block is added to a sum, a second
-  // slot, the partner, holds the same block of the sum.
+  // slot holds the same block of the sum. The second slot is called the partner.
   struct Slot {
     Transfer transfer;
     BlockId block{};

@@ -31,8 +31,8 @@ enum class LeaseGradient : std::uint8_t {
 
 class HomeLeases {
  public:
-  // All arguments must outlive the object. `on_change` runs when a waiting update may have become
-  // possible.
+  // All arguments must outlive the object. `on_change` runs when the result of may_update() may
+  // have changed.
   HomeLeases(const FlowParts& parts, std::function<void()> on_change);
 
   // Called when a step or an inference begins. Requires: the computation of the previous step or
@@ -41,8 +41,8 @@ class HomeLeases {
   // Called when a lease on the unit begins.
   void acquired(UnitId unit);
   // Called when a lease has been released. The event `computed` occurs when the computation under
-  // this lease has ended. At this time, the computation under all earlier released leases of the
-  // unit has ended, too.
+  // this lease has ended. When `computed` occurs, the computation under all earlier released leases
+  // of the unit has ended, too.
   void released(UnitId unit, EventId computed, LeaseGradient gradient);
   // Called when no more gradients come in this step. Must be called before GradientDrain::close()
   // makes the present gradients final.

@@ -1,12 +1,12 @@
-// For commits, the saver copies state from its home in memory to storage. A block is saved as soon
-// as it has the version of the next commit. A block in host memory is written from its place, and a
-// block on the device is written through a commit buffer. The next update of the block must wait
-// until the save has ended.
+// For commits, the saver copies state to storage if the state's home is memory. A block is saved as
+// soon as it has the version of the next commit. A block in host memory is written from its place,
+// and a block on the device is written through a commit buffer. The next update of the block must
+// wait until the save has ended.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a save waits until the block has a copy on storage that no commit names. A save also
-// waits for a commit buffer and for its own transfers. A save never waits for a lane, a slot or a
-// gradient.
+// Progress: a save waits until the block has a free copy on storage. A copy is free if no commit
+// names the copy. A save also waits for a commit buffer and for its own transfers. A save never
+// waits for a lane, a slot or a gradient.
 #pragma once
 
 #include <array>

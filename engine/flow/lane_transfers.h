@@ -56,7 +56,7 @@ class LaneTransfers {
   void adopt(BlockId block);
   void drop_shadows(BlockId block);
 
-  // The bytes copied from and to the device since the last call.
+  // The bytes that have been copied from and to the device since the last call.
   std::uint64_t take_copied_bytes() { return std::exchange(copied_bytes_, 0); }
   // The stream of the copies to the device.
   StreamId up_stream() const { return up_.stream.id(); }

@@ -22,8 +22,8 @@ namespace sluice {
 class LaneUpdates {
  public:
   // All arguments must outlive the object. `math` may be null if the CPU makes all updates.
-  // `on_updated` runs when a lane's update has ended or has failed. If an update with assumed
-  // coefficients makes a weight overflow, OptimizerLane::overflow is set.
+  // `on_updated` runs when a lane's update has ended or has failed. If a weight overflows in an
+  // update with assumed coefficients, OptimizerLane::overflow is set.
   LaneUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
               std::function<void(OptimizerLane& lane)> on_updated);
 
@@ -33,7 +33,7 @@ class LaneUpdates {
   // there are enough small blocks, or until flush() is called.
   void start(OptimizerLane& lane);
   void flush();
-  // The bytes copied to the device and back since the last call.
+  // The bytes that have been copied to the device and back since the last call.
   std::uint64_t take_copied_bytes() { return streamed_ ? streamed_->take_copied_bytes() : 0; }
 
  private:
@@ -52,8 +52,8 @@ class LaneUpdates {
   std::vector<OptimizerLane*> together_;
   std::uint64_t elements_ = 0;  // of the blocks in `together_`
 
-  // The pointer is null if the CPU makes all updates. This is the last member, because its
-  // callbacks use all others.
+  // The pointer is null if the CPU makes all updates. This member comes last, because its callbacks
+  // use all other members.
   std::unique_ptr<StreamedUpdates> streamed_;
 };
 

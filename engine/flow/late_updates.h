@@ -1,11 +1,12 @@
-// The updates that blocks have missed. If optimizer.untouched is "lazy", a step does not change
-// unused units, which are units that the step does not use. Before an unused unit is used, saved or
-// read, the unit's blocks make up for the missed updates in order. Each missed update uses a
-// gradient of zeros, and the coefficients of the step that was missed. This class keeps these
+// The updates that blocks have missed. If optimizer.untouched is "lazy", a step changes only the
+// units that the step uses. All other units are called unused units. Before an unused unit is used,
+// saved or read, the unit's blocks make up for the missed updates in order. Each missed update uses
+// a gradient of zeros, and the coefficients of the step that was missed. This class keeps these
 // coefficients. So the resulting bits are the same as under optimizer.untouched "update".
 // The class has a queue of blocks that have to make up for updates. An entry names the step of the
-// last missed update. Checkpoints and commits of this step wait for the entry. Later entries of the
-// same block wait for these checkpoints and commits.
+// last missed update. A checkpoint or a commit of a step waits for all entries that name this step.
+// If a block has two entries, the later entry waits for the checkpoints and commits that wait for
+// the earlier entry.
 //
 // Thread rule: scheduler's thread only, except zeros().
 // Invariant: the queue is in the order of the entries' steps.
@@ -40,8 +41,9 @@ class LateUpdates {
   LateUpdates& operator=(const LateUpdates&) = delete;
 
   bool is_lazy() const { return placement_.is_lazy; }
-  // Called when update number `step` is applied with the coefficients `of_units`. The update counts
-  // as an update of all units, because unused units make up for this update later.
+  // Called when update number `step` is applied. `of_units` has the coefficients of this update.
+  // The update counts as an update of all units, because unused units make up for this update
+  // later.
   void applied(std::uint64_t step, const UnitCoefficients& of_units);
   // Whether the unit has missed the largest allowed number of updates, and none of the unit's
   // blocks is in the queue. If the result is true, the last update has not changed the unit.
@@ -49,7 +51,7 @@ class LateUpdates {
   // Adds an entry to the queue. Because of this entry, the block makes up for all missed updates,
   // up to the version of the block's unit. If the block has missed no update, the call does
   // nothing.
-  // Requires: no other update is bringing the block to this version.
+  // Requires: no other update is bringing the block to the version of the block's unit.
   void want(const BlockPlace& block);
 
   bool is_empty() const { return queue_.empty(); }

@@ -1,9 +1,9 @@
 // A lease lends memory, and the guard gives this memory other addresses. At the other addresses,
 // the memory is accessible only until the lease ends (base/guarded_view.h). The process ends with
 // SIGSEGV if the application uses the memory after the end of the lease, or if the application
-// writes parameters. Without the guard, such an access could read or change the bytes of another
-// unit. The guard works only on the host device, because only this device's memory can be mapped a
-// second time.
+// writes parameters. Without the guard, an access after the end of the lease could read or change
+// the bytes of another unit. The guard works only on the host device, because only this device's
+// memory can be mapped a second time.
 //
 // Thread rule: the application's thread calls lend(), and the scheduler's thread calls end().
 #pragma once
@@ -40,8 +40,8 @@ class LeaseGuard {
   // Fails with kOutOfMemory if the kernel refuses a mapping.
   LeaseGuard(const Layout& layout, const Tiers& tiers, Device& device);
 
-  // Replaces the addresses in `lease`. At the new addresses, the application has access until
-  // end(). The application may read parameters, and may read and write gradients.
+  // Replaces the addresses in `lease`. The application has access to the new addresses until end()
+  // is called. The application may read parameters, and may read and write gradients.
   LentUse lend(LeasedUse& lease);
   void end(const LentUse& use, EventId computed);
 

@@ -63,7 +63,7 @@ struct OptimizerLane {
   // `missed` contains the coefficients of these updates.
   bool is_late = false;
   std::vector<std::shared_ptr<const UnitCoefficients>> missed;
-  // This member is set if an update with assumed coefficients has made a weight overflow. The
+  // This member is set if a weight has overflowed in an update with assumed coefficients. The
   // overflow is an error only if the assumed coefficients turn out to be right.
   std::optional<Error> overflow;
 };

@@ -5,21 +5,20 @@
 // holds one block, from the start of the block's reads to the end of the block's writes.
 // UpdateOrder decides which block starts next, and when a block may be updated
 // (engine/flow/update_order.h). Speculative updates are written to shadow copies on storage. If the
-// assumed coefficients were right, apply() adopts these copies. Otherwise the updates are repeated
-// from the old state. With a durable store, a lane keeps its block until the block can be written
-// to a copy that no commit names (engine/flow/commits.h).
+// assumed coefficients were right, apply() adopts the shadow copies. Otherwise the updates are
+// repeated from the old state. With a durable store, a lane keeps its block until the block can be
+// written to a copy that no commit names (engine/flow/commits.h).
 // A block that makes up for missed updates needs a lane, too (engine/flow/late_updates.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
 // step's gradients or coefficients. A lane also waits for a parameter slot, which becomes free when
 // the copies under way have ended. A commit waits for writes of earlier versions and for the
-// drives, but never for a lane that waits for this commit. Two kinds of unit uses may wait for a
-// lane. The first kind is a use that comes in the next step and needs the block in the lane. The
-// second kind is a use of a unit that has missed updates. Nothing else in a step waits for a lane.
-// As long as lanes may wait for computation, one lane is kept free for units that have missed
-// updates. The blocks of one update are independent. So any order of the updates gives the same
-// bits.
+// drives, but never for a lane that waits for this commit. Two kinds of uses may wait for a lane.
+// The first kind is a use that comes in the next step and needs the block in the lane. The second
+// kind is a use of a unit that has missed updates. Nothing else in a step waits for a lane. As long
+// as lanes may wait for computation, one lane is kept free for units that have missed updates. The
+// blocks of one update are independent. So any order of the updates gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +45,7 @@
 
 namespace sluice {
 
-// The other parts of a step that the pass uses.
+// The pass uses these other parts of a step.
 struct UpdateParts {
   ParameterSlots& slots;
   ResidentUnits& residents;
@@ -85,8 +84,8 @@ class OptimizerPass {
   void catch_up(const UnitPlace& unit);
   // Calls catch_up() for all units.
   void catch_up();
-  // The bytes that late updates have read from storage since the last call. Late updates have
-  // written the same number of bytes.
+  // The bytes that late updates have read from storage since the last call. In the same time, late
+  // updates have written as many bytes as they have read.
   std::uint64_t take_late_bytes() { return std::exchange(late_bytes_, 0); }
   // Cancels the announced update. apply() must not be called for this update. The lanes drop the
   // blocks that they have read ahead.
@@ -126,7 +125,7 @@ class OptimizerPass {
   // All blocks, in the order in which the pass updates them once the norm is known. Frozen blocks
   // come last.
   std::vector<BlockId> blocks_in_order() const;
-  // The bytes copied between device and lanes since the last call.
+  // The bytes that have been copied between device and lanes since the last call.
   std::uint64_t take_copied_bytes() {
     return transfers_.take_copied_bytes() + updates_.take_copied_bytes();
   }
@@ -191,9 +190,10 @@ class OptimizerPass {
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; still true while the previous update is being written
   // left_until_ has one entry for each block. While an update of the block is on its way home,
-  // later steps may leave the block unchanged. The entry is the number of the last such step. If
-  // there is no such step, the entry is 0. When the update is home, the block counts as saved for
-  // the commits up to this step.
+  // later steps may leave the block unchanged. The entry is the number of the last step that has
+  // left the block unchanged. The entry is 0 if no step has left the block unchanged. When the
+  // update has reached the block's home, the block counts as saved for the commits up to the step
+  // in the entry.
   std::vector<std::uint64_t> left_until_;
 
   bool is_stopped_ = false;

@@ -58,21 +58,21 @@ class Prefetcher {
 
   // Makes the prefetcher follow `schedule`. The prefetcher fetches the parameters as they are after
   // `version` updates. If `keeps_for_update` is true, the parameters of a block stay in their slot
-  // after the step's last fetch, for the update. `schedule` and `plan` must stay valid while the
+  // from the step's last fetch until the update. `schedule` and `plan` must stay valid while the
   // prefetcher follows them. Requires: idle().
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
   // After this call, no fetch is started. The fetches under way continue, and idle() is true when
   // these fetches have ended.
   void stop();
-  // Must be called after stop(). The prefetcher then makes the fetches for the uses before `end`,
-  // and no other fetches. Requires: no fetch for use `end` or a later use has begun.
+  // Must be called after stop(). After the call, the prefetcher makes only the fetches for the uses
+  // before `end`. Requires: no fetch for use `end` or a later use has begun.
   void fetch_up_to(std::uint32_t end);
   // Whether all fetches have ended and no further fetch will start.
   bool has_stopped() const { return is_stopped_ && idle(); }
   // Returns the progress of the fetches. A new plan is made from this progress. To change the
   // schedule, call stop(), wait for has_stopped(), and call resume() with a new plan. The uses
-  // before `acquired` must be the same in both plans.
+  // before `acquired` must be the same in the old plan and in the new plan.
   WindowProgress progress(std::uint32_t acquired) const {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
@@ -87,8 +87,8 @@ class Prefetcher {
   // Starts all work that can start now.
   void pump();
 
-  // Whether every copy and gather that `use` needs has been queued. If so, a stream that waits for
-  // ready_event() may read the unit.
+  // Whether every copy and gather that `use` needs has been queued. If the result is true, a stream
+  // that waits for ready_event() may read the unit.
   bool is_ready(std::uint32_t use) const {
     return use < ready_uses_ && (gathers_.empty() || use < gathers_.front());
   }
@@ -100,9 +100,9 @@ class Prefetcher {
   }
   bool is_fetched(std::uint32_t use) const { return plan_->uses[use].fetch; }
 
-  // Whether nothing is under way. The result is true if no read, no copy and no gather from a home
-  // is under way. In addition, every issued block must have been processed, and every gather must
-  // have been queued.
+  // Whether nothing is under way. The result is false while a read, a copy or a gather from a home
+  // is under way. The result is also false while an issued block has not been processed, or a
+  // gather has not been queued.
   bool idle() const {
     return pipeline_.empty() && copies_.empty() && gathers_.empty() && home_gathers_ == 0;
   }

@@ -1,10 +1,10 @@
-// This class handles units whose home is the device, from a unit's update to the unit's next use.
-// If ranks share the optimizer's state but not the parameters, each rank updates its own shard of a
-// unit. After the update, the rank gets the other ranks' shards by a gather in place. The updates
-// may end in any order. The gathers are issued in forward order, so that the sequence is the same
-// on every rank. A unit with sharded parameters is gathered for each use instead
-// (engine/flow/prefetcher.h). For such a unit, this class records only the end of the shard's
-// update.
+// This class handles units whose home is the device, in the time between a unit's update and the
+// unit's next use. If ranks share the optimizer's state but not the parameters, each rank updates
+// its own shard of a unit. After the update, a gather in place brings the other ranks' shards to
+// this rank. The updates may end in any order. The gathers are issued in forward order, so that the
+// sequence is the same on every rank. A unit with sharded parameters is gathered for each use, and
+// not after each update (engine/flow/prefetcher.h). For such a unit, this class records only the
+// end of the shard's update.
 //
 // Thread rule: scheduler's thread only, except event() and updated_event(), which any thread may
 // call.
@@ -24,7 +24,7 @@ namespace sluice {
 class ResidentUnits {
  public:
   // All arguments must outlive the object. `on_change` runs when a gather has been queued. Units
-  // that the model's forward order omits are gathered last.
+  // that are not in the model's forward order are gathered last.
   ResidentUnits(const FlowParts& parts, std::function<void()> on_change);
 
   // Called when the work that changes `unit` has been enqueued on `stream`. This work writes new
@@ -37,9 +37,9 @@ class ResidentUnits {
   void left(UnitId unit);
 
   // Whether the gather after the unit's last update has been queued on the device. A gather may
-  // have to wait for the gathers of units that come earlier in forward order. For example,
-  // announced units are last in this order, but may be used before the other units have been
-  // updated.
+  // have to wait for the gathers of units that come earlier in forward order. Announced units, for
+  // example, come last in forward order, but a step may use announced units before the other units
+  // have been updated.
   bool is_queued(UnitId unit) const {
     const std::size_t i = index_of(unit);
     return unqueued_[i] == 0 && (!is_updated_[i] || is_left_[i]);
@@ -58,8 +58,8 @@ class ResidentUnits {
   const BeginTime* gather_begun_ns(UnitId unit) const { return &gathers_begun_ns_[index_of(unit)]; }
 
  private:
-  // Whether the unit is gathered after each update. No such gather is needed if the rank updates
-  // the complete unit, or if the unit is gathered for each use.
+  // Whether the unit is gathered after each update. A gather after an update is not needed if the
+  // rank updates the complete unit, or if the unit is gathered for each use.
   bool is_gathered(UnitId unit) const {
     const UnitPlace& place = layout_.unit(unit);
     return ranks_.shard_optimizer() && !place.is_sharded && !place.is_local;

@@ -32,7 +32,8 @@ namespace sluice {
 class StateSaver {
  public:
   struct Hooks {
-    // Whether no update of the block is running or being written home.
+    // Whether the block is at rest: no update of the block is running, and no new state of the
+    // block is being written to its home.
     std::function<bool(BlockId block)> is_at_rest;
     std::function<void()> on_change;
   };
@@ -51,12 +52,12 @@ class StateSaver {
   // Starts the threads that write the checkpoint.
   // Fails with kUnsupported if no thread can be started.
   void prepare();
-  // Begins to save the state as it is after update number `step`. Blocks are saved in the order of
-  // `blocks`. Requires: prepare() has been called, no save is under way, and no update after `step`
-  // has begun.
+  // Begins to save the state that update number `step` has produced. Blocks are saved in the order
+  // of `blocks`. Requires: prepare() has been called, no save is under way, and no update after
+  // `step` has begun.
   void begin(std::uint64_t step, std::vector<BlockId> blocks, Work work);
-  // Whether the save still needs the block as it is after `step` updates. If so, the block's next
-  // update has to wait.
+  // Whether the save still needs the state that the block has after `step` updates. If so, the
+  // block's next update has to wait.
   bool holds(BlockId block, std::uint64_t step) const;
   // Called when an update waits for the block. If no update waits for another block, the saver
   // loads this block next. Requires: holds().
@@ -79,7 +80,7 @@ class StateSaver {
   void pump();
   // From now on, the saver starts no more work.
   void stop() { is_stopped_ = true; }
-  // Whether no transfer, copy or thread of the saver is at work.
+  // Whether all transfers, copies and threads of the saver are at rest.
   bool is_at_rest() const { return busy_ == 0; }
 
  private:

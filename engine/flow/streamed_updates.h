@@ -28,7 +28,7 @@ class StreamedUpdates {
   StreamedUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math);
 
   // Whether update() may be called for the block. A slot must be free. If the home of the block's
-  // parameters is the device, the gather after their last update must have been queued.
+  // parameters is the device, the gather after the parameters' last update must have been queued.
   bool may_update(const BlockPlace& block) const {
     return !free_slots_.empty() && (!parameters_stay(block) || residents_.is_queued(block.unit));
   }

@@ -31,9 +31,9 @@ struct ActivationAccess {
   ActivationAction action = ActivationAction::kSave;
   std::uint32_t source = 0;  // the access that saved the activation
   std::uint32_t place = 0;   // in the window
-  // If a save has this flag, the activation also goes to its home, because the place in the window
-  // is given to another activation before the load. If a load has this flag, the activation comes
-  // from its home.
+  // If a save has this flag, the activation also goes to its home. The reason is that another
+  // activation gets the place in the window before the load. If a load has this flag, the
+  // activation comes from its home.
   bool moves = false;
   bool empties_home = false;                  // the last load that moves the activation of `source`
   std::optional<std::uint32_t> evicted = {};  // last access of the overwritten activation
@@ -107,14 +107,15 @@ struct ActivationNeeds {
   ActivationHomes homes;
   // Both members are numbers of places in the window. Each place is as large as the largest
   // boundary. If no activation may leave the window, both numbers include a place for every
-  // activation. Otherwise `places_least` includes only places for the held accesses, and
-  // `places_wanted` also includes places for the accesses that are read ahead.
+  // activation. If activations may leave the window, `places_least` includes only places for the
+  // held accesses. `places_wanted` also includes places for the accesses that are read ahead.
   std::uint32_t places_least = 0;
   std::uint32_t places_wanted = 0;
 };
 
 // `uses_ahead` is the number of uses whose accesses are read ahead.
-// Fails with kInvalidArgument if the model does not say what crosses its boundaries.
+// Fails with kInvalidArgument if the model has boundaries, but does not give
+// ModelSpec::boundary_bytes.
 ActivationNeeds activation_needs(const ModelSpec& model, const Config::Activations& activations,
                                  std::uint32_t uses_ahead);
 

@@ -3,12 +3,12 @@
 // announced unit fits into every free place. Announcements only add uses. Announcements change
 // neither the earlier plan nor the schedule of the other units. So a step reads exactly the bytes
 // of the announced units. A new unit takes the place of a unit that has no later use in the same
-// announcement. If several units have no later use, the unit whose last use is longest ago gives up
-// its place. If every unit has a later use, the unit whose next use is latest gives up its place.
-// The time for an announcement grows with the number of announced units, but not with the number of
+// announcement. If several units have no later use, the unit that was used longest ago gives up its
+// place. If every unit has a later use, the unit with the latest next use gives up its place. The
+// time for an announcement grows with the number of announced units, but not with the number of
 // earlier uses.
 //
-// Thread rule: one thread at a time. The references that the functions return stay valid.
+// Thread rule: one thread at a time. Every reference that a function has returned stays valid.
 #pragma once
 
 #include <cstdint>

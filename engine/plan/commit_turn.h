@@ -18,7 +18,7 @@ namespace sluice {
 // pass. So the commit waits only for the uses of the forward pass. Under `deferred`, the commit
 // waits for the uses up to the end of the first backward pass. With many micro-batches, a commit
 // that waited for the end of the step would come too late. Under `serial`, the result is 0, and the
-// commit begins at once, because the whole state is stored before the next step begins.
+// commit begins at once. The reason is that the whole state is stored before the next step begins.
 std::uint32_t uses_before_commit(const Schedule& schedule, OverlapPolicy policy);
 
 // Whether a commit may wait for fetches at all. The result is false if the flushes take more than a

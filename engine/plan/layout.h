@@ -7,11 +7,11 @@
 // each rank. The blocks are then the blocks of the rank's own shards. So code that works block by
 // block processes only the rank's part.
 //
-// Invariants: in its unit, a tensor starts at a multiple of 256 elements. So the tensor has the
-// same address modulo 256 B in every placement. The lengths of units, shards and blocks are
-// multiples of 256 elements. A leaf of the gradient norm has 256 elements. A group of 8-bit moments
-// has 256 elements, too. Padding elements are zero. Padding elements stay zero, because their
-// gradients are zero.
+// Invariants: each tensor begins at a multiple of 256 elements, counted from the beginning of the
+// unit. So the tensor has the same address modulo 256 B in every placement. The lengths of units,
+// shards and blocks are multiples of 256 elements. A leaf of the gradient norm has 256 elements. A
+// group of 8-bit moments has 256 elements, too. Padding elements are zero. Padding elements stay
+// zero, because their gradients are zero.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
 // The placement says which tier is the home of each block's states, and how large every pool in
 // every tier is. The placement is a pure function of (layout, model, budgets, choices). Mandatory
 // pools come first. The size of each mandatory pool is a sum. Comments in the source explain the
-// terms of these sums. The rest of a budget is filled with state. State that saves the most traffic
-// comes first. The placement is fixed for a run. Because every step uses the state in the same
-// cyclic order, a fixed choice is as good as any cache. A fixed choice can also be predicted and
-// explained. A placement is constant after construction.
+// terms of these sums. The rest of a budget is filled with state. The state that saves the most
+// traffic comes first. The placement is fixed for a run. Because every step uses the state in the
+// same cyclic order, a fixed choice is as good as any cache. A fixed choice can also be predicted
+// and explained. A placement is constant after construction.
 #pragma once
 
 #include <algorithm>
@@ -117,8 +117,8 @@ struct Placement {
   std::uint64_t nvme_gradient_bytes = 0;
   std::uint64_t nvme_activation_bytes = 0;
   // With a durable store, every plane has durable_copies copies on storage, wherever the plane's
-  // home is. If durable_copies is 0, the state is scratch. The copies take durable_bytes bytes, in
-  // addition to the homes and shadows on storage.
+  // home is. If durable_copies is 0, the state lies in scratch files. The copies take durable_bytes
+  // bytes, in addition to the homes and shadows on storage.
   std::uint32_t durable_copies = 0;
   std::uint64_t durable_bytes = 0;
   std::uint64_t commit_bytes = 0;  // written by a commit, for state at home in memory
@@ -197,8 +197,8 @@ struct Placement {
   std::uint64_t update_flag_bytes() const {
     return update_staging.count == 0 ? 0 : kStorageAlignBytes;
   }
-  // The bytes of the device's pools, which the tiers cut from one slab. device_bytes() returns the
-  // sum of these bytes and the ranks' memory.
+  // The bytes of all pools of the device. The tiers cut these pools from one slab. device_bytes()
+  // returns the sum of these bytes and the ranks' memory.
   std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + announced_window.size_bytes() +
            gradient_slots.size_bytes() + device_gradient_bytes + device_record_bytes + tally_bytes +
@@ -258,24 +258,24 @@ struct PassNeeds {
   std::uint32_t save_buffers = 0;
 };
 
-// The needs of `config` on each of `ranks` ranks. If the device has its own memory, the planner may
-// fill this memory with optimizer state.
+// Returns the needs that follow from `config`, for one of `ranks` ranks. If the device has its own
+// memory, the planner may fill this memory with optimizer state.
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
                      bool device_is_host);
 
 // The function tries to place the state under `budgets`. If a pair of budgets works, every pair of
 // larger budgets works, too.
-// Fails with kOutOfMemory if a budget is too small for the mandatory pools of its tier, or for the
-// state that `choices` assigns to this tier. The message lists the pools. The message names the
-// smallest budget that works while the other budget stays as it is. If no size of this budget alone
-// works, the message names a pair of budgets.
+// Fails with kOutOfMemory if a budget is too small. A budget must hold the mandatory pools of its
+// tier, and the state that `choices` assigns to this tier. The message lists the pools. The message
+// names the smallest budget that works while the other budget stays as it is. If no size of this
+// budget alone works, the message names a pair of budgets.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
 
 // The length of a tally. A tally is the device's report about a unit whose gradients wait on the
 // device. For each leaf that this rank owns, the tally has the sum of squares, as fp64. The tally
-// also has 32 bits that say whether an update has made a weight overflow.
+// also has 32 bits that say whether a weight has overflowed in an update.
 std::uint64_t tally_bytes_of(const UnitPlace& unit);
 
 // The places of the parts in a slot of Placement::update_staging. The parts are a block's
@@ -299,7 +299,7 @@ bool shadows_serve_all(const Layout& layout, Placement placement);
 // Requires: add_shadows() has been called already if shadows are needed.
 void add_copies(const Layout& layout, std::uint32_t count, Placement& placement);
 // The number of copies that `config` needs. One copy is named by the last commit, and a second copy
-// is written by updates. Tentative updates may need a third copy, because there are times at which
+// is written by updates. Tentative updates may need a third copy. The reason is that at some times
 // neither the first nor the second copy may be overwritten.
 std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
 // Whether the policy "auto" may speculate. With a durable store, the policy "auto" may speculate

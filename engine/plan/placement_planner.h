@@ -3,10 +3,10 @@
 // (engine/plan/placement_host.cc). Only these two files and engine/plan/placement_budget.cc use
 // this header. placement_budget.cc decides which attempts are made.
 //
-// A single home on the device may decide whether everything fits. For example, the first unit on
-// the device no longer needs host memory for its parameters. But the update of these parameters now
-// needs buffers in host memory. So the caller can exclude such state from the device for an attempt
-// (PlacementThrift).
+// One more home on the device can make the whole placement too large. For example, the first unit
+// on the device no longer needs host memory for its parameters. But the update of these parameters
+// now needs buffers in host memory. So the caller can tell an attempt which kinds of state stay off
+// the device (PlacementThrift).
 //
 // Thread rule: one thread, because one call of plan_placement() owns the object. An object makes
 // one attempt. To make another attempt, copy the object first.
@@ -52,8 +52,8 @@ class PlacementPlanner {
   Placement take() { return std::move(placement_); }
 
  private:
-  // The homes that are in use. The sizes of buffers depend on these homes. Because models have many
-  // blocks, the search for these homes is made only once for each choice of homes.
+  // The homes that are in use. The sizes of buffers depend on these homes. The search for these
+  // homes goes through all blocks, so the planner searches only once for each choice of homes.
   struct HomesInUse {
     bool parameters_on_storage = false;
     bool parameters_on_device = false;

@@ -32,8 +32,8 @@ Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
 void mark_gradients(const ModelSpec& model, Schedule& schedule);
 
 // Returns a schedule that consists of three parts: the first `acquired` uses of `expected`, the
-// unexpected use, and the uses that may still come. If `expected` has the unexpected use at a later
-// place, only the uses after this place may still come. Otherwise all remaining uses may still
+// unexpected use, and the uses that may still come. If `expected` has a later use of `unit` in
+// `pass`, only the uses after this later use may still come. Otherwise all remaining uses may still
 // come. From `acquired` on, first_gradient and final_gradient are false, because the first and last
 // gradients are not known yet.
 Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);

@@ -28,10 +28,10 @@ std::uint32_t first_level_ranks(const Config::Sharding& sharding, std::uint32_t 
 // for group_size(). The call fails in the same cases as group_size().
 Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count);
 
-// Whether ranks add up the gradient of every use, and not only each unit's sum over a step. If
-// gradients are sharded, ranks always add up the gradient of every use. With one micro-batch or in
-// vertical order, ranks always add up the gradient of every use, too, because all stages then give
-// the same bits. In all other cases, ranks add up each unit's sum once per step.
+// Whether ranks add up gradients after every use. If gradients are sharded, ranks always add up the
+// gradient of every use. With one micro-batch, or in vertical order, ranks also add up the gradient
+// of every use. Then all ZeRO stages give the same bits. In all other cases, ranks add up each
+// unit's sum once per step.
 bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order);
 
 // The device memory that each of `count` ranks needs in addition to the pools.

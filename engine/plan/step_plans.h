@@ -38,9 +38,9 @@ class StepPlans {
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
   // Returns the new plan of a step. The step has followed `plan` up to `progress`, and now uses
-  // `unit` instead of the planned unit. If an inference uses its first unit again after its last
-  // planned use, the inference has another batch. In this case, the new plan expects twice as many
-  // batches. So a few changes of the plan are enough for any number of batches.
+  // `unit` instead of the planned unit. After the last planned use, an inference may use the first
+  // unit again. This means that the inference has another batch. In this case, the new plan expects
+  // twice as many batches. So a few changes of the plan are enough for any number of batches.
   // Fails with kOutOfMemory if the window cannot hold `unit` together with the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;

@@ -22,8 +22,8 @@ namespace sluice {
 // Fails with kInput if the calibration cannot be read, is of another machine, or lacks a path.
 std::vector<double> storage_weights(const Config::Storage& storage);
 
-// The dealer chooses a drive for each piece of storage. Each piece goes to the drive that is
-// furthest behind its share of the bytes so far.
+// The dealer chooses a drive for each piece of storage. Every drive has a share of all bytes. Each
+// piece goes to the drive that is furthest behind its share.
 //
 //   Example: with weights {3, 1} and equal pieces, the drives are 0 0 1 0, 0 0 1 0, ...
 class DriveDealer {

@@ -49,8 +49,8 @@ std::vector<bool> updated_units(const Layout& layout, const Placement& placement
 
 // The bytes of gradients that a step writes to storage, where the gradients wait for the update.
 // The step reads the same number of bytes. Every backward use writes its unit's sum of gradients.
-// Every backward use of a unit except the first one also reads the sum so far. The update reads the
-// final sum.
+// Every backward use after the unit's first backward use also reads the sum so far. The update
+// reads the final sum.
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
 

@@ -1,7 +1,7 @@
 // While a step is planned, this class keeps a list of the units in the device window. The units are
 // sorted in two ways: by place, and in the order in which the units should make room. The time of
-// an operation grows with the logarithm of the number of units, so that models with many small
-// units are planned quickly. Only engine/plan/window_plan.cc uses this header.
+// an operation grows with the logarithm of the number of units. So the planning is quick even for
+// models with many small units. Only engine/plan/window_plan.cc uses this header.
 //
 // Thread rule: one thread, because one plan owns the object.
 // Invariants: no two places overlap, and no unit has two places.

@@ -7,9 +7,9 @@
 // If several leases are held, their units can occupy the place that the next unit needs. If
 // Belady's rule fails because of such units, the step is planned again with a retreat. A stay is
 // the time that a unit spends in the window. A retreat reserves a place for each stay. The places
-// of units that are held at the same time never overlap. In a plan with a retreat, a held unit
-// avoids the reserved places of all units that come before the held unit is released. So the next
-// unit always has room, at least in its own reserved place. With two leases, units are placed
+// of units that are held at the same time never overlap. In a plan with a retreat, other units may
+// come while a unit is held. The held unit avoids the reserved places of these other units. So the
+// next unit always has room, at least in its own reserved place. With two leases, units are placed
 // alternately at the two ends of the window. So the window is large enough if it can hold any two
 // units that are used one after the other.
 #pragma once
@@ -26,9 +26,9 @@ struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: the unit is already there, or homed on the device
   // The entries are indices into the schedule. Some entries are uses whose units this fetch
-  // overwrites. The other entries are uses that had this unit in another place. Each entry is the
-  // last earlier use of its unit. All uses in the list must have been released and computed before
-  // a copy may start.
+  // overwrites. The other entries are uses of this unit at another place in the window. Each entry
+  // is the last earlier use of its unit. All uses in the list must have been released and computed
+  // before a copy may start.
   std::vector<std::uint32_t> evicted_uses;
 };
 
@@ -70,7 +70,7 @@ WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> 
 // `progress.acquired`, `changed` equals `schedule`. Units that have been fetched ahead keep their
 // places as long as these units may be needed.
 // Fails with the errors of plan_window(). With several leases, the call also fails if held units
-// lie in the way.
+// leave no place for the next unit.
 WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
                          const WindowProgress& progress, const Schedule& changed,
                          std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,

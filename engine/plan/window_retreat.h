@@ -1,6 +1,6 @@
-// The places in the device window to which a step can always retreat. Each stay of a unit has one
-// place. The places of units that are held at the same time never overlap. The functions are pure,
-// and any thread may call them.
+// A retreat reserves places in the device window, so that every unit of a step has room. Each stay
+// of a unit has one place. The places of units that are held at the same time never overlap. The
+// functions are pure, and any thread may call them.
 //
 // A stay is a unit's time in the window, from a use until the unit is no longer held. If a unit is
 // used again before the end of its stay, the unit has to keep its place. With `leases` leases, use
@@ -30,9 +30,10 @@ WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::span<const std::uint64_t> unit_bytes,
                                    std::uint64_t window_bytes);
 
-// Each stay is put at the lowest address that the earlier stays leave free. The function first puts
-// the stays in order of time, and then in order of size. The function also tries to put all units
-// side by side. The function returns the smallest of the three results.
+// Each stay is put at the lowest address that the earlier stays leave free. The function makes
+// three attempts: the first takes the stays in order of time, and the second takes the stays in
+// order of size. The third attempt puts all units side by side. The function returns the smallest
+// of the three results.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 

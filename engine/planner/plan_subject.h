@@ -35,8 +35,8 @@ class Planning {
   PlannedPlacement place_under(OverlapPolicy policy) const;
   // Plans the config's own choices with another processor for the updates.
   PlannedPlacement place_on(UpdateProcessor processor) const;
-  // `blocks_max` is the largest number of blocks in the simulation. It has the same meaning for
-  // bound_of_blocks().
+  // `blocks_max` is the largest number of blocks in the simulation. bound_of_blocks() uses
+  // `blocks_max` with the same meaning.
   StepCost step_of(const Placement& placement, OverlapPolicy policy, const Rates& rates,
                    std::uint64_t blocks_max = kBlocksSimulatedMax) const;
 

@@ -65,7 +65,7 @@ struct PlannedPlacement {
 // - host: everything is in host memory.
 // - nvme: everything is on storage.
 // - mixed: the planner chooses the homes within the budgets.
-// If several ranks cannot have a placement, this placement gets an obstacle.
+// If several ranks cannot have a placement, the `obstacle` of this placement says why.
 // Fails with kConfig if several ranks cannot have the config's own placement.
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
 

@@ -1,7 +1,8 @@
 // The functions look for a change of settings that makes the step quicker. Only changes that a plan
 // has simulated are considered. If the config says "auto", the homes are chosen to save traffic.
-// Less traffic nearly always means less time. Only a plan shows exceptions, because only a plan
-// simulates steps. The functions are pure, and any thread may call them.
+// Less traffic nearly always means less time. Only a plan can show a case in which less traffic
+// takes more time, because only a plan simulates steps. The functions are pure, and any thread may
+// call them.
 #pragma once
 
 #include <optional>
@@ -37,8 +38,8 @@ struct MoreMemory {
 };
 
 // The function tries a few larger budgets, from 1.25 times to 4 times the present budget. Returns
-// the smallest of these budgets whose step is at least 5 % quicker than the step of `own`. `own` is
-// the config's own placement. The result is empty if there is no such budget.
+// the smallest of these budgets that makes the step at least 5 % quicker than the step of `own`.
+// `own` is the config's own placement. The result is empty if there is no such budget.
 std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own);
 
 // The settings that make the change, such as "placement.parameters=auto

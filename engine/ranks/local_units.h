@@ -1,6 +1,6 @@
 // The ranks' local units (UnitSpec::is_local). The ranks check that their local units match. At
 // each position of the model, all ranks need units of the same shapes, so that homes and windows
-// are equal on all ranks. The name of a local unit may belong to only one rank. So the name
+// are equal on all ranks. Two ranks must not have local units with the same name. So the name
 // identifies the rank, even in a checkpoint of all ranks.
 //
 // Thread rule: the application's thread. All ranks call the functions at the same points.

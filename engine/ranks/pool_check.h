@@ -22,7 +22,7 @@ HostMemory host_of(const Device& device, Ranks& ranks);
 // Checks the pools. `host` must have been measured before the ranks allocated their buffers.
 // Returns notes for the user.
 // Fails with kOutOfMemory on all ranks if there is a shortage and `check` is RoomCheck::kError. The
-// message names the pools and says what to lower.
+// message names the pools, and says which setting should be lower.
 std::vector<std::string> check_pools(RoomCheck check, const Placement& placement, HostMemory host,
                                      const Device& device, Ranks& ranks);
 

@@ -1,8 +1,8 @@
-// For the engine, this class represents the ranks that train together. A Ranks object knows this
-// rank's part of the state, and has the sequences of collectives. The object also makes the
-// decisions that must be equal on all ranks. All ranks make these decisions from the same values.
-// The ZeRO stages 0 to 3 are presets for the part of the state that a rank keeps (Shard). Without
-// collectives there is only one rank, and no bytes are sent.
+// This class represents the ranks that train together. A Ranks object knows this rank's part of the
+// state, and has the sequences of collectives. The object also makes the decisions that must be
+// equal on all ranks. All ranks make these decisions from the same values. The ZeRO stages 0 to 3
+// are presets for the part of the state that a rank keeps (Shard). Without collectives there is
+// only one rank, and no bytes are sent.
 //
 // In hybrid sharding, `sharding.group_ranks` consecutive ranks form a group, and every group has a
 // copy of the state. The gathers stay within the group. Gradients are first added in fp32 within
@@ -79,7 +79,7 @@ class Ranks {
   // state. If shard_parameters() is true, shard_optimizer() is true, too.
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
-  // Ranks 0 .. n - 1 together have all of the state. The result is the smallest such number n.
+  // The result is the smallest number n for which ranks 0 .. n - 1 together have all of the state.
   std::uint32_t owner_count() const { return shard_optimizer() ? group_ : 1; }
   // The part of the state that the layout cuts into blocks.
   const Shard& shard() const { return shard_; }
@@ -94,9 +94,9 @@ class Ranks {
   // Adds up the gradients that the ranks have for a unit. The addition takes place in
   // `reduction.slot`, after the work that is now on `stream`. Afterwards, the part of the slot that
   // this rank owns contains the sum. If ranks do not share optimizer state, the whole slot contains
-  // the sum. `then` runs on the scheduler's thread. Work that `then` or later code enqueues on
-  // `stream` waits for the sum. If operations do not block their caller, `then` has already run
-  // when the call returns. Requires: `then` of the previous call has run.
+  // the sum. `then` runs on the scheduler's thread. If `then` or later code enqueues work on
+  // `stream`, this work waits for the sum. If operations do not block their caller, `then` has
+  // already run when the call returns. Requires: `then` of the previous call has run.
   void reduce(Scheduler& scheduler, const Reduction& reduction, StreamId stream,
               const std::function<void()>& then);
   // The part of `gathered_bytes` that moves from one node to another.

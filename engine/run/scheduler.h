@@ -1,10 +1,10 @@
 // The scheduler has one thread. This thread owns the state machines of the prefetcher, the gradient
 // drain and the optimizer pass. Completions of transfers, copies and arithmetic are posted to this
-// thread. The application's thread waits for the results in await(). While the scheduler's thread
-// has nothing to do, the application's thread itself runs the tasks that it posts. So "the
-// scheduler's thread" means the thread that is running the tasks. The scheduler keeps the first
-// failure. After this failure, no new work is started, and the application's next call rethrows the
-// failure.
+// thread. The application's thread waits for the results in await(). If the application's thread
+// posts a task while the scheduler's thread has nothing to do, the application's thread runs this
+// task. So "the scheduler's thread" means the thread that is running the tasks. The scheduler keeps
+// the first failure. After this failure, no new work is started, and the application's next call
+// rethrows the failure.
 //
 // Thread rule: any thread may call post() and fail(). The application's thread calls post_here(),
 // run(), await() and await_settled().
@@ -46,8 +46,8 @@ class Scheduler {
   void await_settled(const std::function<bool()>& ready);
 
   // After every batch of tasks, the thread runs `settle` before it checks the waiters. `settle` is
-  // repeated until it returns false. The result false means that nothing has moved. If `settle` is
-  // empty, there are no such calls any more.
+  // repeated until it returns false. `settle` returns false if no state machine has made progress.
+  // If `settle` is empty, the thread no longer calls a function after its batches.
   void settle_with(std::function<bool()> settle);
 
   // Keeps `error` if it is the first failure, and wakes every waiter.

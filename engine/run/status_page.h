@@ -3,9 +3,9 @@
 // and `sluice top` reads the page. The format is private to one version of Sluice. Reading needs no
 // lock. A sequence counter is odd during a write. A checksum detects a damaged page. The writer
 // holds a lock (flock) on the file until the process ends. So a reader recognizes the page of a
-// killed process. The reader may even be in another process namespace, and the process number may
-// even be in use again. A forked child does not keep the lock. A forked child does not write or
-// remove the page of its parent.
+// killed process. The lock also works if the reader is in another process namespace, or if the
+// process number is in use again. A forked child does not keep the lock. A forked child does not
+// write or remove the page of its parent.
 //
 // Thread rule: one thread writes. Any thread may call read_status_pages().
 #pragma once
@@ -28,8 +28,9 @@
 
 namespace sluice {
 
-// The traffic of a link in the last step. For each direction, all drives together count as one
-// link. busy_ns is the sum of the times of all transfers, even if transfers overlap in time.
+// The traffic of a link in the last step. All drives together count as one link for reads and one
+// link for writes. busy_ns is the sum of the times of all transfers, even if transfers overlap in
+// time.
 struct LinkStatus {
   std::uint64_t size_bytes;
   std::uint64_t busy_ns;

@@ -53,12 +53,12 @@ class StepTimeline {
   // `layout` and `device` must outlive the timeline.
   StepTimeline(const Layout& layout, Device& device) : layout_(layout), device_(device) {}
 
-  // Called when a step begins. The schedule tells the kind of the step, and about how many uses the
-  // step has. For an inference, only the calls of acquire() are recorded.
+  // Called when a step begins. The schedule gives the kind of the step, and the approximate number
+  // of uses. For an inference, only the calls of acquire() are recorded.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // Called when the schedule has changed. The change then counts as the cause of two kinds of
-  // waits: the waits until the next use arrives, and the wait of this use itself.
+  // Called when the schedule has changed. The change then counts as the cause of all waits of the
+  // next use.
   void change();
   // Called when the step gets `uses` more uses.
   void lengthen(std::size_t uses);
@@ -67,7 +67,8 @@ class StepTimeline {
   // Computation resumes when the work that was enqueued between arrive() and resume() is done. If
   // `copies` is set, the wait between these two points is a wait for copies to the device. If
   // `gather_begun_ns` points to a time other than 0, computation waits for other ranks from that
-  // time on. The time is read after the use's event, and must outlive the step.
+  // time on. The timeline reads this time after the use's event. The object with the time must
+  // outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
   struct Resumption {
     ScheduledUse scheduled;
@@ -81,8 +82,8 @@ class StepTimeline {
   // Neither event may be recorded again until the step has ended.
   void pause(EventId asked, EventId granted, const WaitCause& cause);
 
-  // From now on, use `use` waits for `cause`. If `cause` has no reason, the use waits for nothing.
-  // The use `kTraceNone` stands for the end of the step.
+  // From now on, the use with the number `use` waits for `cause`. If `cause` has no reason, the use
+  // waits for nothing. The use `kTraceNone` stands for the end of the step.
   void waits_for(std::uint32_t use, WaitCause cause);
   void ready() { waits_for(kTraceNone, {}); }
 
@@ -95,7 +96,7 @@ class StepTimeline {
   // Requires: ends().
   StepTimes finish(std::uint64_t finish_ns, const WorkTimes& work);
 
-  // Called when the step will not be finished by finish().
+  // Called when the step ends without a call of finish().
   void abandon();
 
   // For each unit, the mean time in seconds that computation takes per use. The first step is left
@@ -126,7 +127,7 @@ class StepTimeline {
     double forward_s = 0, backward_s = 0;
     std::uint64_t forward_uses = 0, backward_uses = 0;
   };
-  // The state of computation at cursor_ns_, the time up to which the step has been laid out.
+  // The state of computation at the time cursor_ns_.
   enum class Phase : std::uint8_t { kComputing, kStalled, kEnding };
 
   void close_segment(std::uint64_t now_ns);
@@ -169,7 +170,8 @@ class StepTimeline {
   std::vector<Segment> segments_;  // in order of time
   std::vector<Pause> pauses_;      // likewise
 
-  // Everything up to cursor_ns_ has been laid out; cursor_ns_ lies in `phase_` of next_use_.
+  // The step has been laid out up to the time cursor_ns_. At this time, computation is in the phase
+  // `phase_` of the use next_use_.
   Phase phase_ = Phase::kComputing;
   std::uint32_t next_use_ = 0;
   std::size_t next_segment_ = 0;

@@ -27,7 +27,7 @@ class TaskThread {
         on_exception;  // on the same thread, when a task or after_tasks throws
   };
 
-  // `name` has at most 15 characters, because debuggers show no more.
+  // `name` has at most 15 characters, because debuggers do not show longer names.
   // Fails with kUnsupported if the machine cannot start a thread. The message names the thread.
   TaskThread(const std::string& name, Hooks hooks);
   TaskThread(const TaskThread&) = delete;

@@ -1,8 +1,8 @@
-// With a wait limit, an application's wait ends after a while, and the application can then wait
-// again. For example, the application can look for signals between the two waits. If a thread has a
-// WaitLimit and a LimitedWait, Scheduler::await() throws WaitEnded on this thread when the time
-// limit is over. WaitEnded does not mean a failure. The work for which the thread has waited goes
-// on.
+// A wait limit ends an application's wait after a while. The application can then wait again. For
+// example, the application can look for signals between the two waits. A thread may have both a
+// WaitLimit and a LimitedWait. On such a thread, Scheduler::await() throws WaitEnded when the time
+// limit is over. WaitEnded does not mean a failure. The thread no longer waits for the work, but
+// the work goes on.
 //
 // Thread rule: each thread has its own limit.
 #pragma once

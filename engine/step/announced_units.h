@@ -1,8 +1,8 @@
 // The uses of announced units in a step. The object knows the order of these uses, and how many of
-// them have been acquired. The fetches for announced uses follow their own plan, which is separate
-// from the plan of the schedule's fetches. With several ranks, local units (UnitSpec::is_local)
-// have an order, a plan and places of their own. The reason is that ranks use local units at
-// different times, but must gather all other units at the same times.
+// them have been acquired. The fetches for announced uses have a plan of their own. The schedule's
+// fetches have another plan. With several ranks, local units (UnitSpec::is_local) have an order, a
+// plan and places of their own. The reason is that ranks use local units at different times, but
+// must gather all other units at the same times.
 //
 // Thread rule: the application's thread calls check(), next(), has_come() and are_shared_over().
 // The application's thread also calls add(), but only while the scheduler's thread waits. The
@@ -33,7 +33,8 @@ class AnnouncedUnits {
   void add(std::span<const UnitId> units, Pass pass);
 
   // Fails with kInvalidArgument if a unit does not exist, is not an announced unit, or is given
-  // twice. Also fails with kInvalidArgument if only some of the units belong to this rank alone.
+  // twice. Also fails with kInvalidArgument if `units` mixes units of this rank alone with other
+  // units.
   void check_announcement(std::span<const UnitId> units) const;
   // Returns whether this rank alone uses the unit. Requires: the unit is announced.
   bool is_own(UnitId unit) const;

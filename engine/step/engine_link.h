@@ -44,8 +44,8 @@ struct EngineLink {
 // base/float_environment.h. The call does not change the caller's own environment.
 class CallGuard {
  public:
-  // `link` is null if the call's object has been moved to another object. The call itself then
-  // reports the error.
+  // `link` is null if the call's object has been moved to another object. In this case, the guarded
+  // call reports the error.
   // Fails with kInvalidArgument while another call is under way.
   CallGuard(std::shared_ptr<EngineLink> link, const char* name);
   CallGuard(const CallGuard&) = delete;

@@ -1,7 +1,7 @@
 // A number that stands for the order in which a step's gradients arrive. All ranks have to
 // interleave announced uses and scheduled uses in the same way. The ranks compare their orders only
-// by this number. All gradients are reduced in one sequence. So a rank with another order would add
-// gradients of different units.
+// by this number. All gradients are reduced in one sequence. So if two ranks had different orders,
+// gradients of different units would be added.
 //
 // Thread rule: one thread.
 #pragma once

@@ -36,7 +36,7 @@ class ScheduleCursor {
   void advance() { ++next_use_; }
   bool is_over() const { return next_use_ == plan_->schedule.size(); }
   bool expects(UnitId unit, Pass pass) const;
-  // `call` names the application's call, which needs the gradients of a step.
+  // `call` is the name of the application's call. This call needs the gradients of a step.
   // Fails with kInvalidArgument if no step is active, if leases are held, or if no unit has had a
   // use in backward.
   void require_gradients(const char* call, std::uint32_t leases_held) const;

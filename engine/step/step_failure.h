@@ -36,8 +36,8 @@ class StepFailure {
   // Called when a step was abandoned after some blocks had been updated. The step's update has the
   // number `version` + 1.
   void abandoned_midway(std::uint64_t version);
-  // Called when one of several ranks has abandoned the step of update number `version` + 1. The
-  // rank is then no longer at the same step as the other ranks.
+  // Called when one of several ranks has abandoned a step. The step's update has the number
+  // `version` + 1. The rank is then no longer at the same step as the other ranks.
   void abandoned_alone(std::uint64_t version, std::uint32_t rank, std::uint32_t rank_count);
 
  private:

@@ -1,9 +1,9 @@
 // The step loop runs the sequence of a step. First, units are acquired and released in the order of
 // the schedule. Then the loop drains the gradients, computes their norm and the clip factor, and
 // runs the optimizer pass. The loop connects the prefetcher, the gradient drain and the optimizer
-// pass, which use the same blocks and parameter slots. The application uses the step loop through
-// leases and steps (sluice/step.h). Under every policy except serial, the optimizer pass continues
-// while the next step computes.
+// pass. These three parts use the same blocks and parameter slots. The application uses the step
+// loop through leases and steps (sluice/step.h). Under every policy except serial, the optimizer
+// pass continues while the next step computes.
 //
 // Thread rule: one application thread at a time calls the loop. The loop's parts run on the
 // scheduler's thread.
@@ -106,7 +106,7 @@ class StepLoop {
   // Fails with kInvalidArgument if the text is too long.
   void set_application(const char* call, const std::string& application);
   void commit_now();
-  // The last step whose commit every rank has, and the application's text in this commit.
+  // The last step that every rank has committed, and the application's text in this commit.
   struct Committed {
     std::optional<std::uint64_t> step;
     std::string application;

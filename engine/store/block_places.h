@@ -1,8 +1,8 @@
 // This class provides places in memory for blocks that are on their way to storage, from storage or
 // to a file. Several blocks are in memory at the same time, each in a place of its own. Each place
-// has a thread. This thread does all the work for the block in the place, and waits for the block's
-// transfers. So some blocks are transferred while other blocks are processed. The number of places
-// limits the memory.
+// has a thread. The thread of a place does all the work for the block in this place, and waits for
+// the block's transfers. So some blocks are transferred while other blocks are processed. The
+// number of places limits the memory.
 //
 // Thread rule: one thread calls the functions. Each task runs on the thread of its place. Tasks of
 // different places run at the same time.
@@ -41,9 +41,8 @@ class BlockPlaces {
   void finish();
 
  private:
-  // The thread of a place waits for a task, and the caller waits for the task's end. Both wait for
-  // `changed`, and no other thread does: with one signal for all places, every task would wake up
-  // the threads of all others.
+  // The thread of a place waits for a task, and the caller waits for the task's end. Each place has
+  // its own `changed`, so a signal wakes up only the threads that wait for this place.
   struct Place {
     std::condition_variable changed;
     std::function<void()> task;

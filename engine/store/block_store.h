@@ -2,9 +2,9 @@
 // version, and the store makes the transfer in an IoQueue. The store keeps a table of the planes'
 // versions. A block's version is the number of updates that the block has seen. Every fetch names
 // the version that it expects. So a caller can never get the weights of the last step instead of
-// the weights of this step. The bytes of every fetch are verified, too. At each write and at each
-// read, the thread that completes the transfer in the queue computes a checksum of the bytes. If a
-// read fails, or if its bytes do not match the checksum, the read is repeated once.
+// the weights of this step. The bytes of every fetch are verified, too. The queue's thread that
+// completes a write or a read also computes a checksum of the bytes. If a read fails, or if its
+// bytes do not match the checksum, the read is repeated once.
 //
 // Thread rule: the scheduler's thread calls all functions, except the blocking functions at the end
 // of the class. The blocking functions may be called only while no step is active. Several threads
@@ -99,8 +99,8 @@ class BlockStore {
   // `version` is higher. The other rules are the same as for fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
-  // Whether store() can write to `target` now. For this, the plane needs a free copy that no commit
-  // names. For scratch state, the result is always true.
+  // Whether store() can write to `target` now. A write needs a free copy of the plane, and no
+  // commit may name this copy. For scratch state, the result is always true.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
   // Starts to write a plane whose home is in memory. The write is for a commit of a durable store.
   // The other rules are the same as for fetch().
@@ -121,13 +121,13 @@ class BlockStore {
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
-  // The watch of the transfers. Code that makes transfers outside this class uses the watch, too.
+  // The watch of the transfers. Other classes use the watch for their own transfers, too.
   TransferWatch& watch() { return watch_; }
 
   // The copies of the planes on storage. The result is null if the state is scratch.
   PlaneCopies* copies() { return copies_ ? &*copies_ : nullptr; }
   // The plane's version on storage. If the plane's home is in memory, the result is the version
-  // that its last save() has written.
+  // that the plane's last save() has written.
   std::uint64_t stored_version(BlockId block, Plane plane) const;
   // The table of planes in the commit under way. If no commit is under way, the result is the table
   // of the valid commit. The table lists every plane, with the copy that the commit names.
@@ -154,7 +154,7 @@ class BlockStore {
 
   // Whether a transfer has been in flight for longer than storage.timeout. In this case, the
   // scheduler has failed with an error that lists the transfers. A stuck transfer may never end. So
-  // callers should not wait for a stuck transfer if they can avoid this.
+  // callers should avoid waiting for a stuck transfer.
   bool is_stuck() const { return watch_.is_stuck(); }
   // Returns lines of text for the user. The lines describe slow transfers and repeated reads since
   // the last call. Any thread may call this function.

@@ -6,7 +6,8 @@
 // one is written. So a power cut tears at most one twin. The record of a slot is the whole twin. If
 // both twins are whole, the record is the newer twin. If a slot was written and has no whole twin,
 // something other than a power cut has damaged the slot. The record in the other slot cannot
-// replace the damaged record. That record names older data, which may have been overwritten.
+// replace the damaged record. The record in the other slot names older data, and the older data may
+// have been overwritten.
 //
 // Thread rule: the functions are pure.
 #pragma once

@@ -59,8 +59,8 @@ class CommitWriter {
   void stop() { is_stopped_ = true; }
 
   // The duration of the shortest flush of a record file. The result is for the present sequence. If
-  // no sequence is under way, the result is for the last sequence. Such a flush has little to
-  // write. 0 means that there was no flush.
+  // no sequence is under way, the result is for the last sequence. A flush of a record file has
+  // little to write. If there was no flush, the result is 0.
   std::uint64_t flush_ns() const { return flush_ns_; }
 
   // Starts `sequence`, which writes the first `record_bytes` of the buffer to `slot`. The call

@@ -25,9 +25,9 @@ class DurableIdentity {
   std::uint64_t layout_hash() const { return layout_hash_; }
   std::uint64_t config_hash() const { return config_hash_; }
 
-  // Returns the settings for a record, as JSON. The settings contain all values that messages about
-  // differences name. If there is room, the settings also contain the units and their tensors.
-  // `changes` is a JSON array of the changes accepted so far.
+  // Returns the settings for a record, as JSON. The settings contain every value that a message
+  // about a difference can name. If there is room, the settings also contain the units and their
+  // tensors. `changes` is a JSON array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
   // Returns a text that says how a record's model or layout differs from the model or layout of

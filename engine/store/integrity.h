@@ -13,7 +13,7 @@
 //
 // Thread rule: any thread may call wants(). The block store's thread calls everything else.
 // Invariant: `current` is the checksum of the present bytes, and `previous` is the checksum of the
-// former bytes. A checksum is empty if it was not wanted.
+// former bytes. A checksum is empty if wants() returned false for the checksum's version.
 #pragma once
 
 #include <cstddef>
@@ -42,9 +42,9 @@ class Integrity {
   Integrity(Verify verify, std::size_t plane_count);
 
   // Whether the table keeps a checksum of version `version` of the plane. Depending on `verify`,
-  // the table keeps a checksum of every version, of one version in eight, or of no version. With
-  // one version in eight, each version number selects an eighth of the planes. Consecutive version
-  // numbers select different planes.
+  // the table keeps a checksum of every version, of one version in eight, or of no version. If the
+  // table keeps one version in eight, each version number selects an eighth of the planes.
+  // Consecutive version numbers select different planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
   // Enters `sum` into the table. `sum` is the checksum of the bytes that were written as version

@@ -1,11 +1,11 @@
-// The copies of each plane on storage. For each plane, an object of this class knows which copy is
-// the home, which copies are named by commits, and which copy may be written next. Data that a
-// commit names is not overwritten until a later commit has replaced this commit on every rank.
-// Because of this rule, the working files themselves are a checkpoint.
+// The copies of each plane on storage. For each plane, an object of this class knows the home, the
+// copies that commits name, and the copy that may be written next. If a commit names data, this
+// data is not overwritten until every rank has a later commit. Because of this rule, the working
+// files themselves are a checkpoint.
 //
 // Thread rule: one thread at a time; in an engine, the scheduler's thread.
-// Invariants: a copy that a commit names keeps its content. The home keeps its content, too. There
-// are at most two commits: the valid commit and the commit under way.
+// Invariants: a copy keeps its content while a commit names this copy. The home keeps its content,
+// too. There are at most two commits: the valid commit and the commit under way.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,10 @@ class PlaneCopies {
   // Whether a write may replace the home itself.
   enum class InPlace : std::uint8_t { kNo, kYes };
   // The copy that may be written next. Usually, the result is a copy that is not the home and that
-  // no commit names. If there is no such copy, the result may be the home itself. In this case,
-  // `in_place` is kYes, and no commit names the home. A caller that passes kYes must make sure that
-  // no read of the home is under way. If the result is empty, the write has to wait for a commit.
+  // no commit names. If there is no such copy, the result may be the home itself. This happens only
+  // if `in_place` is kYes and no commit names the home. A caller that passes kYes must make sure
+  // that no read of the home is under way. If the result is empty, the write has to wait for a
+  // commit.
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
   // Must be called when a write to `copy` has ended. The call makes `copy` the home.
   // Requires: `copy` came from target().

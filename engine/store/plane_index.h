@@ -27,10 +27,10 @@ class PlaneIndex {
 
   std::uint32_t count() const { return first_gradient_ + tiers_.gradient_extent_count(); }
   std::uint32_t index(BlockId block, Plane plane) const;
-  // Whether the plane is a part of the state.
+  // Returns whether the plane is a part of the state.
   bool is_state(std::uint32_t plane) const { return plane < first_activation_; }
-  // The place of one of the plane's copies on storage. A plane of the state may have several copies
-  // on storage.
+  // The extent on storage that has one copy of the plane. A plane of the state may have several
+  // copies on storage.
   const Extent& extent(BlockId block, Plane plane, std::uint32_t copy) const;
   // Describes the plane in words, for messages.
   std::string describe(std::uint32_t plane) const;

@@ -3,9 +3,9 @@
 // on several blocks at the same time. For these blocks, the class uses the memory of the
 // optimizer's lanes, and so needs no memory of its own.
 //
-// Thread rule: the application's thread, while no step is active.
-// Invariant: between two calls, the only transfers in flight are reads of blocks for later calls of
-// read(). After invalidate(), nothing is in flight.
+// Thread rule: only the application's thread uses the class, and only while no step is active.
+// Invariant: the only transfers in flight between two calls are reads ahead. These reads load
+// blocks for later calls of read(). After invalidate(), nothing is in flight.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,8 @@ class StateAccess {
   // restore() can be called again.
   void restore(StateSource& source, const UnitVersions& versions);
   // Replaces the masters of some tensors by `values`. is_wanted[i] says whether tensor i gets new
-  // masters. `versions` lists the present versions, which do not change. The call needs memory for
-  // one more block.
+  // masters. `versions` lists the present versions, which do not change. The call allocates memory
+  // for a copy of one block.
   // Fails with the errors of restore(). After a failure, each block has its old or its new values.
   void replace(const std::vector<bool>& is_wanted, const InitialValues& values,
                const UnitVersions& versions);
@@ -77,7 +77,7 @@ class StateAccess {
   void invalidate();
 
  private:
-  // The position at which the last read() ended. The next read may continue there.
+  // The position at which the last read() ended. The next read may continue at this position.
   struct Position {
     TensorId tensor{};
     StateKind kind = StateKind::kParameter;
@@ -86,7 +86,7 @@ class StateAccess {
     bool operator==(const Position&) const = default;
   };
   struct AwaitedBlocks;
-  // The pattern of the last calls of read().
+  // The way in which the last calls of read() moved through the tensors.
   enum class Order : std::uint8_t { kNone, kInTensor, kFromTensorToTensor };
 
   // Ids of blocks. A call of read() needs the blocks [begin, end). The next calls will probably
@@ -136,8 +136,8 @@ class StateAccess {
   std::optional<Position> read_end_;
   Order order_ = Order::kNone;
   PoolMarks filled_;  // homes that have their values
-  // By place: the block that the place's thread has loaded or will load. This member is used only
-  // while there are threads.
+  // For each place, the list has the block that the place's thread has loaded or will load. The
+  // list is used only while `reading_` has a value.
   std::vector<std::optional<BlockId>> requested_;
   std::optional<BlockPlaces> reading_;  // last: its threads use everything above
 };

@@ -7,7 +7,7 @@
 // First, the files are made without names. Then the mark of every path is set to "creating ID".
 // Next, the data files get their names, and the folders are synced. Then the record files get their
 // names, and the folders are synced again. At the end, the mark of every path is set to "made ID".
-// So a store whose creation was interrupted can be distinguished from a store that has lost a path.
+// So the marks distinguish a store with an unfinished creation from a store that has lost a path.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -81,12 +81,12 @@ class StoreFiles {
 
   // Searches all directories for the record files, and opens these files. The records say how many
   // data files open_data() has to open.
-  // Fails with kInput if files are missing. The message names the missing files and the directories
-  // searched.
+  // Fails with kInput if files are missing. The message names the missing files and the searched
+  // directories.
   // Fails with kDamaged if a file is damaged.
   static StoreFiles open_records(const Options& options);
   void open_data(std::uint32_t count);
-  // Extends the data files. Data file i then has at least data_bytes[i] bytes.
+  // Extends the data files. After the call, data file i has at least data_bytes[i] bytes.
   // Requires: open_data() has opened the files.
   // Fails with the errors of DirectFile::extend(). After a failure, every file has its former size.
   void extend_data(std::span<const std::uint64_t> data_bytes);

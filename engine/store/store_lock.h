@@ -4,9 +4,9 @@
 // files of the store have been made.
 //
 // Thread rule: one thread at a time.
-// Invariants: one process holds the lock, and the lock always ends when this process ends. For this
-// reason, a forked child closes its copy of the lock file immediately. The text of the file is one
-// sector, which is written in one piece and flushed.
+// Invariants: one process holds the lock. When the process ends, the lock always ends, too. For
+// this reason, a forked child closes its copy of the lock file immediately. The text of the file is
+// one sector, which is written in one piece and flushed.
 #pragma once
 
 #include <cstdint>

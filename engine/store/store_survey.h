@@ -24,7 +24,7 @@ struct SurveyedRank {
   CommitOffer offer = {};
   std::string problem = {};  // why the records cannot be read; if set, the rest is empty
 
-  // The rank's commit of `step`. If the rank has no commit of that step, the result is the newest
+  // The rank's commit of `step`. If the rank has no commit of `step`, the result is the newest
   // commit.
   const CommitRecord& of_step(std::optional<std::uint64_t> step) const {
     return older && step == older->step && step != newest.step ? *older : newest;

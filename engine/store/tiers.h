@@ -32,7 +32,8 @@ struct Extent {
 // for messages.
 AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes);
 
-// The results that the device reports about one unit's gradients and update (see tally_bytes_of()).
+// A tally holds the device's results for the gradients and the update of one unit (see
+// tally_bytes_of()).
 struct Tally {
   double* leaves = nullptr;           // sums of squares, for the part that this rank owns
   std::uint32_t* overflow = nullptr;  // 1 = an update has made a weight overflow
@@ -66,7 +67,7 @@ class Tiers {
   std::byte* resident_parameters(UnitId unit) const;  // Requires: all of the unit is at home there
   std::byte* device_parameters(const BlockPlace& block) const;  // Requires: homed on the device
   // The parameters of the whole unit.
-  // Requires: the unit is leased at home, on the device or in host memory.
+  // Requires: the unit is leased at home. The home is either on the device or in host memory.
   std::byte* leased_home(UnitId unit) const;
   // Requires: the block's home is host or device memory.
   std::byte* parameters_at_home(const BlockPlace& block) const;
@@ -123,8 +124,8 @@ class Tiers {
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
   const Extent& record_extent(BlockId block, std::uint32_t copy) const;
   const Extent& gradient_extent(BlockId block) const;
-  // The number of extents for gradients that wait on storage. There is one extent per block. If no
-  // gradients wait on storage, the result is 0.
+  // The number of extents for gradients that are kept on storage until the update. There is one
+  // extent per block. If no gradients are kept on storage, the result is 0.
   std::uint32_t gradient_extent_count() const {
     return static_cast<std::uint32_t>(gradient_extents_.size());
   }
@@ -137,8 +138,8 @@ class Tiers {
     return first_activation_pieces_[home];
   }
   const Extent& activation_extent(std::uint32_t piece) const { return activation_pieces_[piece]; }
-  // Describes the piece for messages. An example is: activations of unit "h.3", micro-batch 1,
-  // piece 0.
+  // Describes the piece for messages. For example, the text is: activations of unit "h.3",
+  // micro-batch 1, piece 0.
   std::string describe_activation(std::uint32_t piece) const;
 
  private:

@@ -25,7 +25,7 @@ class TransferAges {
   static constexpr std::uint32_t kTicksOfSlow = kTicksOfTimeout / 4;
   static constexpr std::uint32_t kBusyFactor = 10;
 
-  // The transfer and its request must not be moved until remove().
+  // The transfer and its request must not be moved before remove() is called.
   void add(const Transfer& transfer, const IoRequest& request);
   void remove(const Transfer& transfer);  // the transfer has ended; no effect if it was not added
   std::size_t count() const { return in_flight_.size(); }
@@ -38,8 +38,8 @@ class TransferAges {
     const Transfer* transfer = nullptr;
     std::uint32_t ticks = 0;
   };
-  // One Age for every transfer in flight, the oldest first. `ticks` is the number of ticks since
-  // add().
+  // The result has one Age for every transfer in flight. The oldest transfer comes first. `ticks`
+  // is the number of ticks since add().
   std::vector<Age> ages() const;
 
  private:

@@ -25,14 +25,15 @@ class UnitVersions {
       : layout_(layout), versions_(layout.units().size(), 0) {}
 
   // Sets the version of every unit to the unit's version at `position`.
-  // Fails with kInput if a tensor has seen more updates than there were steps, or if the tensors of
-  // one unit have seen different numbers of updates. After a failure, nothing has changed.
+  // Fails with kInput if a tensor has seen more updates than there were steps. The call also fails
+  // with kInput if the tensors of one unit have seen different numbers of updates. After a failure,
+  // nothing has changed.
   void restore(const StatePosition& position);
   // Adds one update to the unit's number.
   void count(UnitId unit) { ++versions_[index_of(unit)]; }
 
   std::uint64_t of(UnitId unit) const { return versions_[index_of(unit)]; }
-  // The versions of all units, by unit.
+  // The versions of all units, in the order of the units' ids.
   std::span<const std::uint64_t> all() const { return versions_; }
   // Returns the value that StatePosition::tensor_updates has after step number `step`.
   std::map<std::string, std::uint64_t> tensor_updates(std::uint64_t step) const;

@@ -17,9 +17,8 @@ class CudaBatch {
   // `memory` is the memory of the current GPU, and must outlive the object.
   explicit CudaBatch(const CudaMemory& memory);
 
-  // Returns whether copy() accepts `pieces`. copy() accepts `pieces` under three conditions: there
-  // are several pieces, at least one end of each piece is in the GPU's memory, and the driver has
-  // the function.
+  // Returns whether copy() accepts `pieces`. There must be several pieces, and the driver must have
+  // the function. At least one end of each piece must be in the GPU's memory.
   bool takes(std::span<const CopyPiece> pieces) const;
   // Enqueues the copies on `stream`, a cudaStream_t of the current GPU. Returns a cudaError_t. If
   // the driver refuses to take several copies at once, all copies are enqueued one by one from then

@@ -1,5 +1,5 @@
-// The function launches a kernel. A failed launch counts as a failure of the device, as a failed
-// copy does. The call synchronize() rethrows this failure. The launch itself does not throw,
+// The function launches a kernel. A failed launch counts as a failure of the device, just like a
+// failed copy. The call synchronize() rethrows this failure. The launch itself does not throw,
 // because the launching thread could not handle an error in the middle of its work. Thread rule:
 // the same as for Device.
 #pragma once

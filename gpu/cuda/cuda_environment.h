@@ -7,12 +7,12 @@
 
 namespace sluice {
 
-// The function sets CUDA_MODULE_LOADING=EAGER. CUDA then loads all code at the start. With this
-// setting, no code has to be loaded while a collective waits. The function also sets
-// CUDA_DEVICE_MAX_CONNECTIONS=32. Each stream then has its own hardware queue. The default is eight
-// queues, but the engine has more than eight streams. In a shared queue, a waiting copy would delay
-// computation. The function does not change variables that are already set. Requires: no other
-// thread runs yet, and the runtime has not been called.
+// The function sets CUDA_MODULE_LOADING=EAGER. With this setting, CUDA loads all code at the start,
+// so that CUDA loads no code while a collective waits. The function also sets
+// CUDA_DEVICE_MAX_CONNECTIONS=32. With this setting, each stream has its own hardware queue. The
+// default is eight queues, but the engine has more than eight streams. In a shared queue, a waiting
+// copy would delay computation. The function does not change variables that are already set.
+// Requires: no other thread runs yet, and the runtime has not been called.
 void prepare_cuda_environment();
 
 struct CudaEnvironment {

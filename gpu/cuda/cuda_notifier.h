@@ -5,8 +5,8 @@
 // streams in the same hardware queue.
 //
 // While functions wait, the thread polls at least every 100 us. The polling costs a few percent of
-// a core. The notifier polls often at first and then less often. So the delay of a function is at
-// most about a quarter of the duration of the work before the function.
+// a core. The notifier polls often at first and then less often. So a function is delayed by at
+// most about a quarter of the time that the earlier work took.
 //
 // Thread rule: any thread may call every function.
 // Invariant: the functions of one stream run one at a time, in the order of the add() calls. The
@@ -53,7 +53,7 @@ class CudaNotifier {
 
   void run();
   bool has_ended(const Head& head) const;
-  // Runs the function of the oldest notice of the stream.
+  // Runs the oldest of the stream's functions that have not run yet.
   void run_first(const Head& head, std::unique_lock<std::mutex>& lock);
   // Returns an event that is recorded on `stream`, or null.
   void* record(void* stream);

@@ -23,9 +23,8 @@ class CopyRuns {
   // Adds a copy. The copy is enqueued at the next flush() or earlier. The caller calls flush()
   // before enqueueing other work on the stream. A copy joins the previous copy if the source begins
   // where the previous source ends, and the target begins where the previous target ends.
-  // Requires: if two copies are adjacent, the memory on both sides of the boundary belongs to one
-  // piece of registered memory. Between two calls of flush(), no copy reads or writes bytes that
-  // another copy writes.
+  // Requires: if two copies are adjacent, both copies use the same piece of registered memory.
+  // Between two calls of flush(), no copy reads or writes bytes that another copy writes.
   void add(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
     if (size_bytes == 0) return;
     if (count_ != 0) {

@@ -6,7 +6,8 @@
 //
 // Thread rule: any thread may call every function.
 // Invariants: a ticket completes once. A ticket is never reused for a second record while anything
-// else holds the ticket. If a stream holds a ticket, the ticket outlives its event.
+// else holds the ticket. If a stream holds a ticket, the ticket stays alive even if the event is
+// destroyed.
 #pragma once
 
 #include <condition_variable>

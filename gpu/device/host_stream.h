@@ -119,7 +119,7 @@ class HostStream {
 
   // The emulated bus or computation is busy until this time. Only the thread that has set
   // is_running_ uses this member. Each task adds its nominal duration. The time that the thread has
-  // slept is not added. So the overshoot of many short sleeps does not add up.
+  // slept is not added. So the delays of sleeps that end late do not add up.
   std::uint64_t free_ns_ = 0;
 
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();

@@ -1,7 +1,7 @@
 // The account of a device's memory. The account has the capacity of the memory, and the bytes in
 // use for each purpose. The ledger allocates no memory. Every device asks the ledger before an
-// allocation. So all devices refuse with the same message. The ledger is not thread-safe. The
-// device's lock guards the ledger.
+// allocation. So all devices report a lack of memory with the same message. The ledger is not
+// thread-safe. The device's lock guards the ledger.
 // Invariant: the sum of the entries never exceeds the capacity.
 #pragma once
 
@@ -23,8 +23,8 @@ class MemoryLedger {
   // and all memory that is taken.
   void check_fits(std::uint64_t size_bytes, std::string_view purpose) const;
 
-  // Returns the error of check_fits() for a device that has less memory than its capacity says.
-  // `why` is the device's own explanation.
+  // Returns the error of check_fits(). A device uses this error if an allocation fails although
+  // check_fits() has passed. `why` is the device's own explanation.
   Error refusal(std::uint64_t size_bytes, std::string_view purpose, std::string_view why) const;
 
   // Requires: check_fits() has passed, and `memory` is not in the ledger.

@@ -67,8 +67,8 @@ class DeviceMath {
   virtual void accumulate(DType type, void* target, const void* source, std::uint64_t element_count,
                           StreamId stream) = 0;
   // leaves[i] = the sum of the squares of the elements of leaf i. The squares are added in fp64 in
-  // the same order as on the CPU. These sums are for NormAccumulator::add(). A shorter last leaf is
-  // summed as if it were padded with zeros.
+  // the same order as on the CPU. These sums are for NormAccumulator::add(). If the last leaf is
+  // shorter than the others, zeros stand for the missing elements.
   virtual void norm_leaves(DType type, const void* gradient, std::uint64_t element_count,
                            double* leaves, StreamId stream) = 0;
   virtual void update(const DeviceCoefficients& coefficients, const DeviceUpdate& arrays,

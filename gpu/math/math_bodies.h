@@ -17,9 +17,9 @@ SLUICE_HOST_DEVICE inline bool is_finite_below(float value, std::uint32_t magnit
   return (bits_from_float(value) & 0x7fffffffu) < magnitude;
 }
 
-// These functions load or store pack number `index` of an array of `count` elements. Beyond the end
-// of the array, loads give zeros, and stores write nothing. Every loop over a pack has eight
-// rounds, so that the compiler unrolls the loop and keeps the pack in registers.
+// These functions load or store pack number `index` of an array of `count` elements. For elements
+// beyond the end of the array, a load gives zeros, and a store writes nothing. Every loop over a
+// pack has eight rounds, so that the compiler unrolls the loop and keeps the pack in registers.
 template <class T>
 SLUICE_HOST_DEVICE inline Pack<T> load_pack(const T* array, std::uint64_t index,
                                             std::uint64_t count) {

@@ -13,9 +13,10 @@
 // Invariants: most operations are one step of the sequence. If an all_reduce does not use slots,
 // the all_reduce takes two steps. An all_reduce of integers takes one step for each slot that the
 // words fill. The data of a published step does not change until all ranks have consumed the step.
-// A slot is reused two steps later. If a rank fails, the rank retracts its published data before
-// the memory of the data can change. After a rank has read another rank's data, the reader checks
-// the other rank's signals again. So half-written data never becomes a result.
+// A rank uses the same slot again two steps later at the earliest. If a rank fails, the rank
+// retracts its published data before the memory of the data can change. After a rank has read
+// another rank's data, the rank checks the other rank's signals again. So half-written data never
+// becomes a result.
 #pragma once
 
 #include <atomic>
@@ -40,8 +41,8 @@ class HostExchange {
   // The size of `staging`. A rank copies the other ranks' data to this memory, and adds the data
   // there.
   static constexpr std::uint64_t kStagingBytes = 256_KiB;
-  // The largest number of ranks. With this number, each rank still has a few cache lines of
-  // `staging`.
+  // The largest number of ranks. With kRanksMax ranks, `staging` still has a few cache lines for
+  // each rank.
   static constexpr std::uint32_t kRanksMax = 512;
 
   // `neighbors` includes all ranks of `group`. `place` is the number of this sequence, and is the

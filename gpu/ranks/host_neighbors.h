@@ -1,12 +1,12 @@
 // The neighbors of a rank. Neighbors are ranks of the same host that exchange data without
-// messages. Neighbors share memory. In the shared memory, neighbors signal their progress and
-// exchange small data. Neighbors may also read each other's memory. If one rank of a host cannot
-// share memory or cannot read other ranks' memory, all ranks of the host use messages.
+// messages. Neighbors share memory. Neighbors signal their progress and exchange small data in the
+// shared memory. Neighbors may also read each other's memory. If one rank of a host cannot share
+// memory or cannot read other ranks' memory, all ranks of the host use messages.
 //
 // The shared memory is one segment, which is allocated at the start. The segment has kPlaces places
 // per rank, one place per sequence of operations. The segment takes 2 MiB of address space per
-// rank. Only the addresses that are used take memory. This memory has at most 128 KiB per sequence.
-// SharedSegment makes the segment in such a way that no other user can open the segment.
+// rank. Only the addresses that are used take memory. Each sequence takes at most 128 KiB of memory
+// per rank. SharedSegment makes the segment in such a way that no other user can open the segment.
 //
 // Thread rule: the constructor runs on the thread that has opened the port. Any thread may call the
 // other functions. Only one thread at a time writes to a rank's place.
@@ -95,14 +95,14 @@ class HostNeighbors {
 
  private:
   struct Header;
-  // A number in the memory of a process. The number stays there as long as other processes may read
-  // that memory.
+  // A number in the memory of a process. The number stays in this memory as long as other processes
+  // may read the memory.
   struct Proof {
     std::atomic<std::uint64_t> number;
     ~Proof() { number.store(0); }
   };
-  // With this data, other ranks find the process of a rank. Other ranks also find the proof in the
-  // memory of the process.
+  // With this data, other ranks find the process of a rank. `proof_address` tells other ranks the
+  // place of the proof in the memory of the process.
   struct Process {
     std::int32_t id = 0;
     std::uint64_t proof_address = 0;
@@ -115,7 +115,8 @@ class HostNeighbors {
   SharedSegment segment_;
   std::unique_ptr<Proof> proof_;  // the proof of this process
   ReadPermit permit_;
-  // The rank's part of the segment, or null; indexed by rank of the world.
+  // Each element points to a rank's part of the segment, or is null. The index is the rank's number
+  // in the world.
   std::vector<std::byte*> parts_;
   std::vector<Process> processes_;
 };

@@ -1,10 +1,11 @@
 // An all-reduce of integers over any connection. This file defines how the words of two ranks are
 // combined, and which ranks exchange messages. Sums modulo 2^64 and minima do not depend on the
 // order. If there are few ranks, the ranks exchange all words in one round. If there are many
-// ranks, the ranks exchange words in several rounds. Each round doubles the number of ranks whose
-// values are combined in a word. A rank then sends log2 N messages instead of N - 1.
+// ranks, the ranks exchange words in several rounds. After each round, a word combines the values
+// of twice as many ranks as before. With several rounds, each of N ranks sends log2 N messages
+// instead of N - 1.
 //
-// Thread rule: any thread, because the functions are pure.
+// Thread rule: any thread may call the functions, because the functions are pure.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +31,12 @@ struct IntegerRound {
   bool replaces = false;  // the received words are the result and replace the rank's words
 };
 
-// Returns the rounds of `rank`. Up to `direct_ranks_max` ranks need one round. With more ranks, let
-// P be the largest power of two that is not above `rank_count`. If r is P or more, rank r sends its
-// words to rank r - P, and later receives the result from rank r - P. Each rank with a number below
-// P exchanges words with one other rank per round. In the first of these rounds, the numbers of the
-// two ranks differ in bit 0. In the next round, the numbers differ in bit 1, and so on. Example
-// with six ranks:
+// Returns the rounds of `rank`. If there are at most `direct_ranks_max` ranks, one round is enough.
+// If there are more ranks, P is the largest power of two that is not above `rank_count`. If r is P
+// or more, rank r sends its words to rank r - P, and later receives the result from rank r - P.
+// Each rank with a number below P exchanges words with one other rank per round. In the first of
+// these rounds, the numbers of the two ranks differ in bit 0. In the next round, the numbers differ
+// in bit 1, and so on. Example with six ranks:
 //   4 to 0, 5 to 1;  0 with 1, 2 with 3;  0 with 2, 1 with 3;  0 to 4, 1 to 5.
 std::vector<IntegerRound> integer_rounds(std::uint32_t rank, std::uint32_t rank_count,
                                          std::uint32_t direct_ranks_max);

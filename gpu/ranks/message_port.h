@@ -4,8 +4,8 @@
 // (gpu/ranks/socket_port.h) and MPI. For MPI, a small separate library (mpi_port_plugin.cc) is
 // linked to MPI and opened at run time. So a program that contains Sluice starts without MPI.
 //
-// Thread rule: one call at a time, from any thread. The thread that opens the port also destroys
-// the port.
+// Thread rule: any thread may call the port, but only one thread at a time. The thread that opens
+// the port also destroys the port.
 #pragma once
 
 #include <cstddef>

@@ -97,7 +97,7 @@ class MessageThread {
   void start(const std::shared_ptr<MessageBatch>& batch);
   // The call blocks until every message has ended.
   // Fails with kRanks if ranks do not answer within the timeout. The error names these ranks. The
-  // timeout begins at the end of the latest message that has ended.
+  // timeout begins again whenever a message of the batch ends.
   void wait(const MessageBatch& batch, const RankWait& how);
 
   // Tells all other ranks that an exchange between ranks of one host has failed. The ranks of a

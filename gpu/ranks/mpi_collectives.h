@@ -19,7 +19,7 @@ class MpiWorld : public MessageWorld {
   // The constructor starts MPI in this process through the library `plugin_path`. If `plugin_path`
   // is empty, the call uses the library of the build or of the installation. A process can start
   // MPI only once.
-  // Fails with kUnsupported if the library or MPI is missing, and with kRanks if MPI waits for
+  // Fails with kUnsupported if the library or MPI is missing. Fails with kRanks if MPI waits for
   // other ranks longer than the timeout. MPI_Init cannot be undone, so the process has to end after
   // kRanks.
   explicit MpiWorld(const HostCollectivesOptions& options, const std::string& plugin_path = "");

@@ -19,8 +19,8 @@ namespace sluice {
 enum class NcclReduction : std::uint8_t {
   kExact,  // all to all, then a sum in rank order
   // If the types are equal, NCCL's own reduce-scatter and all-reduce are used. An all-reduce moves
-  // about half as many bytes as kExact. Sums are in fp32 or in the elements' type. The order of the
-  // additions depends on the length of the data and on the topology.
+  // about half as many bytes as an all-reduce with kExact. Sums are in fp32 or in the elements'
+  // type. The order of the additions depends on the length of the data and on the topology.
   kPlain,
 };
 

@@ -1,8 +1,9 @@
 // The watch supervises NCCL's operations. An operation may wait for other ranks only for a limited
-// time. This time begins at the end of earlier work. The watch also looks for errors that NCCL
-// reports from its background work. The first failure becomes a failure of the device, and then is
-// latched (RankFailure). The watch ends NCCL's work only after the failure is latched. So no
-// unfinished operation looks like a result.
+// time. The limit counts from the end of the earlier work on the operation's stream. The watch also
+// looks for errors that NCCL reports from its background work. The watch turns the first failure
+// into a failure of the device. Then RankFailure latches this failure. The watch ends NCCL's work
+// only after the failure is latched. So no caller uses the data of an unfinished operation as a
+// result.
 //
 // Thread rule: any thread may call every function.
 #pragma once
@@ -52,8 +53,8 @@ class NcclWatch {
   // Waits until the communicator's operations are over, and then forgets the communicator.
   void remove(NcclCommunicator& communicator);
 
-  // The caller calls begin() before the calls that enqueue an operation. After these calls, the
-  // caller calls end() with the result of begin().
+  // The caller calls begin() before the calls that enqueue an operation. After the calls that
+  // enqueue the operation, the caller passes the result of begin() to end().
   std::unique_ptr<Operation> begin(StreamId stream);
   void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
            std::string_view kind, std::string_view subject, StreamId stream);

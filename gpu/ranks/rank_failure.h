@@ -18,7 +18,7 @@ class RankFailure {
   void set(const Error& error);
   bool is_set() const;
   void throw_if_set() const;
-  // When on_failure() returns, the former handler is not running.
+  // After on_failure() has returned, the former handler no longer runs.
   void on_failure(std::function<void(const Error&)> handler);
 
  private:

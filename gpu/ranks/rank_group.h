@@ -18,8 +18,8 @@ struct RankGroup {
   static RankGroup world(std::uint32_t rank, std::uint32_t rank_count);
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(members.size()); }
-  // Returns the group of the members at the places `ranks`. Requires: this rank is one of these
-  // members.
+  // Returns a smaller group. `ranks` lists the places that the members of the smaller group have in
+  // this group. Requires: this rank is a member of the smaller group.
   RankGroup subgroup(std::span<const std::uint32_t> ranks) const;
 };
 

@@ -1,6 +1,7 @@
-// The struct describes a reduction from the point of view of one rank. The struct says which
-// elements of the source each rank adds in rank order (base/ordered_sum.h). The struct does not
-// depend on the way in which ranks exchange their sources.
+// The struct describes a reduction from the point of view of one rank. For each rank, the struct
+// says which elements of the source the rank adds. The additions run in rank order
+// (base/ordered_sum.h). The struct does not depend on the way in which ranks exchange their
+// sources.
 //
 // Thread rule: the structs are values.
 #pragma once

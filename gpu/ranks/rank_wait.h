@@ -16,7 +16,7 @@ namespace sluice {
 
 // After this many polls without news, a thread sleeps between polls. The number is large enough
 // that a thread does not sleep while a peer only computes sums. The number is small enough that a
-// peer with a longer computation soon gets the core.
+// waiting thread soon leaves the core to a peer with a longer computation.
 inline constexpr std::uint32_t kLooksBeforeSleep = 4000;
 inline constexpr std::chrono::microseconds kSleepBetweenLooks{50};
 

@@ -19,10 +19,10 @@ namespace sluice {
 // The smallest size of the staging memory. With less memory, a reduction over a few ranks would
 // need more kernels.
 inline constexpr std::uint64_t kStagingBytesMin = 8_MiB;
-// In each half, the messages of one other rank have this much room. All steps have equal length. So
-// if a share needs more than one step, the messages of the share have at least 2/3 of this size.
-// With shorter messages, most of the time would be latency. With longer messages, many ranks would
-// need more memory.
+// Each half of the staging memory has this much room for the messages of one other rank. All steps
+// have equal length. So each message has at least 2/3 of this size if a share needs more than one
+// step. With shorter messages, most of the time would be latency. With longer messages, many ranks
+// would need more memory.
 inline constexpr std::uint64_t kStagedMessageBytes = 512_KiB;
 inline constexpr std::uint64_t kPieceAlignElements = 64;  // pieces begin at a line of 128 bytes
 

@@ -1,10 +1,11 @@
-// Unnamed memory that processes of one host share. One process makes the segment, and tells the
-// other processes the place of the segment. The other processes open the segment at this place. The
-// system lets only the same user and root open the segment. The segment vanishes when the processes
-// end, even if they crash.
+// A segment is unnamed memory. Several processes on one host use the segment together. One process
+// makes the segment, and tells the other processes the place of the segment. The other processes
+// open the segment at this place. Only root and the user of the first process can open the segment.
+// The segment vanishes when the processes end, even if they crash.
 //
 // Thread rule: the objects are values.
-// Invariant: an open segment is the segment that the first process made, and has the same size.
+// Invariant: an object with a segment refers to the segment that the first process made. The
+// object's size is the segment's size.
 #pragma once
 
 #include <cstddef>

@@ -1,11 +1,12 @@
-// Messages between processes over TCP. Such messages are for programs that MPI has not started. For
-// example, torchrun starts such programs. Each rank opens a door, which is a listening socket. A
-// text, called the endpoint, describes the door. The program itself has to send every rank's
+// Messages between processes over TCP. Socket messages are for programs that MPI has not started.
+// For example, torchrun starts such programs. Each rank opens a door, which is a listening socket.
+// A text, called the endpoint, describes the door. The program itself has to send every rank's
 // endpoint to all ranks. Then every rank connects to every other rank. An endpoint contains a
 // secret, so that other processes cannot connect. Data on the connections is not encrypted.
 //
-// When a receive begins, the receiver asks for the data. The data is sent only then. So no rank has
-// to store data before a receive waits for the data. A late message does not delay other messages.
+// When a receive begins, the receiver asks for the data. The sender sends the data only after this
+// request. So no rank has to store data for a receive that has not begun. A late message does not
+// delay other messages.
 //
 // Thread rule: one thread uses a door. The port follows the rule of MessagePort.
 #pragma once

@@ -1,8 +1,8 @@
-// These test cases check the duties of every implementation of Collectives. A case is a body that
-// each rank runs on its own device. With one factory, all ranks are threads of this process. With
-// another factory, each process is one rank (tests/gpu/ranks/local_collectives_test.cc,
-// mpi_collectives_test.cc). The values are computed from rank and index. Plain loops in this file
-// compute the expected results.
+// These test cases check the duties of every implementation of Collectives. A test case is a
+// function that each rank runs on its own device. With one factory, all ranks are threads of this
+// process. With another factory, each process is one rank
+// (tests/gpu/ranks/local_collectives_test.cc, mpi_collectives_test.cc). The values are computed
+// from rank and index. Plain loops in this file compute the expected results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,8 @@
 
 namespace sluice {
 
-// Implementations move data in pieces. The list includes sizes near the sizes of these pieces.
+// Implementations move data in pieces. The lists of shard sizes contain values that are close to
+// the size of a piece.
 constexpr std::uint64_t kShardBytes[] = {0, 1, 255, 4096, 16_KiB, 16_KiB + 1, 70'001, 9_MiB + 13};
 constexpr std::uint64_t kShardElementsMax = 600'000;
 constexpr std::uint64_t kShardElements[] = {

@@ -1,6 +1,6 @@
 // The fixture of the collectives contract (collectives_contract.h). The fixture runs a case on
-// every rank. The fixture has device memory that the host fills, and computes values from rank and
-// index. In each rank, one thread at a time uses the fixture.
+// every rank. The fixture has device memory that the host can fill. The fixture also computes
+// values from rank and index. In each rank, one thread at a time uses the fixture.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -37,7 +37,8 @@ inline std::string collectives_factory_name(
   return info.param.name;
 }
 
-// Device memory that the host fills and reads by copies.
+// An array in device memory, and an array of the same size in host memory. push() and pull() copy
+// between the two arrays.
 class RankArray {
  public:
   RankArray(Device& device, std::uint64_t size_bytes)
@@ -66,8 +67,8 @@ inline std::byte rank_byte(std::uint32_t rank, std::uint64_t i) {
 }
 
 // The magnitudes are so uneven that fp32 cannot hold the exact sum of two values. So the sum of
-// three values depends on the order of the additions. Four values add up within the range of fp16.
-// The cases call this function a billion times, so it has no division.
+// three values depends on the order of the additions. The sum of four values stays within the range
+// of fp16. The cases call this function a billion times, so it has no division.
 inline float rank_value(std::uint32_t rank, std::uint64_t i, std::uint32_t salt = 0) {
   std::uint32_t key = (static_cast<std::uint32_t>(i) + 1) * 2654435761u;
   key ^= rank * 0x9e3779b1u + salt * 0x85ebca77u;

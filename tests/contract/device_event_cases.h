@@ -51,9 +51,9 @@ TEST_P(DeviceContract, WaitOnAnEventOfTheSameStreamPasses) {
   device().synchronize(stream.id());
 }
 
-// The second record can complete only after the wait has passed. The wait has to use the state of
-// the event at the time of the call. If the wait used the state at the time when the wait runs, the
-// case would hang.
+// The second record can complete only after the wait has passed. The wait has to use the state that
+// the event has when wait() is called. The case would hang if the wait used the event's state from
+// the time when the stream reaches the wait.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");
@@ -174,8 +174,8 @@ TEST_P(DeviceContract, ElapsedTimeGrowsAlongAStream) {
   for (std::size_t i = 1; i < events.size(); ++i) {
     EXPECT_GE(device().elapsed_ns(events[i - 1].id(), events[i].id()), 0);
   }
-  // The time between the records is at least as long as the sleep. The real duration does not
-  // matter.
+  // The time between the records is at least as long as the sleep. The case does not check the
+  // exact duration.
   EXPECT_GE(device().elapsed_ns(events[9].id(), events[10].id()), 9'000'000);
   EXPECT_LE(device().elapsed_ns(events[10].id(), events[9].id()), -9'000'000);
   EXPECT_EQ(device().elapsed_ns(events[4].id(), events[4].id()), 0);

@@ -175,7 +175,7 @@ TEST_P(DeviceContract, SeveralCopiesAtOnceAreAsOneAfterAnother) {
   }
 }
 
-// The first call that the thread makes to the device is copy_all().
+// In this case, copy_all() is the first call that the thread makes to the device.
 TEST_P(DeviceContract, AThreadMayBeginWithSeveralCopies) {
   const Stream stream(device(), "test");
   const DeviceBuffer middle(device(), 8192, "test");

@@ -1,4 +1,4 @@
-// The IoQueue contract's test cases for transfers. The cases test to which place bytes are moved,
+// The IoQueue contract's test cases for transfers. The cases test where a transfer puts its bytes,
 // and how a transfer ends. This file is a part of io_queue_contract.h.
 #pragma once
 
@@ -61,8 +61,8 @@ TEST_P(IoQueueContract, RandomDirectTransfersKeepEveryByte) {
   }
 }
 
-// Pieces have random offsets and lengths. The pieces that are written differ from the pieces that
-// are read.
+// Pieces have random offsets and lengths. The written pieces and the read pieces are cut at
+// different offsets.
 TEST_P(IoQueueContract, UnalignedTransfersThroughThePageCacheKeepEveryByte) {
   constexpr std::uint64_t kFileBytes = 300'001;
   const UniqueFd file = open_plain(kFileBytes);

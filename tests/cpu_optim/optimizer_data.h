@@ -151,8 +151,8 @@ class OptimizerData {
     half_gradient_[i] = options_.gradient_dtype == DType::kFp16 ? fp16_from_float(gradient)
                                                                 : bf16_from_float(gradient);
   }
-  // If a master is NaN, the halves of the two copies may differ, but both compute parameters have
-  // to be NaN.
+  // If a master is NaN, the two copies may hold different halves. In this case, the compute
+  // parameter of each copy has to be NaN.
   bool same_halves(std::size_t i, const OptimizerData& other) const {
     if (std::isnan(master_at(i))) return is_nan_half(high_[i]) && is_nan_half(other.high_[i]);
     return high_[i] == other.high_[i] && (low_.empty() || low_[i] == other.low_[i]);

@@ -103,7 +103,7 @@ inline GoldenRun read_golden_run(const std::string& path) {
 // Returns norm(parameters - the twin's parameters) / norm(the twin's whole update). `initial` holds
 // the values before the run, and `parameters` holds the values after the run. Key biases (the
 // middle third of c_attn.bias) are left out. Key biases do not change the softmax, so their
-// gradient is rounding noise. Adam makes full steps from this noise.
+// gradient is rounding noise. Adam turns this noise into steps of full size.
 inline double relative_update_error(const GoldenRun& run, const GoldenRun::Tensors& parameters,
                                     const GoldenRun::Tensors& initial) {
   double difference = 0;

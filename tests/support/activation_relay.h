@@ -1,6 +1,6 @@
 // The boundary activations of a training job. Each use compares every byte of its inputs with the
-// expected value. The bytes that a use passes on depend on walk, boundary, micro-batch and kind. So
-// the next use notices a stale, misplaced, torn or early activation.
+// expected value. Each use passes on bytes that are computed from the walk, the boundary, the
+// micro-batch and the kind. So the next use notices a stale, misplaced, torn or early activation.
 // Thread rule: one thread at a time. Any thread may read the results.
 #pragma once
 

@@ -3,8 +3,8 @@
 //   - a commit record is written only after all data that the record names is written and flushed.
 //     The checksums in the record match this data;
 //   - the record's twin is written after the record is flushed;
-//   - data is not overwritten if the last durable record names this data. The same holds for the
-//     record that is being written.
+//   - data is not overwritten if the data is named by the last durable record, or by the record
+//     that is being written.
 // The audit knows only the files and the format of the records, and nothing else of the engine.
 //
 // Thread rule: the same as for IoQueue. The audit may be read when the queue is idle.

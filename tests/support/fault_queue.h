@@ -45,7 +45,7 @@ struct FaultOptions {
 class FaultQueue : public IoQueue {
  public:
   // The function struck() returns the number of requests that have met the fault so far. The
-  // function struck_offset_bytes() returns the offset that the last of these requests asked for.
+  // function struck_offset_bytes() returns the offset that the last request with a fault asked for.
   virtual std::uint64_t struck() const = 0;
   virtual std::uint64_t struck_offset_bytes() const = 0;
 };

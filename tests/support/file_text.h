@@ -1,4 +1,4 @@
-// Reads a whole file. The function is pure but for the file system.
+// Reads a whole file. The result depends only on the path and the file system.
 #pragma once
 
 #include <filesystem>
@@ -8,9 +8,10 @@
 
 namespace sluice::test {
 
-// Returns the bytes of the file at `path`, or an empty text if the file cannot be read. The size is
-// taken first: files of /proc have none. An iterator over the stream's characters would take a
-// hundred times as long in builds without optimization.
+// Returns the bytes of the file at `path`, or an empty text if the file cannot be read. The
+// function needs the size of the file first. Files of /proc have no size, so the function cannot
+// read such files. An iterator over the stream's characters would take a hundred times as long in
+// builds without optimization.
 inline std::string file_text(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return {};

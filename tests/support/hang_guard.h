@@ -1,5 +1,5 @@
 // If a test case hangs, the guard prints a line about the case, and ends the program. The limit is
-// some minutes. No case takes so long unless the case hangs.
+// some minutes. Only a case that hangs takes longer than the limit.
 #pragma once
 
 #include <chrono>

@@ -41,7 +41,7 @@ class PowerCutDisk final : public IoQueue {
   // throws PowerCut.
   void complete_at_once(std::uint64_t requests);
   void let_requests_wait() { is_at_once_ = false; }
-  // If `loses` is true, writes report success but change nothing.
+  // If `loses` is true, each write reports success, but does not change the disk.
   void lose_writes(bool loses) { loses_writes_ = loses; }
   // The next request of `kind` fails. A failed write changes nothing.
   void fail_next(IoKind kind, int error) { failing_ = {kind, error}; }
@@ -50,8 +50,8 @@ class PowerCutDisk final : public IoQueue {
   // The call flips stored bits, as a failing medium does.
   void flip(int file, std::uint64_t offset_bytes, std::uint8_t bits);
 
-  // The call cuts the power. The disk forgets all waiting requests. Such a request may have its
-  // full effect, a part of its effect, or no effect.
+  // The call cuts the power. The disk forgets all waiting requests. A forgotten request may have
+  // its full effect, a part of its effect, or no effect.
   void cut();
   // The call ends the process. Written data stays. Each waiting write takes effect fully, partly,
   // or not at all.

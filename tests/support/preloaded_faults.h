@@ -9,8 +9,8 @@
 //   SLUICE_FAULT_MARK=FILE   a file that is created when this call comes
 //   SLUICE_FAULT_LOG=FILE    gets a line for each call: its name and the path
 //
-// If neither an errno nor a signal is given, a read or write that goes wrong moves only a part of
-// its bytes.
+// If neither an errno nor a signal is given, the chosen read or write moves only a part of its
+// bytes.
 // Thread rule: any thread.
 #pragma once
 
@@ -29,7 +29,7 @@
 
 namespace sluice::test {
 
-// Returns the function called `name` that this library hides.
+// Returns libc's function `name`, although this library has a function of the same name.
 template <class Function>
 Function* next(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));

@@ -1,5 +1,5 @@
-// A training job that tests only boundary activations (tests/support/activation_relay.h). The
-// gradients are zeros. So the updates only decay the parameters. Each use checks the parameters,
+// A training job that tests only boundary activations (tests/support/activation_relay.h). Because
+// all gradients are zeros, the updates only decay the parameters. Each use checks the parameters,
 // too. At any time, the job holds as many leases as the model allows. Thread rule: one thread at a
 // time.
 #pragma once

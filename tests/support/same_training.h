@@ -38,7 +38,7 @@ inline testing::AssertionResult same_sights(const ToySights& actual, const ToySi
 }
 
 inline testing::AssertionResult same_training(const ToyResult& actual, const ToyResult& expected) {
-  // Not the vectors' own comparison, which takes one byte after the other.
+  // memcmp() is used here, because the vectors' own comparison takes one byte at a time.
   if (actual.state.size() != expected.state.size() ||
       std::memcmp(actual.state.data(), expected.state.data(), actual.state.size()) != 0)
     return testing::AssertionFailure() << "the state at the end is not the oracle's";
@@ -50,8 +50,8 @@ inline testing::AssertionResult same_training(const ToyResult& actual, const Toy
   return same_sights(actual.sights, expected.sights);
 }
 
-// Returns whether `error` says that there is no place for an unexpected use beside the leased
-// units. With several leases, the engine cannot avoid this error.
+// Returns whether `error` says that an unexpected use needs a place, but leased units take too much
+// room. With several leases, the engine cannot avoid this error.
 inline bool leases_lie_in_the_way(const Error& error) {
   return error.code() == ErrorCode::kOutOfMemory &&
          std::string(error.what()).find("beside the units still leased") != std::string::npos;

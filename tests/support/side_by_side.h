@@ -1,6 +1,6 @@
 // The function runs several cases of a randomized test at the same time. Most of the time, such
-// cases only wait for random delays. So several cases together take little longer than one case
-// alone. Thread rule: one thread.
+// cases only wait for random delays. So several cases together take only slightly more time than
+// one case alone. Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>

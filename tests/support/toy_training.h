@@ -1,10 +1,10 @@
 // A small training job with a made-up computation. The job runs twice: through the engine, and in
 // plain arrays as the oracle (toy_oracle.cc). The "gradient" of an element depends on the
 // parameter's bits, the step, the micro-batch and the use. So a stale or misplaced parameter, a
-// lost gradient or a wrong order of additions changes the result. Uses in the forward pass, uses of
-// frozen units, and inferences change no state. So every use also computes two digests of the bytes
-// on the device. The first digest is computed at the beginning of the use's lease, and the second
-// digest at the end. The digests are computed on the use's stream. The header
+// lost gradient or a wrong order of additions changes the result. A use in the forward pass, a use
+// of a frozen unit, or an inference changes no state. So every use also computes two digests of the
+// bytes on the device. The first digest is computed at the beginning of the use's lease, and the
+// second digest at the end. The digests are computed on the use's stream. The header
 // tests/support/same_training.h compares both digests.
 #pragma once
 
@@ -22,8 +22,8 @@ enum class ToySize : std::uint8_t {
   kUsual,  // 116,000 elements
   kSmall,  // a third of these elements, for tests of many runs
 };
-// A model with units of uneven sizes, tensors with and without decay, a unit that is used twice,
-// and a unit of a single element.
+// Returns a model with units of uneven sizes. Some tensors have weight decay. One unit is used
+// twice, and one unit has a single element.
 ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::uint32_t leases = 1,
                     ToySize size = ToySize::kUsual);
 // Returns the sizes of the model's boundary activations, for an engine that keeps activations.
@@ -43,12 +43,12 @@ struct ToyOptions {
   std::uint32_t micro_batches = 1;
   double learning_rate = 1e-2;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  // Whether to evaluate between the steps, as a trainer does.
+  // If true, the job also evaluates between the steps, as a trainer does.
   bool evaluate = false;
   std::vector<std::uint32_t> frozen_units = {};
   ToySize size = ToySize::kUsual;
   // The number of leases that are held at the same time. This number has an effect only if
-  // run_toy() makes the engine. Otherwise the model gives the number.
+  // run_toy() makes the engine. If the caller makes the engine, the model gives the number.
   std::uint32_t leases = 1;
   // Whether the model of run_toy() has boundary activations. If config.activations lets the engine
   // keep these activations, every use saves and loads activations.
@@ -62,13 +62,14 @@ struct ToyOptions {
   // This function changes the uses of a step, so that the step differs from the plan.
   std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
   // The number of announced units in the model of run_toy(). These units come after all other
-  // units. `change` puts uses of announced units into a step.
+  // units. The function `change` can add uses of announced units to a step.
   std::uint32_t experts = 0;
-  // Whether a pass announces all of its uses at its first use. If false, each group of consecutive
-  // uses is announced right before the group.
+  // If true, a pass announces all uses when the first use begins. If false, a pass announces each
+  // group of consecutive uses right before the group begins.
   bool announces_ahead = false;
-  // Whether a rank computes in a use of an announced unit. A rank that does not compute announces
-  // nothing, and gives a gradient of zeros. If the function is empty, every rank always computes.
+  // Returns whether `rank` computes in `use`, which is a use of an announced unit. A rank that does
+  // not compute announces nothing, and gives a gradient of zeros. If the function is empty, every
+  // rank always computes.
   std::function<bool(std::uint32_t rank, const ToyUse& use)> computes = {};
   // Each rank computes different gradients. The oracle computes the gradients of all ranks. Without
   // `reduces_each`, the oracle first adds the gradients of each rank's micro-batches, and then adds
@@ -126,8 +127,8 @@ ToyResult toy_oracle(const Config& config, const ToyOptions& options);
 // Returns the initial masters, for tests that call an engine without run_toy().
 InitialValues toy_values();
 
-// Makes all uses of one step, but does not call finish(). Each use acquires a unit, computes with
-// the unit, and releases the unit.
+// Performs all uses of one step, but does not call finish(). Each use acquires a unit, computes
+// with the unit, and releases the unit.
 void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,
                MicroBatchOrder order = MicroBatchOrder::kHorizontal);

@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// The median, the smallest and the largest of the values that the rounds measured.
+// The median, the smallest value and the largest value of all rounds.
 struct GpuSpread {
   double median = 0;
   double least = 0;
@@ -40,9 +40,9 @@ struct CopyBenchOptions {
   std::uint64_t unit_bytes = 0;
   unsigned rounds = 0;
 };
-// A function of type PlainCopies copies data in a plain loop. The function copies from `host_up` to
-// `device_up`, and from `device_down` to `host_down`. The function returns the time of the loop in
-// seconds.
+// The type PlainCopies stands for a function that copies data in a plain loop. The function copies
+// from `host_up` to `device_up`, and from `device_down` to `host_down`. The function returns the
+// time of the loop in seconds.
 struct PlainCopy {
   std::byte* host_up = nullptr;  // null = no copy in this direction
   std::byte* device_up = nullptr;
@@ -98,8 +98,8 @@ struct TrainingBench {
 TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                              unsigned steps, Rates rates);
 
-// Measures three rates of the drive under `path`: reading, writing, and both at the same time.
-// Stores the results as the drive's rates in `rates`. The test file has no name.
+// Measures three rates of the drive under `path`: reading, writing, and both at the same time. The
+// function stores the results in `rates`, as the rates of the drive. The test file has no name.
 // Fails with the errors of IoBench.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 

@@ -85,7 +85,7 @@ struct CpuRates {
 struct MeasuredStep {
   double step_s = 0;  // from begin_step() to the next begin_step()
   StepReport report;
-  // The bytes of state that a step under the serial policy would read and write for the same units.
+  // The bytes of state that the serial policy would read and write for the units of this step.
   std::uint64_t wanted_read_bytes = 0;
   std::uint64_t wanted_write_bytes = 0;
 };
@@ -116,7 +116,7 @@ class StepBench {
   // The number of parameters in the frozen units.
   std::uint64_t frozen_parameters() const;
   // The rates of Adam and of the gradient norms in the last run(). The rates were measured during
-  // the steps, while all other work was running, too.
+  // the steps, while the other work of the steps was running.
   const CpuRates& cpu_rates() const { return cpu_rates_; }
   const SaveCosts& saves() const { return saves_; }
   // The sum of the delays of all requests so far, in seconds. A request has a delay if the real

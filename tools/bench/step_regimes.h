@@ -87,8 +87,9 @@ struct CostResult {
   OverlapPolicy policy{};
   std::size_t pairs = 0;
   Summary ratio{};  // the median and the 10th and 90th percentiles over all pairs
-  // The sum of the times with commits and checkpoints, divided by the sum of the other times. The
-  // median does not show the cost of checkpoints, because few steps begin a checkpoint.
+  // The total time of the steps that have commits and checkpoints, divided by the total time of the
+  // other steps. The median does not show the cost of checkpoints, because few steps begin a
+  // checkpoint.
   double mean_ratio = 0;
   double planned_ratio = 0;
 };

@@ -1,5 +1,5 @@
 // Finds the file to which a path leads. Links are followed, even to a file that does not exist yet.
-// The command can therefore find two paths to the same file before the command opens any file.
+// The command therefore notices two paths to the same file before any file is opened.
 // Thread rule: any thread.
 #pragma once
 

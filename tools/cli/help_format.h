@@ -1,6 +1,6 @@
-// The texts of --help. A text lists the options and the values that the options take. The lines fit
-// the terminal's width. The parser's own texts are not used, because these texts show types and
-// ranges by their names in the code.
+// The texts of --help. Each text lists the options, and the values that each option takes. The
+// lines fit the terminal's width. The texts do not come from the parser. The parser would show
+// types and ranges by the names that the code uses.
 //
 // Thread rule: one thread, at start-up.
 #pragma once

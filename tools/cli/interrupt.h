@@ -1,9 +1,9 @@
 // The command's signal handler for Ctrl-C, SIGTERM and SIGHUP. The handler prints a line
 // immediately after each signal. If there is nothing to save yet, the first signal ends the
 // process. Later in a run, the first signal sets a flag that a loop checks between steps, and the
-// second signal ends the process. An ended process leaves no file behind, because storage files
-// have no names and the handler removes temporary files. If a signal was ignored when the process
-// started, as under nohup, the signal stays ignored.
+// second signal ends the process. After the process has ended, no file is left, because storage
+// files have no names and the handler removes temporary files. If a signal was ignored when the
+// process started, as under nohup, the signal stays ignored.
 //
 // Thread rule: one thread. Any thread may call interrupted().
 #pragma once

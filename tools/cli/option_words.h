@@ -1,5 +1,5 @@
-// The library's error messages name keys of the config. If a command-line option has set a key, the
-// message should name the option instead of the key.
+// The library's error messages refer to settings by the keys of the config. If a command-line
+// option has set a key, the message should name the option instead of the key.
 //
 // Thread rule: any thread.
 #pragma once
@@ -18,12 +18,12 @@ struct OptionWord {
   bool is_given = true;     // false: the config gives the value, so messages name the key
 };
 
-// Returns a copy of `error`. In the copy's message, each key of `words` is replaced by its option.
-// Keys with and without quotes are replaced.
+// Returns a copy of `error`. In the message of the copy, an option replaces each key that `words`
+// lists. Keys with and without quotes are replaced.
 Error in_words_of(std::initializer_list<OptionWord> words, const Error& error);
 
 // Runs `work` and returns its result.
-// Fails with the errors of `work`. The messages of these errors name options instead of keys.
+// Fails with the errors of `work`. The messages of these errors contain options instead of keys.
 template <class Work>
 auto with_words(std::initializer_list<OptionWord> words, const Work& work) {
   try {

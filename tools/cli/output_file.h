@@ -2,7 +2,7 @@
 // OutputFiles::check() compares the output's path with the paths of all inputs and all other
 // outputs. OutputFiles::check() also tests whether the output's folder is writable. After the
 // check, the output is created under a temporary name. A rename later gives the output its final
-// name. The calls have one of these two orders:
+// name. A caller makes the calls in one of these two orders:
 //
 //   begin() .. write() .. commit()              for files that are written as a whole: models,
 //                                               JSON, pages
@@ -68,7 +68,7 @@ class OutputFile {
   // Requires: begin() or write() has opened the output.
   int descriptor() const;
 
-  // Appends `bytes` to the output. After a failure, the file is truncated to its length before the
+  // Appends `bytes` to the output. If the call fails, the file has the same length as before the
   // call.
   // Fails with kNoSpace if the disk is full. Fails with kIo if the drive reports an error.
   void write(std::string_view bytes);
@@ -128,8 +128,7 @@ class OutputFiles {
  public:
   // `what` is the name that messages give to the input, such as "the text" or "--init". An empty
   // path is ignored. If the path is a folder, all files in the folder are inputs. The output of the
-  // option `successor` may replace this input, because the command reads the input before it writes
-  // the output.
+  // option `successor` may replace this input, because the command reads the input first.
   void add_input(std::string what, const std::string& path, std::string_view successor = {});
   OutputFile& add(std::string option, const std::string& path,
                   OutputMode mode = OutputMode::kOrdinary);
@@ -161,8 +160,8 @@ class OutputFiles {
 // Writes `text` as the whole content of `output`, and commits the output.
 void write_whole(OutputFile& output, std::string_view text);
 
-// Helps to write several outputs, even if one of them cannot be written. A disk that is too full
-// for one output may still have space for the next output.
+// This class lets a command write several outputs, even if one output cannot be written. A disk
+// that is too full for one output may still have space for the next output.
 class FirstFailure {
  public:
   template <class Write>

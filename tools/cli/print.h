@@ -1,6 +1,6 @@
 // The functions print text for people. `say` prints to standard output, and `warn` prints to
-// standard error. The functions of this file do not throw. A run therefore continues even if its
-// log cannot be written because the disk is full. Text that cannot be printed is lost. If text for
+// standard error. The functions of this file do not throw. If the disk is too full for the log, the
+// run therefore continues without the log. Text that cannot be printed is lost. If text for
 // standard output is lost, one line on standard error reports the loss. On a terminal, `say` breaks
 // lines that are too long for the terminal. `say_text` prints its text unchanged, which is needed
 // for JSON.

@@ -1,10 +1,10 @@
-// A new file with a unique temporary name. The new file lies in the folder of the target, which is
-// the file that the new file will replace. The destructor removes the temporary name. If a signal
-// ends the process, the signal handler removes the temporary name. If the process is killed without
-// a call of the handler, the file stays. The process holds a lock on the file (flock) as long as
-// the file is open. The lock lets a later process distinguish a leftover file from a file that is
-// being written. Process numbers cannot replace the lock, because processes in different containers
-// can have the same number.
+// A new file with a unique temporary name. The new file lies in the same folder as the target. The
+// target is the file that the new file will replace. The destructor removes the temporary name. If
+// a signal ends the process, the signal handler removes the temporary name. If the process is
+// killed and the handler does not run, the file stays. The process holds a lock on the file (flock)
+// as long as the file is open. The lock lets a later process distinguish a leftover file from a
+// file that is being written. A process number could not replace the lock, because two processes in
+// different containers can have the same number.
 //
 // Thread rule: one thread per object. Any thread and any signal handler may call
 // remove_temporary_files().

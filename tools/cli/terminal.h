@@ -1,5 +1,5 @@
-// Output for terminals: the width of a terminal, colours, lines that fit the width, and the
-// progress of long work. Files and pipes receive unchanged lines, without colours and without
+// This header has functions for terminals: the width, colours, lines that fit the width, and the
+// progress of long work. A file or a pipe receives unchanged lines, without colours and without
 // progress.
 //
 // Thread rule: any thread may call the functions. One thread uses a Progress.

@@ -1,5 +1,5 @@
-// `sluice bench adam` measures the speed of the CPU update. The speed of the machine's memory
-// limits the speed of the update. The command measures the limit in the same run, and compares the
+// `sluice bench adam` measures the speed of the CPU update. The memory of the machine sets a limit
+// for the speed of the update. The command measures the limit in the same run, and compares the
 // speed of the update with the limit.
 #pragma once
 

@@ -17,9 +17,8 @@
 
 namespace sluice {
 
-// The picture shows the rates of all paths together and of each path alone, for each pattern,
-// request size and depth. The picture also shows the smallest and the largest rate that the rounds
-// measured.
+// The picture shows rates by pattern, request size and depth, for all paths together and for each
+// path alone. The picture also shows the smallest and the largest rate that the rounds measured.
 // Requires: at least one series.
 std::string io_plot(std::span<const IoSeries> series, const std::vector<std::string>& paths);
 // The picture shows the median and the quartiles of four speeds: the update, the limit, memcpy and

@@ -1,6 +1,6 @@
-// `sluice bench step` measures the time of a training step under every overlap policy. Emulated
-// computation and a throttled drive set limits for the times of steps. The command compares the
-// measured times with the limits.
+// `sluice bench step` measures the time of a training step under every overlap policy. The command
+// emulates computation and throttles the drive, so that the times of steps have known limits. The
+// command compares the measured times with the limits.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ struct GenerateOptions {
 // Fails with kInput in these cases:
 // - The model file cannot be used, or has weights that are not finite.
 // - The prompt is empty, or the temperature is below 0.
-// - There is no tokenizer, and the model's tokens are not the 256 bytes.
+// - There is no tokenizer, and the model does not have exactly 256 tokens, one for each byte value.
 int run_generate(const GenerateOptions& options);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // The PCIe links of GPUs and drives, and the NUMA nodes to which these devices are attached. The
-// data comes from the kernel. A run becomes slower, without an error message, if a device uses
-// fewer lanes than it has. A run also becomes slower if a drive and the GPU are attached to
+// data comes from the kernel. A run becomes slower, without an error message, if a device does not
+// use all of the device's lanes. A run also becomes slower if a drive and the GPU are attached to
 // different sockets.
 //
 // Thread rule: any thread.
@@ -23,8 +23,8 @@ struct PciLink {
   unsigned lanes_max = 0;        // the lanes that the device has
   // The address of the PCIe switch to which the device is attached. The address of a switch is the
   // address of the switch's upstream port. The text is empty if there is no switch, or if the
-  // kernel does not report a switch. Transfers between two devices at the same switch need not pass
-  // through the processor.
+  // kernel does not report a switch. A transfer between two devices at the same switch need not
+  // pass through the processor.
   std::string pci_switch = {};
 };
 

@@ -22,10 +22,10 @@ struct PlanOptions {
   // replaces the config's model. If `model` is empty, the config's model is used.
   std::string model;
   std::optional<std::uint64_t> sequence;  // only with `model`: tokens per sequence
-  // The name of the GPU to plan for; empty = as in the config.
+  // The plan assumes the GPU with this name. If the name is empty, the plan follows the config.
   std::string gpu;
-  // If `host_memory` is not empty, it replaces the config's memory.host. If `nodes` is given,
-  // `host_memory` is the memory of one host.
+  // If `host_memory` is not empty, `host_memory` replaces the config's memory.host. If `nodes` is
+  // given, `host_memory` is the memory of one host.
   std::string host_memory;
   std::string drive;                 // a name, or "name:count"; empty = none
   std::string drive_space;           // of all drives; empty = as `drive`; both empty = no limit

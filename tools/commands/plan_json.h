@@ -11,7 +11,7 @@ namespace sluice {
 
 // One row of the table of placements.
 nlohmann::ordered_json json_of(const PlannedPlacement& planned);
-// The memory of one ZeRO stage.
+// Returns the memory that a rank needs under one ZeRO stage.
 nlohmann::ordered_json json_of(const StageMemory& stage);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// The printed plan and its JSON file.
+// The functions print the plan, and write the plan's JSON file.
 //
 // Thread rule: the thread that runs the command.
 #pragma once
@@ -16,7 +16,7 @@ namespace sluice {
 
 struct PlanFindings {
   std::string verdict;  // the first line
-  // The smallest number of tokens per step and rank at which computation hides all other work.
+  // If a step has at least this many tokens per rank, computation hides all other work.
   std::optional<double> free_tokens;
   std::vector<MatrixRow> matrix;  // with --matrix
 };

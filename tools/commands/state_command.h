@@ -27,7 +27,7 @@ void add_state(CLI::App& app, StateOptions& options);
 // Fails with:
 // - kConfig: the config is wrong.
 // - kInput: a file cannot be read or written, or a store does not exist or is in use.
-// - kDamaged: a store is damaged, as the subcommand `verify` finds.
+// - kDamaged: the subcommand `verify` finds that a store is damaged.
 // - The errors of export_state() and import_state().
 int run_state(const CLI::App& state, const StateOptions& options);
 

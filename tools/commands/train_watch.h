@@ -45,7 +45,8 @@ class TrainWatch {
   // Fails with:
   // - kInput: a prompt has no tokens.
   // - kUnsupported: samples are wanted from a run that computes on a GPU.
-  // - kConfig: samples are wanted without a tokenizer, and the tokens are not the 256 bytes.
+  // - kConfig: samples are wanted without a tokenizer, and the model does not have exactly 256
+  //   tokens.
   TrainWatch(const WatchOptions& options, const WatchedRun& run, OutputFile& events);
 
   // Writes the event file's first record.
@@ -65,7 +66,7 @@ class TrainWatch {
   std::optional<double> validation_loss(std::uint64_t steps);
   const std::vector<TokenBatch>& validation_batches();
 
-  // Adds the validation loss at the end of the run to the event file.
+  // Adds the last validation loss of the run to the event file.
   // Fails with the first error that occurred when the event file was written.
   void finish(std::uint64_t steps, std::optional<double> validation_loss);
 

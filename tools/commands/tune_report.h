@@ -24,7 +24,7 @@ struct TuneOutcome {
   bool was_cached = false;  // whether the calibration came from a file
   double seconds = 0;       // time of the command, without the calibration
 
-  // Returns the candidate that takes part as the contender with number `index`.
+  // Returns the candidate that belongs to contenders[index].
   const TuneCandidate& candidate(std::size_t index) const {
     return index == 0 ? search.given : search.best[index - 1];
   }

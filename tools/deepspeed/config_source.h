@@ -22,7 +22,7 @@ struct ConfigSource {
 };
 
 // `argument` is a path, or a config in base64. DeepSpeed also accepts a path or base64. Each of
-// `assignments` has the form KEY=VALUE. The assignments are applied after the file, and also
+// `assignments` has the form KEY=VALUE. The assignments override the file's values, and also
 // replace values that are "auto". If a launcher started several ranks, the number of these ranks
 // replaces `values.ranks`.
 // Fails with kInput if the file cannot be read. Fails with kConfig if the config or an assignment

@@ -1,7 +1,7 @@
 // Reads Hjson, an extension of JSON (https://hjson.github.io/). Hjson allows the comments of C++
-// and of Python. Hjson also allows keys and strings without quotes, missing and trailing commas,
-// and documents without outer braces. DeepSpeed reads its files as Hjson. The reader stores the
-// place of each key, so that messages can name the place.
+// and of Python. Hjson also allows keys and strings without quotes, and documents without outer
+// braces. A comma may be missing, or may follow the last element. DeepSpeed reads its files as
+// Hjson. The reader stores the place of each key, so that messages can name the place.
 //
 // Thread rule: any thread.
 #pragma once

@@ -1,6 +1,6 @@
-// The state of one import: the entries of the DeepSpeed file, the config built so far, and the
-// report. deepspeed_import.cc controls the import. Each import_*.cc imports one part of the
-// DeepSpeed file.
+// The state of one import: the entries of the DeepSpeed file, the config that has been built so
+// far, and the report. deepspeed_import.cc controls the import. Each import_*.cc imports one part
+// of the DeepSpeed file.
 //
 // Thread rule: one thread. The document and the values must outlive the pass.
 #pragma once

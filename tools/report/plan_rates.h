@@ -38,7 +38,7 @@ struct PlanRateOptions {
   std::uint32_t sharing_ranks = 1;
 };
 
-// One core of the host is assumed to compute matrix products at this rate.
+// The rate at which one core of the host is assumed to compute matrix products.
 inline constexpr double kAssumedCoreFlops = 50e9;
 
 struct PlanRates {
@@ -49,8 +49,9 @@ struct PlanRates {
 
 // Sets the storage rates in `rates`. `read` and `write` are in bytes per second. `interference` is
 // the ratio of two times. The first time is the time of reading and writing at the same time. The
-// second time is the time of reading first and writing afterwards. The ratio is 1 for a half-duplex
-// drive. The ratio is 0.5 for a drive that reads and writes at full rate at the same time.
+// second time is the time for reading alone plus the time for writing alone. The ratio is 1 for a
+// half-duplex drive. The ratio is 0.5 for a drive that reads and writes at full rate at the same
+// time.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
 // Fails with kConfig if an option is wrong, or if GPU figures are given although the host computes.

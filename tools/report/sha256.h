@@ -20,7 +20,7 @@ class Sha256 {
   Sha256();
 
   void update(std::span<const std::byte> bytes);
-  // Returns the hash as 64 hexadecimal digits. No call of update() may follow.
+  // Returns the hash as 64 hexadecimal digits. After this call, update() must not be called.
   std::string hex();
 
  private:

@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-// `now_unix_ns` is the current time. The view shows the ages of pages at this time.
+// `now_unix_ns` is the current time. The view shows the age of each page at the current time.
 std::string status_view(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
 // Returns a text of the form {"runs": [...], "ended": [...], "problems": [...]} (docs/cli.md).
 std::string status_json(std::span<const FoundPage> pages, std::int64_t now_unix_ns);

@@ -24,9 +24,9 @@ struct StepLimits {
 class LimitMeter {
  public:
   // `engine` must outlive the meter. `calibration` is a file that `sluice bench io` wrote; empty =
-  // none. The file is ignored if it lacks the rates of reading, of writing, or of both at the same
-  // time. `commit_every` is the number of steps per commit of the engine's durable store, if there
-  // is a store.
+  // none. The meter ignores a file that lacks one of these rates: reading, writing, or reading and
+  // writing at the same time. `commit_every` is the number of steps per commit of the engine's
+  // durable store, if there is a store.
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
              MicroBatchOrder order, std::string calibration, std::uint32_t commit_every = 1);
 

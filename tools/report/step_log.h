@@ -49,7 +49,7 @@ struct StepRecord {
 
 // Returns null for NaN, because JSON has no NaN. The gradient norm of a skipped step can be NaN.
 nlohmann::ordered_json json_number(double value);
-// Returns null if there is no value. Otherwise, does the same as json_number() for a double.
+// Returns null if there is no value. If there is a value, the result is the same as for a double.
 nlohmann::ordered_json json_number(const std::optional<double>& value);
 // Returns the figures of a step, for the output of --json. The limits T_min and T_bound are
 // missing, because they are not known until the end of the run.
@@ -63,7 +63,7 @@ class StepLog {
 
   bool is_due(const StepRecord& step) const { return step.step % every_ == 0; }
   // Opens the files and writes the header of the CSV file. If a run resumes after `steps_before`
-  // steps, the files keep their rows for the steps before the resume.
+  // steps, the files keep the rows of the first `steps_before` steps.
   // Fails with the errors of OutputFile.
   void begin(std::uint64_t steps_before);
   // Gives both files their final names.

@@ -51,7 +51,7 @@ struct LineChart {
 
 // Requires: each row has as many bars as there are series, and there is at least one row.
 std::string svg_of(const BarChart& chart);
-// Requires: each line has as many values as there are places, and there is at least one place.
+// Requires: each line has one value for each element of `places`, and `places` is not empty.
 std::string svg_of(const LineChart& chart);
 
 }  // namespace sluice

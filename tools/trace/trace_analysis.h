@@ -1,6 +1,6 @@
-// Explains the records of a trace. The analysis divides the time of each step, once by part and
-// once by cause. The analysis also finds the cause of every wait. The analysis also finds the times
-// at which each drive, each link and the processor was in use.
+// Explains the records of a trace. The analysis divides the time of each step into parts, and
+// divides the waiting time by cause. The analysis also finds the cause of every wait. The analysis
+// also finds the times at which each drive, each link and the processor was in use.
 //
 // Thread rule: any thread. The functions are pure. The trace must outlive the analysis.
 // Invariants: the parts of a step's time add up to the step's time. Every wait has one cause.
@@ -60,8 +60,8 @@ struct StepShare {
   std::int64_t exposed_optimizer_ns = 0;
   std::int64_t other_ns = 0;
   // The time during which storage, the copies to the device, or the optimizer was busy. The engine
-  // measures `background_ns`. If a trace does not contain the measurement, `background_ns` is
-  // computed from the records.
+  // measures `background_ns`. If the engine's measurement is missing from a trace, `background_ns`
+  // is computed from the records.
   std::uint64_t background_ns = 0;
   std::int64_t rank_wait_ns = 0;  // the part of exposed I/O that waits for other ranks
   bool is_open = false;           // the run was killed in this step
@@ -134,8 +134,8 @@ class TraceAnalysis {
  private:
   using Index = std::unordered_map<std::uint64_t, std::vector<const TraceRecord*>>;
 
-  // The key under which `reads_` has the reads of a block. Activations have no blocks, so their key
-  // contains the unit instead.
+  // Returns the key that `reads_` uses for the reads of a block. A key for activations contains the
+  // unit instead, because activations have no blocks.
   static std::uint64_t read_key(std::uint32_t block_or_unit, std::uint8_t plane) {
     return std::uint64_t{block_or_unit} << 8 | plane;
   }

@@ -41,7 +41,8 @@ struct TraceDiff {
   std::vector<TraceSetting> settings;
   bool are_settings_known = false;
 
-  // Whether the step has become longer by more than `percent` percent, and this change is certain.
+  // Returns true if the change of the step's time is certain, and the step is more than `percent`
+  // percent longer.
   bool is_regression(double percent) const;
 };
 

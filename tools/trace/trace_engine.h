@@ -49,8 +49,8 @@ struct TracedEngine {
   std::string verify;
   std::string policy;
   std::uint32_t queue_depth = 0;  // of each drive
-  // Every key of the config with its value as JSON, and facts about the run, in alphabetical order.
-  // The budgets and the number of lanes are the values in the plan.
+  // This map contains every key of the config, and facts about the run, such as the processor. The
+  // budgets and the number of lanes are the values in the plan.
   std::map<std::string, std::string> settings;
 
   // Returns the unit's name, or its number if the name is unknown.

@@ -13,8 +13,8 @@ namespace sluice {
 struct RankLag {
   std::uint32_t rank = 0;
   std::uint64_t last = 0;  // collectives that this rank entered last
-  // The sum of this rank's delays in these collectives. A delay is the time between the entry of
-  // the second-to-last rank and the entry of this rank.
+  // The sum of this rank's delays in the collectives that this rank entered last. A delay is the
+  // time between the entry of the second-to-last rank and the entry of this rank.
   std::uint64_t late_ns = 0;
 };
 

@@ -2,8 +2,8 @@
 // may be complete, cut off at any byte, or damaged.
 //
 // Thread rule: one thread at a time. The functions are pure, except that they read files.
-// Invariants: a block of the file with a wrong checksum is skipped and counted. The memory for a
-// trace is at most a small multiple of the size of the records that are kept.
+// Invariants: a block that has a wrong checksum is skipped and counted. The memory for a trace is
+// at most a small multiple of the size of the records that are kept.
 #pragma once
 
 #include <cstddef>
@@ -43,8 +43,8 @@ struct TraceFile {
   std::uint64_t clock_error_ns = 0;
 };
 
-// The steps whose records are kept. The records of other steps use no memory, so a part of a huge
-// file can be read even if the whole file would not fit into memory.
+// The steps whose records are kept. The records of other steps use no memory. A part of a huge file
+// can therefore be read even if the whole file would not fit into memory.
 struct TraceSteps {
   std::uint64_t first = 0;
   std::uint64_t last = UINT64_MAX;

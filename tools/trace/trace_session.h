@@ -26,9 +26,10 @@ struct TraceEnd {
 
 class TraceSession {
  public:
-  // Starts the trace if `output` is wanted. `output` must outlive the session. OutputFile::accept()
-  // gives the file its final name. Without a call of accept(), the file gets its final name at the
-  // end of the trace. `ring_bytes` is the size of the ring buffer of each thread.
+  // The constructor starts the trace if output.is_wanted() is true. `output` must outlive the
+  // session. OutputFile::accept() gives the file its final name. Without a call of accept(), the
+  // file gets its final name at the end of the trace. `ring_bytes` is the size of the ring buffer
+  // of each thread.
   // Fails with the errors of OutputFile::begin().
   TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();

@@ -2,10 +2,10 @@
 // means over these steps. Every report about "the step" uses these means. The report of the run
 // itself also uses these means, so that all reports agree.
 //
-// "The step" is a mean, not a median. The mean parts of a step add up to the mean step, and the
-// mean step times the number of steps is the time of the run. T_min, T_bound and all predictions
-// are computed from mean rates. A figure from mean rates must be compared with a mean step, because
-// a median step can be shorter than T_min or T_bound.
+// "The step" is a mean, not a median. The mean parts of a step add up to the mean step. If the mean
+// step is multiplied by the number of steps, the result is the total time of the steps. T_min,
+// T_bound and all predictions are computed from mean rates. A figure from mean rates must be
+// compared with a mean step, because a median step can be shorter than T_min or T_bound.
 //
 // Thread rule: any thread. The functions are pure.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// Returns the steps that have ended. If there are other steps, the first step is left out, because
-// it touches memory for the first time and finds none of its data in memory.
+// Returns the steps that have ended. The first step is left out if there are more steps. The first
+// step is slower, because the step touches memory for the first time and finds no data in memory.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 struct StepMeans {
@@ -42,7 +42,7 @@ struct StepMeans {
 StepMeans means_of(const std::vector<StepShare>& steps);
 
 // Returns one line about the means. The line names the resource that limits the step. The line also
-// gives the largest amount of time that improvements of all other parts can save.
+// gives the share of the step's time that a run without waits for I/O and the optimizer would save.
 std::string verdict_of(const TraceAnalysis& rank);
 
 }  // namespace sluice

@@ -27,9 +27,9 @@ struct SummaryOptions {
 struct StorageBytes {
   double read_per_step = 0;
   double written_per_step = 0;
-  // The bytes that a step has to move, because of the placement of the state; 0 = unknown. The
-  // forward pass and the backward pass each read every parameter that lies on storage. The update
-  // reads every optimizer record once. Parameters and records are written once.
+  // The bytes that the placement of the state forces a step to move; 0 = unknown. The forward pass
+  // and the backward pass each read every parameter that lies on storage. The update reads every
+  // optimizer record once. Parameters and records are written once.
   double ideal_read = 0;
   double ideal_written = 0;
   double written_per_day = 0;

@@ -30,16 +30,16 @@ struct MachineCalibration {
   std::int64_t made_s = 0;             // the time of the measurement, in seconds since 1970
   double took_s = 0;                   // how long the measurement took
   std::vector<DriveRate> drives = {};  // the rates of all paths together
-  // The rate of each path alone, measured with the I/O pattern of the optimizer. The list is empty
-  // if there is only one path.
+  // The rate of each path when no other path is in use. The rates are measured with the optimizer's
+  // I/O pattern. The list is empty if there is only one path.
   std::vector<double> path_rates = {};
   double adam_parameters_per_second = 0;
 
   // Sets the storage rates in `rates`, for requests of `request_bytes` bytes, with `depth` requests
   // in flight. Between the measured sizes and depths, the rates are interpolated over the
   // logarithms of size and depth. Beyond the measured sizes and depths, the nearest measured rate
-  // is used. The latency is the time of a small read that runs alone, minus the part that is hidden
-  // by other requests in flight.
+  // is used. The latency is the time that a small read takes beyond the time to move its bytes. A
+  // share of 1 / `depth` is subtracted, because the measured rates already contain this share.
   void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
 };
 

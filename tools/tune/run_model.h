@@ -34,8 +34,8 @@ class RunModel {
   // `trial` is a run of `config`. Later predictions use the computation times and the rates that
   // this run has measured.
   void learn(const Trial& trial, const TrainConfig& config);
-  // Later predictions assume that computation reaches `flops` operations per second. The call is
-  // for predictions before the first trial run.
+  // Later predictions assume that computation reaches `flops` operations per second. This rate is
+  // needed only for predictions before the first trial run.
   void assume(double flops) { flops_ = flops; }
   // The rate of computation on a GPU. The rate comes from the GPU's figures, or is an assumption.
   double gpu_flops() const { return stated_.flops; }

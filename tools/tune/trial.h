@@ -3,7 +3,7 @@
 // checkpoints, and does not touch a durable store. The training state on storage is in scratch
 // files, which disappear at the end.
 //
-// Thread rule: one trial at a time.
+// Thread rule: only one trial may run at a time.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // The keys that `sluice tune` may change, and the values that `sluice tune` tries. None of the keys
-// changes what a step learns. Most of the keys change no bit of the result. Examples are homes,
-// budgets, blocks, lanes and policies. `sluice tune` may also divide a step's sequences into other
-// micro-batches. The sequences then stay the same, but sums are rounded differently.
+// changes what a step learns. Most of the keys change no bit of the result. For example, the keys
+// choose homes, budgets, blocks, lanes and policies. `sluice tune` may also divide a step's
+// sequences into other micro-batches. The sequences then stay the same, but sums are rounded
+// differently.
 //
 // Thread rule: any thread. The functions are pure.
 #pragma once

@@ -19,8 +19,8 @@ using TuneSettings = std::map<std::string, std::string>;
 
 struct TuneAxis {
   std::string name;
-  // The first choice is empty and stands for the given config. The second choice, if it exists, is
-  // the choice that Sluice would make by itself.
+  // The first choice is empty and stands for the given config. If there is a second choice, Sluice
+  // would make this choice by itself.
   std::vector<TuneSettings> choices;
   // True if the model can hardly predict which choice of this axis is quicker. Two candidates that
   // differ only in fine axes are never both finalists.

@@ -20,7 +20,7 @@ inline constexpr std::uint64_t kLayersMax = 100'000;
 
 class ConfigJson {
  public:
-  // `argument` is a config.json, or a folder that contains one.
+  // `argument` is the path of a config.json, or of a folder that contains a config.json.
   // Fails with kInput if the file cannot be read, is no JSON object, or is nested too deeply.
   explicit ConfigJson(const std::string& argument);
   // `values` is the content of a config.json. `name` is the name that messages give to the file.
@@ -49,8 +49,8 @@ class ConfigJson {
   // Whether the list of numbers at `key` contains `value`. If the list is missing, the result is
   // false.
   bool lists(const char* key, std::uint64_t value) const;
-  // Returns a copy of this file. The value of `key` may be an object. The copy then also contains
-  // each key of this object that the file itself lacks.
+  // Returns a copy of this file. If the value of `key` is an object, the copy also contains the
+  // object's keys, except keys that the file already has.
   ConfigJson with_part(const char* key) const;
 
  private:

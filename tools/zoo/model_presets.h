@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// Returns the config of the model `name`, which may be in upper or lower case. Returns nothing if
-// there is no such model.
+// Returns the config of the model `name`. The name may be in upper or lower case. Returns nothing
+// if there is no such model.
 std::optional<ConfigJson> model_preset(const std::string& name);
 
 // Returns all names of models, separated by commas.

@@ -16,8 +16,8 @@ namespace sluice {
 
 // The computation of a unit.
 struct UnitWork {
-  // In one use of the unit, each token is multiplied by this number of matrix elements. Lookups do
-  // not count. Experts that a token does not use do not count either.
+  // The number of matrix elements by which each token is multiplied in one use of the unit. Lookups
+  // do not count. An expert counts only if the token uses the expert.
   double product_elements = 0;
   // The width of all heads of masked attention together; 0 = no attention. With a mask, a token
   // sees half of a sequence on average. Attention without a mask therefore counts with twice its
@@ -25,8 +25,8 @@ struct UnitWork {
   // encoder has a fixed length, its keys count in `product_elements`.
   std::uint64_t attention_width = 0;
   // The number of tokens per sequence in this unit, if this number is fixed. For example, an
-  // encoder of sound has a fixed number of frames. 0 = the number of tokens is the length of the
-  // sequence.
+  // encoder of sound has a fixed number of frames. If the value is 0, the number of tokens is the
+  // length of the sequence.
   double fixed_tokens = 0;
 };
 

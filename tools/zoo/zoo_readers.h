@@ -1,6 +1,6 @@
 // These functions read models for model_zoo.h. There is one function for each family of models. The
-// functions set all fields of ZooModel except `architecture`. If the head is tied, the functions do
-// not set the orders of units either. The functions fail with kConfig if a key of the config is
+// functions set all fields of ZooModel except `architecture`. If the head is tied, a function may
+// leave the orders of the units empty. The functions fail with kConfig if a key of the config is
 // missing or has a wrong value.
 //
 // Thread rule: any thread. The functions are pure.

@@ -69,8 +69,8 @@ SLUICE_HOST_DEVICE inline std::uint16_t fp16_from_float(float value) {
     const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
   }
-  // For a subnormal, adding 0.5 in fp32 gives the right bits, because that addition rounds at 2^-24
-  // with ties to even.
+  // If the result is subnormal, the code adds 0.5 in fp32. This addition rounds at 2^-24 with ties
+  // to even, so the sum ends in the right bits.
   const std::uint32_t shifted = bits_from_float(float_from_bits(magnitude) + 0.5f);
   return static_cast<std::uint16_t>(sign | (shifted - 0x3f000000u));
 }

@@ -1,7 +1,7 @@
-// The only exception type of Sluice, and the check for programmer errors. The control plane
-// (construction, configuration, open) throws Error. The data plane returns 0 or an errno and never
-// throws across threads. A message says what failed, on which object, with which numbers, and what
-// to try.
+// The only exception type of Sluice, and the check for programmer errors. The control plane, which
+// constructs, configures and opens objects, throws Error. The data plane returns 0 or an errno and
+// never throws across threads. A message says which operation failed, and on which object. The
+// message also gives the numbers, and says what the user can try.
 #pragma once
 
 #include <stdexcept>

@@ -1,7 +1,7 @@
 // Traces of a run. A trace is a file that lists every transfer, update and wait. The command
 // `sluice trace` reads the file. A trace records all engines and optimizers of the process.
 //
-// Thread rule: one thread at a time.
+// Thread rule: only one thread at a time may call these functions.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The reasons why computation waits. Reports and traces show the names of the reasons.
+// The reasons why computation waits. The names of the reasons appear in reports and in traces.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-// The reason for a wait. Trace files hold these numbers, so the numbers must never change.
+// The reason for a wait. A trace file holds these numbers, so the numbers must never change.
 enum class TraceReason : std::uint8_t {
   kNone = 0,
   kRead = 1,            // the block's parameters are being read

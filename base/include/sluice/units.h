@@ -1,5 +1,5 @@
-// Sizes in bytes: literals (64_KiB), rounding, and the text form in configs and messages ("10MiB").
-// The functions are pure, and any thread may call them.
+// This header has literals for sizes in bytes (64_KiB), functions that round sizes, and functions
+// that print and parse sizes ("10MiB"). The functions are pure, and any thread may call them.
 #pragma once
 
 #include <cstdint>

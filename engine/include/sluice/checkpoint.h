@@ -75,8 +75,8 @@ struct SaveProgress {
 
 enum class CheckpointPrecision : std::uint8_t {
   kAsSaved,
-  // Masters are copied exactly. Parameters are the masters, rounded to the type of the engine's
-  // parameters. If a unit was frozen, the unit's moments start at zero.
+  // Masters are copied exactly. Parameters are made from the masters, by rounding to the type of
+  // the engine's parameters. If a unit was frozen, the unit's moments start at zero.
   kConvert,
 };
 
@@ -88,8 +88,8 @@ struct OpenCheckpoint {
 // Opens a saved checkpoint. `folder` is the folder of one checkpoint, such as "latest" below the
 // root of all checkpoints. The function checks the manifest, and the length and the header of every
 // file. The checksum of a range is checked later, when the range is read.
-// Fails with kInput or kDamaged. The message names the file, the field, and the expected and the
-// found value.
+// Fails with kInput or kDamaged. The message names the file and the field, and gives both the
+// expected value and the value that was found.
 SLUICE_EXPORT OpenCheckpoint open_checkpoint(
     const std::string& folder, CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
 

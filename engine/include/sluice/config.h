@@ -87,7 +87,7 @@ enum class ActivationHome : std::uint8_t {
 SLUICE_EXPORT std::string_view name_of(ActivationHome home);
 
 // How the loss is scaled (engine/step/loss_scaler.h). The application multiplies its loss, or the
-// gradient of the loss, by Step::loss_scale(), and the engine divides the gradients by the same
+// gradient of the loss, by Step::loss_scale(). The engine then divides the gradients by the same
 // factor. With a dynamic scale, a step whose gradients overflow is skipped, even if
 // Config::Optimizer::non_finite is kStop.
 struct LossScaleOptions {
@@ -95,9 +95,9 @@ struct LossScaleOptions {
   // stands for no scaling.
   double static_scale = 1;
   std::uint32_t initial_scale_power = 16;  // the first scale is 2 to this power; 0..32
-  // The scale doubles after this number of steps without overflow. A small window loses more steps
-  // to overflows. With a large window, the scale stays low for more steps, and small gradients are
-  // lost.
+  // The scale doubles after this number of steps without overflow. With a small window, more steps
+  // overflow and are skipped. With a large window, the scale stays low for more steps, and small
+  // gradients are lost.
   std::uint32_t window = 1000;
   // The scale is halved after this number of overflows. The number is at least 1.
   std::uint32_t hysteresis = 2;
@@ -110,10 +110,10 @@ struct LossScaleOptions {
 };
 
 // The order in which the gradients of the ranks are added. With `kExact`, gradients are added in
-// the order of the ranks, which gives the same bits everywhere. With `kNccl`, which is for GPUs,
-// NCCL chooses the order by length and topology. With `kNodes`, gradients are first added in rank
-// order inside each node. The sums of the nodes are then added in the order of the nodes. `kNodes`
-// also gives the same bits on hosts and on GPUs, and sends less data between nodes.
+// the order of the ranks, which gives the same bits everywhere. `kNccl` is for GPUs: NCCL chooses
+// the order by the length of the data and by the topology. With `kNodes`, gradients are first added
+// in rank order inside each node. The sums of the nodes are then added in the order of the nodes.
+// `kNodes` also gives the same bits on hosts and on GPUs, and sends less data between nodes.
 enum class RankReduction : std::uint8_t { kExact, kNccl, kNodes };
 SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 
@@ -160,8 +160,9 @@ struct Config {
     AdamOptions adam;                 // sluice/optimizer.h lists the options of each kind
     double momentum = 0.9;            // for kSgd
     double clip_norm = 1.0;           // bound on the global gradient norm; 0 = no clipping
-    // This value is added to the gradient norm. The sum is compared with clip_norm, and is the
-    // divisor if gradients are clipped. PyTorch and DeepSpeed use 1e-6.
+    // This value is added to the gradient norm. The sum of both is compared with clip_norm. If the
+    // sum is larger, the gradient is multiplied by clip_norm divided by the sum. PyTorch and
+    // DeepSpeed use 1e-6.
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     UntouchedPolicy untouched = UntouchedPolicy::kUpdate;
@@ -247,18 +248,18 @@ struct Config {
     // further copies. 0 stands for all ranks. This number must divide the number of all ranks.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // true: RankWorld::shared() makes each host's ranks a group
-    // At stage 3, a unit whose parameters take at most this many bytes is stored whole on every
-    // rank's device. The rules of stage 2 apply to such a unit. Such a unit needs room in
-    // memory.device in addition to the window. A larger value saves gathers, but takes more device
-    // memory. Below the default size, the time of a gather does not depend on its length, because
-    // latency dominates. 0 = no unit is stored whole.
+    // At stage 3, every rank's device stores small units whole. A unit is small if its parameters
+    // take at most this many bytes. The rules of stage 2 apply to such a unit. Such a unit needs
+    // room in memory.device in addition to the window. A larger value saves gathers, but takes more
+    // device memory. Below the default size, the time of a gather does not depend on its length,
+    // because latency dominates. 0 = no unit is stored whole.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // The members below are for the code that makes the collectives.
     RankReduction reduction = RankReduction::kExact;
     // The number of consecutive ranks that form a node under kNodes. This number must divide the
-    // number of ranks. 0 stands for the ranks of a host, and RankWorld::shared() then sets this
-    // number. If the application calls split_ranks(), the application itself sets this number to
-    // the number of the part's ranks on one host.
+    // number of ranks. 0 stands for the ranks of a host: RankWorld::shared() replaces the 0 with
+    // the number of these ranks. An application that calls split_ranks() sets this number itself.
+    // The right value is the number of the part's ranks on one host.
     std::uint32_t node_ranks = 0;
     double timeout_s = 120;  // how long a rank waits for another rank
   } sharding;
@@ -269,8 +270,8 @@ struct Config {
 // Reads the engine's part of `document`.
 SLUICE_EXPORT Config engine_config(const ConfigDocument& document);
 
-// Checks the values of `config`, which the code of an application may have set wrongly. A config
-// that was read from a file passes the check.
+// Checks the values of `config`, because the code of an application may have set wrong values. A
+// config that was read from a file passes the check.
 // Fails with kConfig, naming the member.
 SLUICE_EXPORT void validate(const Config& config);
 

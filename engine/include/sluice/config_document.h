@@ -19,11 +19,11 @@ namespace sluice {
 class SLUICE_EXPORT ConfigDocument {
  public:
   // In messages, `name` is the name of the text.
-  // Fails with kConfig and "NAME:LINE:COLUMN: ..." if the JSON does not parse, a key is unknown, or
-  // a value has the wrong type or is out of range. For an unknown key, the message names the
-  // nearest known key.
+  // Fails with kConfig if the JSON does not parse, a key is unknown, or a value has the wrong type
+  // or is out of range. The message has the form "NAME:LINE:COLUMN: ...". For an unknown key, the
+  // message names the nearest known key.
   ConfigDocument(std::string_view text, std::string name);
-  // Fails with kInput if the file cannot be read, and otherwise as the constructor does.
+  // Fails with kInput if the file cannot be read. Also fails in the same cases as the constructor.
   static ConfigDocument from_file(const std::string& path);
 
   // Reads the text of a file in the same way as from_file().
@@ -40,8 +40,8 @@ class SLUICE_EXPORT ConfigDocument {
 
   // Returns the value of a key such as "optimizer.beta1". If the document does not set the key, the
   // result is the key's default in the schema.
-  // Requires: the schema has the key with the function's type, and has a default unless a find_
-  // function is called.
+  // Requires: the schema has the key, and the key's type is the function's type. Unless a find_
+  // function is called, the schema also has a default for the key.
   double number(std::string_view key) const;
   std::uint64_t integer(std::string_view key) const;
   bool boolean(std::string_view key) const;

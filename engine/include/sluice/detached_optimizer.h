@@ -1,7 +1,7 @@
 // An optimizer for applications that keep parameters and gradients themselves, in host memory or on
 // a GPU. A PyTorch program is an example. The optimizer keeps moments and exact fp32 masters in
-// host memory or on storage, and each update streams this state through the CPU. Beforehand, the
-// application has to declare its tensors, and nothing else. An update lists the tensors that have a
+// host memory or on storage, and each update streams this state through the CPU. Before the first
+// update, the application only has to declare its tensors. An update lists the tensors that have a
 // gradient, in any order. Each listed tensor has its own step and hyperparameters.
 //
 //   DetachedOptimizer optimizer(config, {{.name = "weight", .element_count = 1 << 20}});
@@ -13,7 +13,7 @@
 // Invariants: the bits of a result do not depend on where the state is, or on how the state is
 // divided into blocks. An fp32 parameter is its own master. For a 16-bit parameter, the optimizer
 // keeps a master and the 16 bits that were last made from the master. If the application has
-// changed the parameter since then, the new value becomes the master.
+// changed the parameter since the last update, the new value becomes the master.
 // Failure: a failed transfer stops the optimizer permanently, and every later call throws the same
 // error.
 #pragma once
@@ -43,9 +43,9 @@ struct DetachedTensor {
 };
 
 // One step of one tensor. The parameter and the gradient are contiguous in memory. The optimizer
-// owns both of them from the call of begin() until wait() for this tensor returns. During this
-// time, the optimizer writes the parameter and reads the gradient. If the tensor is on a device,
-// `parameter` and `gradient` are device addresses.
+// owns the parameter and the gradient from the call of begin() until wait() returns for this
+// tensor. During this time, the optimizer writes the parameter and reads the gradient. If the
+// tensor is on a device, `parameter` and `gradient` are device addresses.
 struct DetachedUpdate {
   std::uint32_t tensor = 0;
   void* parameter = nullptr;
@@ -104,10 +104,10 @@ class SLUICE_EXPORT DetachedOptimizer {
   //   tensor and value, and nothing has changed.
   // - The first failure, if there was one.
   void begin(std::span<const DetachedUpdate> updates);
-  // Does the same for tensors in host memory and for tensors on the device. The optimizer reads
-  // tensors on the device after the work that is on `stream` at the time of the call. `stream` is a
-  // stream of the optimizer's device. The call is refused if the optimizer was made without a
-  // device.
+  // Does the same as the other begin(), but also accepts tensors on the device. At the time of the
+  // call, `stream` may have unfinished work. The optimizer reads a tensor on the device only after
+  // the end of this work. `stream` is a stream of the optimizer's device. The call is refused if
+  // the optimizer was made without a device.
   void begin(std::span<const DetachedUpdate> updates, StreamId stream);
   // The call returns when the parameter of `tensor` has the result of every update that has begun.
   // The parameter and the gradient then belong to the application again.
@@ -122,7 +122,7 @@ class SLUICE_EXPORT DetachedOptimizer {
   // The number of tensors whose parameter still lacks the result of an update that has begun.
   std::uint32_t pending_tensors();
 
-  // Starting at `first_element`, the call copies elements of a tensor's state to `target`. The
+  // Copies elements of a tensor's state to `target`, beginning with element `first_element`. The
   // copies are fp32 numbers. `kParameter` and `kMaster` exist only for 16-bit parameters, and are
   // zero before the first update. `kParameter` gives the 16 bits that were last made from the
   // master. Moments that the optimizer does not keep are read as zero. If updates of the tensor are
@@ -131,20 +131,21 @@ class SLUICE_EXPORT DetachedOptimizer {
   // failures, such as kIo, come from the transfers.
   void read(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> target);
-  // Starting at `first_element`, the call sets elements of a tensor's state. A call that sets a
+  // Sets elements of a tensor's state, beginning with element `first_element`. A call that sets a
   // master also sets the 16 bits that the optimizer keeps for the parameter. At the next update,
-  // the application's parameter has to hold the same 16 bits. Otherwise the value of the
-  // application's parameter becomes the master.
+  // the application's parameter has to hold the same 16 bits. If the 16 bits differ, the value of
+  // the application's parameter becomes the master.
   // Moments in bf16 are rounded to nearest. Moments in 8 bits are encoded in groups of 256
   // elements, counted from the beginning of the tensor. If a call sets only a part of a group, the
   // other elements of the group may change.
-  // Fails as read() does, and with kInvalidArgument for kParameter and for a moment that the
-  // optimizer does not keep.
+  // Fails in the same cases as read(). Also fails with kInvalidArgument if `kind` is kParameter, or
+  // names a moment that the optimizer does not keep.
   void write(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
              std::span<const float> source);
 
   DetachedReport report();
-  // Lines of text for the user. Each line names a choice that this machine forced.
+  // Lines of text for the user. Each line names a choice that was necessary because of this
+  // machine.
   const std::vector<std::string>& notes() const;
 
  private:

@@ -25,20 +25,19 @@
 // environment: the engine rounds to nearest and keeps denormal numbers, both on its own threads and
 // during every call. The caller's setting has no effect on the engine. Functions that a call runs
 // for the application, such as InitialValues, run in the same environment. A call does not change
-// the caller's setting. Failure: after an exception that comes before any update, the state is as
-// it was before. A failed transfer stops the engine permanently. The error of every later call
-// names the last complete step. Storage files have no name and vanish with the process, unless
+// the caller's setting. Failure: if an exception comes before any update, the state has not
+// changed. A failed transfer stops the engine permanently. The error of every later call names the
+// last complete step. Storage files have no name and vanish with the process, unless
 // Config::Storage::State names a durable store. After kTimeout the destructor still waits for the
 // drive, because the drive may write to the engine's memory until the transfer has ended. A program
-// that must not wait has to end with _exit(). Errors and aborts: a call that the contract forbids
-// throws Error with kInvalidArgument. The message names the object and the numbers, and nothing has
-// changed. Examples of forbidden arguments are an id that does not exist, a range beyond a tensor's
-// end, and a stream of another device. Examples of forbidden calls are a call while another thread
-// is inside a call, and a call on a lease, step or engine that has ended. Failures outside of
-// Sluice throw Error too, each with its own code. Leases and steps may be destroyed in any order,
-// even after their engine. The device and the collectives must outlive the engine. Sluice cannot
-// check this rule. SLUICE_CHECK aborts the process only because of a defect in Sluice itself.
-// Please report such a defect.
+// that must not wait has to end with _exit(). Errors and aborts: a forbidden call throws Error with
+// kInvalidArgument. The message names the object and the numbers, and nothing has changed. Examples
+// of forbidden arguments are an id that does not exist, a range beyond a tensor's end, and a stream
+// of another device. A call is forbidden, for example, while another thread is inside a call, or if
+// the lease, step or engine has ended. Failures outside of Sluice throw Error too, each with its
+// own code. Leases and steps may be destroyed in any order, even after their engine. The device and
+// the collectives must outlive the engine. Sluice cannot check this rule. SLUICE_CHECK aborts the
+// process only because of a defect in Sluice itself. Please report such a defect.
 #pragma once
 
 #include <functional>
@@ -96,13 +95,13 @@ class SLUICE_EXPORT Engine {
   // Fails with:
   // - kInvalidArgument: the model is not valid.
   // - kConfig: the config is not valid.
-  // - kOutOfMemory: a budget is too small. The message names the smallest that works.
+  // - kOutOfMemory: a budget is too small. The message names the smallest budget that works.
   // - kInput, kNoSpace or kIo: a storage path cannot be used.
   // - kInput: the durable store is in use, incomplete, or of another model.
   // - kDamaged: no commit of the durable store can be read.
   // - kUnsupported: this machine cannot do what the config asks for.
-  // - kRanks: the ranks disagree about model or config, their local units have different shapes or
-  //   the same names, or a rank is gone.
+  // - kRanks: the ranks disagree about the model or the config, or a rank is gone.
+  // - kRanks: the ranks' local units have different shapes, or have the same names.
   // After a failure, nothing is left behind.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          Collectives* ranks = nullptr);
@@ -116,8 +115,8 @@ class SLUICE_EXPORT Engine {
   // Sets the fp32 master weights, and sets the moments to zero. Once, before the first step.
   // Fails with:
   // - kNonFinite: a value is not finite. The message names tensor and element.
-  // - kInvalidArgument: there is no function, or the engine or its durable store already has a
-  //   state.
+  // - kInvalidArgument: `values` has no function, or there already is a state in the engine or in
+  //   its durable store.
   // - kIo and others: a transfer has failed.
   // After a failure, initialize() can be called again.
   void initialize(const InitialValues& values);
@@ -129,8 +128,9 @@ class SLUICE_EXPORT Engine {
   // Fails with:
   // - The source's own errors.
   // - kNonFinite and others, in the same cases as initialize().
-  // - kInput: the loss scale is impossible, or a durable store of several ranks already has a
-  //   commit of the source's step.
+  // - kInput: the source's loss scale is not valid.
+  // - kInput: several ranks have a durable store, and this store already has a commit of the
+  //   source's step.
   // - kUnsupported: the durable store holds a state with frozen units.
   // - kRanks: ranks have sources at different positions.
   // After a failure, initialize() or restore() can be called. After such a failure, a durable store
@@ -207,13 +207,15 @@ class SLUICE_EXPORT Engine {
   // Returns the checkpoint of begin_save() after a later call has given the checkpoint its name.
   // The result is empty while the checkpoint is being written. Each checkpoint is returned only
   // once.
-  // Fails with the failure of the save, once. If neither poll_save() nor finish_save() takes the
-  // failure, the next begin_step(), begin_save(), save() or close() throws it. After this failure,
-  // the engine can continue, and the contents of the folder are as before.
+  // If the save has failed, only one call throws the failure. If neither poll_save() nor
+  // finish_save() takes the failure, the next begin_step(), begin_save(), save() or close() throws
+  // the failure. After this failure, the engine can continue, and the contents of the folder are as
+  // before.
   std::optional<SavedCheckpoint> poll_save();
   // Does the same as poll_save(), but first waits until the save has ended. The result is empty if
   // no save has been begun.
-  // Fails as poll_save() does, and with kInvalidArgument while a step is active.
+  // Fails in the same cases as poll_save(). Also fails with kInvalidArgument while a step is
+  // active.
   std::optional<SavedCheckpoint> finish_save();
   // The result is empty if no save is under way.
   std::optional<SaveProgress> save_progress() const;
@@ -229,8 +231,8 @@ class SLUICE_EXPORT Engine {
 
   // From the next step on, the whole group has one gradient norm (StepReport::gradient_norm), one
   // clip factor and one loss scale. The members of the group skip the same steps. If `group` has no
-  // function, these numbers are again the numbers of this engine alone. All ranks of one engine
-  // list the same tensors.
+  // function, the norm, the clip factor and the loss scale are again those of this engine alone.
+  // All ranks of one engine list the same tensors.
   // Fails with:
   // - kInvalidArgument: a step is active, a tensor does not exist, or there are tensors but no
   //   function.
@@ -239,10 +241,11 @@ class SLUICE_EXPORT Engine {
 
   // Returns when every scheduled update has been applied and the updated state is back at home.
   void drain();
-  // This call is the last call of an engine. Waits for the updates, commits the last step to a
-  // durable store, and throws an update's failure that no call has thrown yet. Except under the
-  // serial policy, an update may fail after the last finish(). Steps, inferences and read_state()
-  // are refused afterwards. A second call of close() throws the same failure, if there was one.
+  // This call is the last call of an engine. The call waits for the updates, and commits the last
+  // step if there is a durable store. If an update has failed and no call has thrown this failure
+  // yet, close() throws the failure. An update may fail after the last finish(), except under the
+  // serial policy. Steps, inferences and read_state() are refused afterwards. A second call of
+  // close() throws the same failure, if there was one.
   // Fails with:
   // - kInvalidArgument: a step or an inference is active.
   // - The engine's first failure, if there was one.
@@ -259,10 +262,10 @@ class SLUICE_EXPORT Engine {
   // Fails with kInvalidArgument while a step is active, or if the state has no values.
   StatePosition position();
 
-  // Starting at `first_element`, the call copies elements of a tensor's state to `target`. `target`
-  // holds a whole number of elements. Elements of kParameter have the compute dtype. Elements of
-  // all other kinds are fp32. A moment that the optimizer does not keep is read as zero. A local
-  // unit can be read only on the rank that has the unit.
+  // Copies elements of a tensor's state to `target`, beginning with element `first_element`.
+  // `target` holds a whole number of elements. Elements of kParameter have the compute dtype.
+  // Elements of all other kinds are fp32. A moment that the optimizer does not keep is read as
+  // zero. A local unit can be read only on the rank that has the unit.
   // Fails with:
   // - kInvalidArgument: a step is active, the tensor does not exist, the range goes beyond its end,
   //   or the unit is frozen and has no moments.
@@ -300,8 +303,8 @@ class SLUICE_EXPORT Engine {
   std::span<const DirectFile> storage_files() const;
   // Returns the paths of Config::Storage::paths, in the order of StepReport::drives.
   const std::vector<std::string>& storage_paths() const;
-  // Lines of text for the user. Each line names a choice that this machine forced, such as the use
-  // of threads instead of io_uring.
+  // Lines of text for the user. Each line names a choice that was necessary because of this
+  // machine. An example is the choice of threads instead of io_uring.
   const std::vector<std::string>& notes() const;
 
  private:

@@ -1,4 +1,5 @@
-// The peak memory use of each tier's pools, separately for each phase of a step. Plain data.
+// The largest amount of memory that the pools of each tier have used, separately for each phase of
+// a step. Plain data.
 #pragma once
 
 #include <array>

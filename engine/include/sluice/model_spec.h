@@ -48,11 +48,11 @@ struct UnitSpec {
   // An example is a small unit that the whole model uses, such as a position table. A pinned unit
   // is never an announced unit.
   bool is_pinned = false;
-  // At the place of a local unit in the model, every rank has a different unit, such as one of the
-  // experts (expert parallelism). The units at one place have the same shapes on all ranks, but
-  // different names and different values. A local unit is not gathered. The gradient of a local
-  // unit is not added over the ranks, and counts once in the norm. A local unit is always an
-  // announced unit, and only its own rank announces the unit.
+  // A local unit is different on every rank: at the same place in the model, each rank has a unit
+  // of its own. An example is one of the experts (expert parallelism). The units at one place have
+  // the same shapes on all ranks, but different names and different values. A local unit is not
+  // gathered. The gradient of a local unit is not added over the ranks, and counts once in the
+  // norm. A local unit is always an announced unit, and only its own rank announces the unit.
   bool is_local = false;
 };
 
@@ -71,9 +71,10 @@ struct SLUICE_EXPORT ModelSpec {
   // count only in backward. The device window has room for at least this many units.
   std::uint32_t concurrent_leases = 1;
 
-  // In the forward pass of a micro-batch, use number i passes boundary_bytes[i] bytes to use number
-  // i + 1. The backward pass gives a gradient of the same size in the other direction. The list has
-  // one entry less than forward_order. If the list is empty, the application keeps its activations.
+  // In the forward pass of a micro-batch, boundary_bytes[i] bytes go from the use with number i to
+  // the use with number i + 1. The backward pass gives a gradient of the same size in the other
+  // direction. The list has one entry less than forward_order. If the list is empty, the
+  // application keeps its activations.
   std::vector<std::uint64_t> boundary_bytes;
 
   std::uint64_t element_count() const;
@@ -88,8 +89,9 @@ struct SLUICE_EXPORT ModelSpec {
 // - kInvalidArgument: the model has no trained units, or announced units only.
 // - kInvalidArgument: there is an opaque unit that is not frozen, a pinned unit that is announced,
 //   or a local unit that is not announced.
-// - kInvalidArgument: boundaries are empty, differ in number from forward_order, or come with a
-//   backward_order that is not the reverse of forward_order.
+// - kInvalidArgument: boundary_bytes has an entry of 0, or the wrong number of entries.
+// - kInvalidArgument: boundary_bytes is given, but backward_order is not the reverse of
+//   forward_order.
 SLUICE_EXPORT ModelSpec validated(ModelSpec spec);
 
 }  // namespace sluice

@@ -66,7 +66,7 @@ SLUICE_EXPORT std::uint64_t host_device_bytes(const Config& config);
 // Returns the plan of rank 0. The plans of other ranks differ only by rounding.
 // Fails with:
 // - kConfig or kInvalidArgument: an engine would refuse the config or the model.
-// - kOutOfMemory: a budget cannot hold its pools. The message names the smallest budget that can.
+// - kOutOfMemory: a budget cannot hold its pools. The message names the smallest budget that works.
 SLUICE_EXPORT Plan plan(const Config& config, const ModelSpec& model, const RunMachine& machine);
 
 }  // namespace sluice

@@ -76,8 +76,8 @@ class SLUICE_EXPORT RankWorld {
   const std::string& launcher() const;
 
   // Returns `config`, adapted to a rank that shares its host with other ranks. If Config::threads
-  // is 0, the result has this rank's part of the cores. If sharding.group is "node", the ranks of a
-  // host form a group in the result.
+  // is 0, the result's number of threads is this rank's part of the host's cores. If sharding.group
+  // is "node", the ranks of a host form a group in the result.
   // Fails with kConfig if hosts have different numbers of ranks, or if the launcher gives no such
   // numbers.
   Config shared(Config config) const;
@@ -88,15 +88,15 @@ class SLUICE_EXPORT RankWorld {
   // Makes the collectives over all ranks. The result is null if there is one rank. This object and
   // `device` must outlive the collectives.
   // Fails with:
-  // - kInvalidArgument: this is a second call, or the device is of another kind than
+  // - kInvalidArgument: join() has already been called, or the device is of another kind than
   //   RankWorldOptions::device.
-  // - kRanks: the GPUs do not meet.
+  // - kRanks: the GPUs of the ranks cannot be connected in time.
   std::unique_ptr<Collectives> join(HostDevice& device);
   std::unique_ptr<Collectives> join(CudaDevice& device);
 
   // Waits until all ranks have called leave(), and then closes the connections between the ranks.
   // Call leave() at the end, after the collectives have been destroyed.
-  // Fails with kRanks if another rank does not come.
+  // Fails with kRanks if another rank does not call leave().
   void leave();
   // If MPI connects the ranks, the call ends every rank, and may end this process, too. Otherwise
   // the call returns, and the other ranks fail with kRanks when this process ends. Any thread may

@@ -42,21 +42,23 @@ class SLUICE_EXPORT SafetensorsReader {
 
   const std::string& path() const;
   bool is_folder() const;
-  // The "__metadata__" of the file, or of the first of several files.
+  // The "__metadata__" of the file. If there are several files, the metadata is that of the first
+  // file.
   const std::map<std::string, std::string>& metadata() const;
   // The names of all tensors, sorted.
   std::vector<std::string> names() const;
   // The result is null if no tensor has that name.
   const SafetensorsTensor* find(const std::string& name) const;
 
-  // Starting at `first_element`, the call copies elements of a tensor to `values`. The copies are
+  // Copies elements of a tensor to `values`, beginning with element `first_element`. The copies are
   // fp32 numbers. Every fp32, bf16 or fp16 value is converted exactly.
   // Fails with:
-  // - kInput: the name is unknown, the elements are of another type, the tensor does not have the
-  //   range, or the file has been cut since.
+  // - kInput: the name is unknown, the elements are neither fp32, bf16 nor fp16, or the tensor is
+  //   shorter than the range.
+  // - kInput: the file has become shorter since the reader was made.
   // - kIo: the drive reports an error.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
-  // Starting at `first_byte`, the call copies bytes of a tensor to `bytes`. The tensor may have any
+  // Copies bytes of a tensor to `bytes`, beginning with byte `first_byte`. The tensor may have any
   // type. The bytes are copied from the file without a conversion.
   // Fails with the errors of read().
   void read_bytes(const std::string& name, std::uint64_t first_byte,
@@ -67,8 +69,8 @@ class SLUICE_EXPORT SafetensorsReader {
   std::unique_ptr<Content> content_;
 };
 
-// Starting at `first_byte`, the function copies bytes of tensor number `index` to `bytes`. The
-// elements are little-endian and in row-major order.
+// The function copies bytes of tensor number `index` to `bytes`, beginning with byte `first_byte`.
+// The elements are little-endian and in row-major order.
 using SafetensorsBytes =
     std::function<void(std::size_t index, std::uint64_t first_byte, std::span<std::byte> bytes)>;
 

@@ -3,7 +3,7 @@
 // reads only the ranges that the rank owns. So the number of ranks that read a state may differ
 // from the number of ranks that wrote the state.
 //
-// Thread rule: the comments of the functions state the rule.
+// Thread rule: each function's comment gives the rule for that function.
 #pragma once
 
 #include <cstdint>
@@ -74,11 +74,11 @@ class SLUICE_EXPORT StateSource {
   // Fails with kInput if the source's state does not fit `wanted`.
   virtual void prepare(const StateDescription& wanted) { (void)wanted; }
   // Fills `values` with elements [first_element, first_element + values.size()) of kMaster, kExpAvg
-  // or kExpAvgSq. These three kinds are a complete state, because compute parameters are the
-  // masters, rounded to the compute dtype. The engine asks for moments only if the optimizer keeps
-  // them. The engine never asks for the moments of a frozen unit. The masters of a frozen unit are
-  // the unit's parameters. For a tensor of an opaque unit, each value is the float_of_word() of a
-  // word. If allows_threads() returns false, read() is called only on the application's thread.
+  // or kExpAvgSq. These three kinds are a complete state, because every parameter is a master that
+  // is rounded to the compute dtype. The engine asks for moments only if the optimizer keeps them.
+  // The engine never asks for the moments of a frozen unit. The masters of a frozen unit are the
+  // unit's parameters. For a tensor of an opaque unit, each value is the float_of_word() of a word.
+  // If allows_threads() returns false, read() is called only on the application's thread.
   // Fails with the source's own errors. After a failure, the engine has no state and accepts
   // another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,

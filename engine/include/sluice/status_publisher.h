@@ -35,7 +35,7 @@ struct StatusOptions {
   double flops_per_token = 0;  // of the model's matrix products, in training; 0 = unknown
 };
 
-// Figures of a step that only the application knows.
+// Figures that only the application knows about a step.
 struct StepFigures {
   std::uint64_t step = 0;  // the number of steps that have ended; 0 = StepReport::step
   double loss = std::numeric_limits<double>::quiet_NaN();  // NaN = unknown

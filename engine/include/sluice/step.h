@@ -1,12 +1,12 @@
 // The objects that an application holds during a step. A Lease keeps a unit on the device while
 // computation uses the unit. A Step or an Inference is one walk through the schedule. All of these
-// objects are move-only. A lease cannot outlast its step, and a step cannot outlast its engine.
-// Every call on an object that is over fails with kInvalidArgument, and the object's destructor
-// does nothing.
+// objects are move-only. A lease cannot outlast its step, and a step cannot outlast its engine. If
+// an object has ended, every call on the object fails with kInvalidArgument, and the object's
+// destructor does nothing.
 //
-// Thread rule: one thread at a time. An object may be used on another thread than the thread that
-// made the object. A call during another thread's call of the same engine fails with
-// kInvalidArgument and changes nothing.
+// Thread rule: one thread at a time. An object may be used on any thread, and not only on the
+// thread that made the object. While one thread is inside a call of an engine, a call by another
+// thread fails with kInvalidArgument and changes nothing.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +29,9 @@ class Layout;
 struct EngineLink;
 
 // Keeps one unit on the device until the lease ends. When the lease ends, an event is recorded on
-// the lease's stream, after all work that is enqueued on this stream. Work enqueued after the end
-// must not touch the unit. If the unit's previous lease was on another stream, work that is
-// enqueued after the end also waits for the work of the previous lease.
+// the lease's stream, after all work that is enqueued on this stream. Work that is enqueued after
+// the end of the lease must not touch the unit. If the unit's previous lease was on another stream,
+// this lease's stream also waits for the previous lease's work when this lease ends.
 class SLUICE_EXPORT Lease {
  public:
   Lease(Lease&& other) noexcept;
@@ -48,7 +48,8 @@ class SLUICE_EXPORT Lease {
   const std::byte* parameter(std::size_t tensor) const;
   // Does the same as parameter(std::size_t), but returns elements of type T. T is float, Bf16 or
   // Fp16 (sluice/elements.h).
-  // Fails in the same cases, and with kInvalidArgument if T is not the compute dtype.
+  // Fails in the same cases as parameter(std::size_t). Also fails with kInvalidArgument if T is not
+  // the compute dtype.
   template <class T>
   const T* parameter(std::size_t tensor) const {
     require_parameter_dtype(dtype_of<T>);
@@ -56,10 +57,11 @@ class SLUICE_EXPORT Lease {
   }
   // Returns the device memory of the tensor's gradient. The elements have the gradient dtype. The
   // gradient is zero at first, and work on the lease's stream writes the gradient.
-  // Fails in the same cases, and with kInvalidArgument if there is no gradient, because the lease
-  // is not for backward or the unit is frozen.
+  // Fails in the same cases as parameter(std::size_t). Also fails with kInvalidArgument if the
+  // lease is not for backward, or the unit is frozen, because there is no gradient then.
   std::byte* gradient(std::size_t tensor) const;
-  // Fails in the same cases, and with kInvalidArgument if T is not the gradient dtype.
+  // Fails in the same cases as gradient(std::size_t). Also fails with kInvalidArgument if T is not
+  // the gradient dtype.
   template <class T>
   T* gradient(std::size_t tensor) const {
     require_gradient_dtype(dtype_of<T>);
@@ -155,8 +157,8 @@ class SLUICE_EXPORT Step {
   // Fails with:
   // - kInvalidArgument: the unit does not exist, `stream` is not of the engine's device, or too
   //   many leases are held.
-  // - kInvalidArgument: the unit is used too late, before it has been announced, or before others
-  //   that were announced earlier.
+  // - kInvalidArgument: the unit has not been announced, or other units that were announced earlier
+  //   have to be used first.
   // - kInvalidArgument: the eager policy has already updated the unit.
   // - kOutOfMemory: the schedule has changed, and the device window cannot hold the unit beside the
   //   leased units.
@@ -170,8 +172,8 @@ class SLUICE_EXPORT Step {
   // engine/plan/activation_plan.h. This sequence contains every use exactly once. Both functions
   // block until the needed transfers are under way.
   // Fails with:
-  // - kInvalidArgument: `ref` is not next, too many are held, or the application keeps activations
-  //   itself.
+  // - kInvalidArgument: `ref` is not the next activation of the sequence, too many activations are
+  //   held, or the application keeps activations itself.
   // - kIo and others: a transfer has failed.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
@@ -182,20 +184,20 @@ class SLUICE_EXPORT Step {
   // The number of the update that this step will make. The first update has the number 1.
   std::uint64_t number() const;
 
-  // Waits for the gradients of this step so far, and returns their norm. With this call, an
-  // application can log the norm before the update. Suppose that no further gradient comes before
-  // finish(), and that finish() uses the same divisor. Then the result has the same bits as
-  // StepReport::gradient_norm. The call does not change the step, which may still use more units.
-  // If no divisor is given, the norm is computed with the divisor of begin_step(). The result is
-  // NaN if a gradient is not finite.
+  // Waits for all gradients that the step has computed up to now, and returns the norm of these
+  // gradients. With this call, an application can log the norm before the update. Suppose that no
+  // further gradient comes before finish(), and that finish() uses the same divisor. Then the
+  // result has the same bits as StepReport::gradient_norm. The call does not change the step, which
+  // may still use more units. If no divisor is given, the norm is computed with the divisor of
+  // begin_step(). The result is NaN if a gradient is not finite.
   // With several ranks or a norm group, all members call gradient_norm() at the same point.
   // Fails with:
   // - kInvalidArgument: a lease is held, or there was no backward use.
   // - kInvalidArgument: the divisor is not finite and positive.
-  // - kUnsupported: several ranks add up gradients only at the end of the step (sharding.stage 0 or
-  //   1, several micro-batches), and a gradient is still to come.
+  // - kUnsupported: some gradients have not come yet, and several ranks add up gradients only at
+  //   the end of the step (sharding.stage 0 or 1, several micro-batches).
   // - kIo and others: a transfer has failed.
-  // - kRanks: ranks ask at different points.
+  // - kRanks: ranks call gradient_norm() at different points.
   double gradient_norm(std::optional<double> gradient_divisor = {});
 
   // Waits for the gradients and their norm, and lets the optimizer update every block. Under

@@ -43,8 +43,8 @@ struct SLUICE_EXPORT StepTimes {
   WorkTimes work;  // the workers' times in this step
 
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // How long storage, copies or the optimizer worked while computation did not wait for them. The
-  // time spent on waits for other ranks is not included.
+  // How long storage, copies or the optimizer worked while computation did not wait for them. Waits
+  // for other ranks are not included.
   std::int64_t hidden_ns() const;
   // Returns hidden_ns() divided by work.any_ns. The result is 1 if no worker was busy.
   double hidden_share() const;
@@ -65,8 +65,8 @@ struct RankTraffic {
   // With hybrid sharding, this member counts the bytes of the rank's shard. The shard leaves the
   // group in fp32, and comes back in the type of the gradients. With G groups, a rank sends (G - 1)
   // / G of these bytes and receives the same number. With sharding.reduction "nodes", this member
-  // counts the bytes that are sent between nodes. These bytes are the nodes' sums in fp32, and
-  // gathered parts.
+  // counts the bytes that are sent between nodes. These bytes consist of the nodes' sums in fp32
+  // and of gathered parts.
   std::uint64_t crossed_bytes = 0;
 };
 
@@ -161,9 +161,9 @@ struct StepReport {
   // These counts are for optimizer.untouched "skip" and "lazy":
   // - untouched_units counts the units that no rank has used in backward. Such units stay as they
   //   are.
-  // - announced_update_bytes counts the bytes on storage that the update of announced units reads;
-  //   the update writes the same number of bytes. Engine::predicted_traffic() does not include
-  //   these bytes.
+  // - announced_update_bytes counts the bytes that the update of announced units reads from
+  //   storage. The update writes the same number of bytes. Engine::predicted_traffic() does not
+  //   include these bytes.
   // - With "lazy", late_update_bytes counts the bytes that were read to make up for missed updates.
   //   The same number of bytes was written.
   std::uint32_t untouched_units = 0;

@@ -8,12 +8,12 @@
 // objects of the rank calls open().
 // Invariants: every rank of an object makes the same calls in the same order. If the order of some
 // operations depends on timing, these operations need a separate object. open() makes such an
-// object. Every reduction of floating-point values adds in rank order in fp32 and rounds once
-// (base/ordered_sum.h), so all implementations give the same bits. The timeout limits the time that
+// object. Every reduction of floating-point values adds in rank order in fp32, and rounds once
+// (base/ordered_sum.h). So all implementations give the same bits. The timeout limits the time that
 // an operation waits for another rank.
-// Failure: the first failed operation of a rank is latched. The stream's synchronize() and
-// on_failure() report that failure, and every later operation of the rank, on any object, fails
-// immediately with the same error.
+// Failure: the first failed operation of a rank is latched. The handler of on_failure() and the
+// stream's synchronize() report the failure. Every later operation of the rank fails immediately
+// with the same error. This rule applies to all objects of the rank.
 #pragma once
 
 #include <cstddef>
@@ -100,8 +100,7 @@ class SLUICE_EXPORT Collectives {
   // Each call enqueues its operation on `stream` before the call returns. The operation runs after
   // earlier work on `stream`, and later work waits for the operation. Before reusing the memory of
   // an operation, the caller records an event after the operation and waits for the event.
-  // Requires: the operations of one object are ordered among themselves, by one stream or by
-  // events.
+  // Requires: one stream or events determine the order of the object's operations.
   virtual void all_gather(const AllGather& gather, StreamId stream) = 0;
   virtual void reduce_scatter(const ReduceScatter& reduce, StreamId stream) = 0;
   virtual void all_reduce(const AllReduce& reduce, StreamId stream) = 0;
@@ -111,10 +110,10 @@ class SLUICE_EXPORT Collectives {
   virtual void barrier(std::string_view subject, StreamId stream) = 0;
 
   // Makes a new object for some of this object's ranks. The new object has a separate sequence of
-  // operations. `ranks` lists these ranks in the order that they have in the new object. The list
-  // includes this rank. Every rank of this object calls open() the same number of times, and the
-  // ranks of one group give the same list. The new object shares failures with this object. This
-  // object must outlive the new object.
+  // operations. `ranks` lists the ranks of the new object, in the order that the new object uses.
+  // The list includes this rank. Every rank of this object calls open() the same number of times,
+  // and the ranks of one group give the same list. The new object shares failures with this object.
+  // This object must outlive the new object.
   virtual std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) = 0;
 
   // Returns whether an operation may block its caller. If the result is true, the engine's
@@ -127,8 +126,8 @@ class SLUICE_EXPORT Collectives {
   // for all work that was handed over.
   virtual void hand_over(std::function<void()> work) { work(); }
   // Allocates memory that makes reductions of floating-point values fast. Every rank calls this
-  // function before the object's first such reduction. Without this memory, reductions are slower,
-  // but correct.
+  // function before the object's first reduction of floating-point values. Without this memory,
+  // reductions are slower, but correct.
   // Fails with: kOutOfMemory.
   virtual void prepare_reductions() {}
 
@@ -147,9 +146,9 @@ class SLUICE_EXPORT Collectives {
   // on_failure() returns, the former handler is not running and is never called again.
   virtual void on_failure(std::function<void(const Error&)> handler) = 0;
 
-  // Tells the other ranks that this rank cannot go on. Depending on the implementation, either the
-  // operations of the other ranks then fail immediately, or the processes of the other ranks end.
-  // If the ranks are processes, the call may also end the calling process.
+  // Tells the other ranks that this rank cannot go on. In some implementations, the operations of
+  // the other ranks then fail immediately. In other implementations, the processes of the other
+  // ranks end. If the ranks are processes, the call may also end the calling process.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

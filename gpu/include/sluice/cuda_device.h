@@ -5,9 +5,10 @@
 // Thread rule: the same as for Device.
 // The CUDA device adds rules to the contract of Device. Host functions of different streams may run
 // one after another. So no host function may wait for a host function of another stream. If a host
-// function throws, the failure reaches work enqueued later, but not copies that are already in a
-// stream. A copy from host to host runs on a thread of the CUDA runtime. The GPU also makes copies
-// to and from GPU memory that other code, such as PyTorch, has allocated.
+// function throws, the failure affects work that is enqueued later. The failure does not affect
+// copies that are already in a stream. A copy from host to host runs on a thread of the CUDA
+// runtime. The GPU also makes copies to and from GPU memory that other code, such as PyTorch, has
+// allocated.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +33,8 @@ struct CudaMemorySource {
 struct CudaDeviceOptions {
   int ordinal = 0;
   // The limit for the sum of all allocations. 0 means the free memory minus a reserve for libraries
-  // and kernels. With 0, each call of capacity_bytes() asks the GPU again. So planners call
-  // capacity_bytes() after everything else has been allocated.
+  // and kernels. If the value is 0, each call of capacity_bytes() asks the GPU again. So planners
+  // call capacity_bytes() after everything else has been allocated.
   std::uint64_t memory_bytes = 0;
   CudaMemorySource memory_source = {};  // empty = cudaMalloc
 };
@@ -46,14 +47,14 @@ class SLUICE_EXPORT CudaDevice : public Device {
   virtual void* native_stream(StreamId stream) const = 0;
   // Makes a Stream from `native`. `native` is a cudaStream_t that belongs to the application or to
   // another library. An example is PyTorch's current stream. A null `native` stands for the default
-  // stream of this GPU. Leases on the new Stream are ordered with the work that the owner of
+  // stream of this GPU. The new Stream keeps leases in order with the work that the owner of
   // `native` enqueues on `native`. No further events are needed for this order.
   // The device does not take ownership of `native`. `native` must stay valid until the Stream is
   // destroyed. The destructor of the Stream waits for all work that is already on `native`. The
-  // device then forgets `native`. As for every stream, the device must outlive the Stream. While
-  // the Stream exists, the owner may enqueue work on `native`, but may not capture a graph.
-  // Fails with kInvalidArgument if the device has this stream already, or if the runtime does not
-  // take it for a stream of this GPU.
+  // device then forgets `native`. The device must outlive the Stream. While the Stream exists, the
+  // owner may enqueue work on `native`, but may not capture a graph.
+  // Fails with kInvalidArgument if the device already has this stream, or if the runtime says that
+  // `native` is not a stream of this GPU.
   virtual Stream adopt_stream(void* native) = 0;
   // Makes `failure` a failure of the device. `failure` is the error of work that the caller itself
   // has enqueued. Later copies are then skipped, and synchronize() rethrows `failure`. The first
@@ -72,7 +73,7 @@ SLUICE_EXPORT std::string describe_cuda_device(int ordinal = 0);
 
 // Fails with:
 // - kUnsupported: the GPU cannot be used. The message has why_no_cuda_device().
-// - kOutOfMemory: the GPU has less memory.
+// - kOutOfMemory: the GPU has less memory than options.memory_bytes.
 SLUICE_EXPORT std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options = {});
 
 }  // namespace sluice

@@ -6,11 +6,11 @@
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
 // in which it was enqueued. Streams run concurrently unless an event orders them. Host functions
 // run on a thread of the device. The functions must be short and must not call the device.
-// Invariants: a call that uses an event refers to the event's latest record at the time of the
-// call, as in CUDA. So a new record of the event does not disturb an earlier wait. An event that
-// was never recorded counts as complete.
-// Failure: a call that is not noexcept fails with kInvalidArgument for a stream or an event that
-// does not exist, an empty function, or a null range.
+// Invariants: a call with an event uses the event's latest record at the time of the call. CUDA has
+// the same rule. So a new record of the event does not disturb an earlier wait. An event that was
+// never recorded counts as complete.
+// Failure: a call that is not noexcept fails with kInvalidArgument if the function is empty, the
+// range is null, or the stream or the event does not exist.
 #pragma once
 
 #include <cstddef>
@@ -66,7 +66,7 @@ class SLUICE_EXPORT Device {
   // Prepares host memory for asynchronous copies. CUDA page-locks the memory. The host side of each
   // copy has to lie within one registered span. The caller still owns the memory, and unregisters
   // the same span before freeing the memory. An empty span is ignored.
-  // Requires: the span begins at a page, and nothing else uses the rest of its last page.
+  // Requires: the span begins at a page, and nothing else uses the rest of the span's last page.
   virtual void register_host_memory(std::span<std::byte> memory) = 0;
   virtual void unregister_host_memory(std::span<std::byte> memory) noexcept = 0;
 
@@ -114,10 +114,10 @@ class SLUICE_EXPORT Device {
   // every thread that waits for an event or a host function wakes. Before using results of earlier
   // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
-  // Like call_host(), notify() calls `function` when earlier work on `stream` has ended. With
-  // notify(), unlike call_host(), later work on `stream` does not wait for `function`. So a GPU
-  // continues with later work at once, and `function` does not delay copies or computation. If the
-  // earlier work has ended already, `function` may run on the calling thread, before the call
+  // Like call_host(), notify() calls `function` when earlier work on `stream` has ended. Later work
+  // on `stream` waits for the function of call_host(), but not for the function of notify(). So a
+  // GPU continues with later work at once, and `function` does not delay copies or computation. If
+  // the earlier work has ended already, `function` may run on the calling thread, before the call
   // returns. The functions given to notify() for one stream run in the order of the calls. These
   // functions may run before or after functions given to call_host(). The call destroy_stream()
   // waits for the functions given to notify(), but synchronize() does not wait for them.
@@ -125,8 +125,9 @@ class SLUICE_EXPORT Device {
     call_host(stream, std::move(function));
   }
 
-  // Returns a number of bytes. Work on at most this many bytes is faster on the calling thread,
-  // because no other thread has to be woken. With 0, no work is faster on the calling thread.
+  // Returns a number of bytes. If an operation has at most this many bytes, the operation is faster
+  // on the calling thread, because no other thread has to be woken. If the result is 0, no
+  // operation is faster on the calling thread.
   virtual std::uint64_t at_once_bytes_max() const { return 0; }
 };
 

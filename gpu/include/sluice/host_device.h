@@ -15,9 +15,9 @@ namespace sluice {
 
 struct HostDeviceOptions {
   std::uint64_t memory_bytes = 0;  // the limit for the sum of all allocations
-  // The bandwidth of each stream's copies; 0 = the speed of memory. The device slows copies down to
-  // this bandwidth by sleeping. The option is for tests and for emulating a bus. The value is 0 or
-  // at least 1 MB/s.
+  // The bandwidth of each stream's copies. The value 0 stands for the speed of memory. The device
+  // slows copies down to this bandwidth by sleeping. The option is for tests and for emulating a
+  // bus. The value is 0 or at least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
   // The result of Device::has_own_memory(). If a test sets this option to true, the engine treats
   // the host device as a GPU.
@@ -25,12 +25,13 @@ struct HostDeviceOptions {
   // If a stream has nothing else to do, notices run on the calling thread. Copies and fills of at
   // most this many bytes then also run on the calling thread. The stream's thread need not be woken
   // for such work, but the calling thread moves the bytes itself. The option is meant for
-  // applications that compute on the calling thread. With 0, the stream's thread does all work, so
-  // that tests detect a missing wait. The option has no effect if copy_bytes_per_second is set.
+  // applications that compute on the calling thread. If the value is 0, the stream's thread does
+  // all work, so that tests detect a missing wait. The option has no effect if
+  // copy_bytes_per_second is set.
   std::uint64_t at_once_bytes_max = 0;
 };
 
-// Copying this many bytes takes a core about as long as waking another thread.
+// A core needs about the same time to copy this many bytes as to wake another thread.
 inline constexpr std::uint64_t kAtOnceBytes = 32 << 10;
 
 class SLUICE_EXPORT HostDevice : public Device {

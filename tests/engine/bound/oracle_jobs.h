@@ -193,7 +193,7 @@ class Oracle final : public JobTable {
     std::vector<Id> writes;
     Id copy = -1;
     for (long i = 0; i < c_.unit_blocks[unit]; ++i) {
-      // The write of an earlier block that used the same staging slot.
+      // `before` is the job that writes the previous block in this staging slot.
       const Id before = i < c_.staging ? -1 : writes[static_cast<std::size_t>(i - c_.staging)];
       copy =
           add({.line = kDown,
@@ -244,8 +244,8 @@ class Oracle final : public JobTable {
   // --- Blocks that are on the device only during their update ---
   // Returns the last job of the update.
   Id list_streamed(int step, int block);
-  // Lists the jobs that give ready blocks a place on the device. If other jobs can start at the
-  // same moment, these jobs start last.
+  // Lists the jobs that give ready blocks a place on the device. A job for a place starts only
+  // after all other jobs that can start at the same moment.
   void list_stagings();
   bool may_be_staged(int step, int block) const;
   void grant(int step, int block);

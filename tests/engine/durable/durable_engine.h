@@ -1,6 +1,6 @@
 // An engine with a durable store, the folder of the store, and the toy model that the engine
 // trains.
-// Thread rule: only the test's thread.
+// Thread rule: only the test's thread may use the engine.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -91,7 +91,7 @@ inline std::ostream& operator<<(std::ostream& out, const Misuse& row) {
 
 class MisuseTest : public testing::TestWithParam<Misuse> {};
 
-// Makes a test suite of the rows. Each case has the name of its row.
+// Makes a test suite in which each row is a case. Each case has the name of its row.
 #define SLUICE_MISUSES(suite, rows)                                    \
   INSTANTIATE_TEST_SUITE_P(suite, MisuseTest, testing::ValuesIn(rows), \
                            [](const auto& row) { return row.param.name; })

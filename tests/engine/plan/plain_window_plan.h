@@ -1,7 +1,7 @@
 // The plain search for places in the window. For every fetch, the search compares all places. The
-// plain search is the definition. The results of engine/plan/window_plan.h must equal the results
-// of the plain search. The search is slow, because its time grows with the product of the number of
-// uses and the number of residents.
+// plain search defines the correct result. The results of engine/plan/window_plan.h must equal the
+// results of the plain search. The search is slow, because its time grows with the product of the
+// number of uses and the number of residents.
 #pragma once
 
 #include <algorithm>
@@ -17,17 +17,17 @@
 
 namespace sluice::test {
 
-// The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the
-// soonest next use of an evicted unit. A later use is better. The second part is the latest
-// previous use of an evicted unit. An earlier use is better, because the prefetch can then start
-// sooner.
+// The cost of placing a unit at `begin_bytes`. The cost has two parts. The first part is the next
+// use of the evicted unit that is used again soonest. A later use is better. The second part is the
+// last use of the evicted unit that was used most recently. An earlier use is better, because the
+// prefetch can then start sooner.
 struct PlainCandidate {
   std::uint64_t begin_bytes = 0;
   std::uint32_t soonest_reuse = WindowResident::kNever;
   std::uint32_t latest_use = 0;
   bool evicts = false;
-  // Whether an evicted unit is in use until just before the fetch. Such a fetch does not overlap
-  // with any computation.
+  // Says whether an evicted unit is still in use immediately before the fetch. Such a fetch does
+  // not overlap with any computation.
   bool is_late = false;
 
   bool better_than(const PlainCandidate& other) const {
@@ -48,7 +48,7 @@ class PlainWindowPlan {
         window_bytes_(window_bytes),
         leases_(leases) {}
 
-  // The result is empty if the search finds no place for some use.
+  // The result is empty if the search finds no place for one of the uses.
   std::optional<std::vector<WindowUse>> uses() {
     std::vector<WindowUse> uses;
     for (std::uint32_t use = 0; use < schedule_.size(); ++use) {

@@ -46,9 +46,9 @@ inline RankModel model_of_rank(const ToyOptions& options, std::uint32_t rank, st
   return result;
 }
 
-// Returns the uses that one rank makes. `uses` has the uses of the model with all units. If several
-// uses of experts follow each other, the rank's local experts come first or last. The choice is
-// random.
+// Returns the uses that one rank makes. The argument `uses` lists the uses of the model with all
+// units. If several uses of experts follow each other, the rank's local experts come first or last.
+// The choice is random.
 inline ToyUses uses_of_rank(const RankModel& model, std::uint32_t rank, std::uint32_t ranks,
                             std::uint64_t seed, const ToyUses& uses) {
   std::mt19937_64 random(seed * 31 + rank);

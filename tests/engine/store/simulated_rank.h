@@ -30,8 +30,8 @@ class SimulatedRank {
   // throws Error. After `requests` transfers, the call throws PowerCut.
   CommitOffer open(std::uint64_t requests);
   void settle(std::uint64_t step, std::uint64_t requests);
-  // Returns a text about the fault in the state after settle(). The text is empty if there is no
-  // fault.
+  // Returns a text about a fault in the state that settle() has left. The text is empty if there is
+  // no fault.
   std::string find_loss();
   // Flips one bit in one twin of the newest record. Requires: settle() was called.
   void flip_record_bit(std::uint64_t random);

@@ -1,7 +1,7 @@
 // The function tries every possible order of the events in a small training. The ranks, blocks,
 // lanes, stores, commits and votes form a state machine. The state machine uses the library's
 // PlaneCopies. In each reachable state, a power cut must leave a step that every rank can open.
-// This rule must hold for every part of the unflushed data that the cut may keep. Every state
+// This rule must hold no matter which part of the unflushed data survives the cut. Every state
 // except the last must have a next state.
 //
 // A block has three events: the block takes a lane, the block's store begins, and the store ends.
@@ -10,7 +10,7 @@
 // a store or a flush may leave any part of the data. A cut during the write of a record leaves the
 // old or the new record in the slot.
 //
-// Thread rule: any thread, because the function is pure.
+// Thread rule: any thread may call the function, because the function is pure.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@
 namespace sluice::test {
 
 // The time at which a block may be updated in step v.
-// - kDeferred: after the vote of v.
+// - kDeferred: after the ranks have voted on step v.
 // - kEager: before the vote.
-// - kSpeculative: before the vote, to a copy that is not the home. If the vote rejects the update,
-//   the block is updated again after the vote.
+// - kSpeculative: before the vote, in a copy that is not the block's home. If the vote rejects the
+//   update, the block is updated again after the vote.
 enum class SmallPolicy : std::uint8_t { kDeferred, kEager, kSpeculative };
 
 struct SmallProtocol {

@@ -62,7 +62,7 @@ class Formula : public StateSource {
   }
 };
 
-// A record of the places that an engine reads. The reads can also be held back.
+// This struct records the places that an engine reads. The reads can also be held back.
 struct Reads {
   struct Place {
     int descriptor = -1;

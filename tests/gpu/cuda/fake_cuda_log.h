@@ -1,4 +1,5 @@
-// The calls that the stand-in for the CUDA runtime receives, in the order in which they arrive.
+// A log of the calls to the stand-in for the CUDA runtime. The log has the calls in the order of
+// arrival.
 // Thread rule: any thread may call every function.
 #pragma once
 

@@ -82,7 +82,7 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
     return {staging.data(), staging.data() + array.size_bytes};
   }
 
-  // Values of every magnitude of the type, and zeros. If `with_special` is true, there are also
+  // Returns values of many magnitudes, and zeros. If `with_special` is true, there are also
   // infinities and NaNs.
   Bytes random_values(DType type, std::uint64_t count, bool with_special = false) {
     Bytes bytes(count * size_of(type));
@@ -280,8 +280,8 @@ TEST_P(DeviceMathTest, UpdatesAsTheCpu) {
   }
 }
 
-// One master is too large for its parameter's type. This master is in the last access, which is
-// short.
+// One master is too large for its parameter's type. The last access has fewer elements than the
+// others, and contains this master.
 TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   const SgdCoefficients c{.gradient_scale = 1, .l2 = 0, .momentum = 0, .learning_rate = -1};
   for (const DType type : kMathTypes) {
@@ -320,8 +320,8 @@ TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   }
 }
 
-// One moment is infinite, but its master is finite. This moment is in the last access, which is
-// short.
+// One moment is infinite, but its master is finite. The last access has fewer elements than the
+// others, and contains this moment.
 TEST_P(DeviceMathTest, NoticesAMomentThatIsNotFinite) {
   for (const DeviceCoefficients& c : {DeviceCoefficients(adam_coefficients({}, 1e-3, 1, 1.0f)),
                                       DeviceCoefficients(adam_l2_coefficients({}, 1e-3, 1, 1.0f)),

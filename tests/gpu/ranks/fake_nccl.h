@@ -28,8 +28,8 @@ struct fake_nccl_counts {
 
 extern "C" fake_nccl_counts fake_nccl_take_counts();
 
-// A fault lets one call of the stand-in return ncclSystemError. If the call releases an object, the
-// object is released in spite of the failure.
+// A fault makes one call of the stand-in fail with ncclSystemError. If the call releases an object,
+// the object is released in spite of the failure.
 struct fake_nccl_fault {
   std::uint64_t at_call = 0;  // counted over all ranks; the next call is number 1; 0: no call fails
   // If true, only the calls of ncclCommGetAsyncError are counted. If false, all other calls are

@@ -13,8 +13,8 @@ float load(int type, const void* data, std::size_t i);
 void save(int type, void* data, std::size_t i, float value);
 std::size_t size_of(int type);
 
-// The function adds element first + i of every rank to sums[i]. The additions run in the reverse
-// order of the ranks.
+// For each i, the function adds all ranks' elements with index first + i to sums[i]. The additions
+// run in the reverse order of the ranks.
 void add_backwards(const std::vector<const void*>& of_ranks, int type, std::size_t first,
                    std::vector<float>& sums);
 

@@ -41,9 +41,10 @@ inline constexpr FakeNcclOffset kOutsideOfWindows = -1;
 
 // Returns whether the environment variable FAKE_NCCL_MULTICAST is `state` (fake_nccl.cc).
 bool fake_nccl_multicast_is(std::string_view state);
-// Returns whether joining fails because multicast does not work.
+// Returns whether no rank can join a communicator because multicast does not work.
 bool fake_nccl_cannot_bind();
-// `data` points to a std::function<void()>. The function calls and then deletes this object.
+// `data` points to a std::function<void()>. The function calls the object at `data`, and then
+// deletes the object.
 void run_fake_nccl_work(void* data);
 
 // One rank's contribution to an operation: the data, and the offsets that have to be equal.
@@ -76,8 +77,8 @@ struct FakeNcclWorld {
 
   // Requires: the mutex is held.
   void set_size(int ranks);
-  // The function waits until all ranks have brought a part. `work` reads the data of all parts. No
-  // rank returns before all ranks are done.
+  // The function waits until all ranks have called meet() for this operation. `work` reads the data
+  // of all parts. No rank returns before all ranks are done.
   void meet(std::uint64_t operation, int rank, FakeNcclPart part,
             const std::function<void(const std::vector<const void*>&)>& work);
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);

@@ -97,7 +97,8 @@ struct TrainingBatch {
   std::vector<std::uint32_t> targets;
 };
 
-// The values and gradients that pass from one unit to another unit, for several micro-batches.
+// This class holds the values and gradients that cross the boundaries between units, for several
+// micro-batches.
 class DeviceBoundaryMemory {
  public:
   DeviceBoundaryMemory(Device& device, std::uint64_t value_bytes, std::uint32_t use_count,
@@ -147,8 +148,8 @@ inline void add_gradients(PassResult& result, const DeviceUnit& gradients, const
 }
 
 // The function runs a training pass for each batch, as run_training_pass() does for one batch. Each
-// unit processes all batches before the next unit begins. Gradient memory starts as NaN. So a test
-// notices if the backward pass forgets an element, or writes an element behind a tensor.
+// unit processes all batches before the next unit begins. Gradient memory starts as NaN. A test
+// therefore notices if the backward pass forgets an element, or writes behind the end of a tensor.
 // `parameters` have the type ops.type().
 inline std::vector<PassResult> run_device_passes(DeviceGpt& gpt, Device& device,
                                                  const DeviceOps& ops, const ModelSpec& spec,

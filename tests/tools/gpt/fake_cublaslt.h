@@ -2,9 +2,9 @@
 // library. If a program is linked to the stand-in, code that opens the library at run time finds
 // the stand-in. The work runs on the stand-in for the CUDA runtime. The stand-in imitates the
 // inexact sums and the limits that the real library may have. The stand-in splits every sum in two
-// parts. The stand-in then adds the parts in the least exact way that the caller allows. If the
-// rows of a bf16 matrix do not begin at multiples of 16 bytes, the stand-in knows no algorithm for
-// the product. Thread rule: any thread.
+// parts. The stand-in then adds the parts in the least exact way that the caller allows. The
+// stand-in has no algorithm for a bf16 matrix if the matrix's rows do not begin at multiples of 16
+// bytes. Thread rule: any thread.
 #pragma once
 
 struct fake_cublaslt_counts {
@@ -14,8 +14,9 @@ struct fake_cublaslt_counts {
   int objects = 0;       // descriptors that were made and not released
 };
 
-// Returns the counts since the last call of this function.
+// Returns the counts, and then sets all counts to 0.
 extern "C" fake_cublaslt_counts fake_cublaslt_take_counts();
-// Makes call number `call` fail. The next call is number 1. With 0, no call fails. Calls that
-// release something never fail. Returns whether the previously chosen call has been made.
+// Makes call number `call` fail. The calls are counted from 1, beginning with the next call. With
+// 0, no call fails. Calls that release something never fail. Returns whether the call that was
+// chosen last time has been made.
 extern "C" bool fake_cublaslt_fail_at(int call);

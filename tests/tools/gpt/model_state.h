@@ -1,5 +1,5 @@
 // The parameters and gradients of a whole model in plain memory, in the engine's format. There is
-// one 256-byte-aligned array per tensor. The tests of GptCompute need no other part of an engine.
+// one 256-byte-aligned array per tensor. With these arrays, the tests of GptCompute need no engine.
 #pragma once
 
 #include <cmath>
@@ -98,8 +98,8 @@ inline void run_forward(GptCompute& compute, const ModelSpec& spec,
 }
 
 // The result of a forward and a backward pass in fp32 or bf16. If a unit is used twice, the two
-// gradients are added in fp32. The engine does the same for fp32 gradients. Gradient memory starts
-// as NaN. So tests notice an element that the backward pass does not write.
+// gradients are added in fp32. The engine also adds fp32 gradients in fp32. Gradient memory starts
+// as NaN. A test therefore notices if the backward pass does not write an element.
 struct PassResult {
   double loss;
   std::map<std::string, std::vector<float>> gradients;

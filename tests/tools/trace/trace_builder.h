@@ -19,7 +19,7 @@ inline TraceFile trace_of(std::vector<TraceRecord> records) {
 }
 
 // Returns the record of a read or a write. The transfer was requested at `begin`, and was done at
-// `end`. The drive had the transfer from `started` to `moved`.
+// `end`. The drive worked on the transfer from `started` to `moved`.
 inline TraceRecord transfer(TraceKind kind, std::uint32_t block, std::uint64_t begin,
                             std::uint64_t started, std::uint64_t moved, std::uint64_t end,
                             std::uint8_t plane = kTraceParameters) {

@@ -151,7 +151,7 @@ TEST_P(DeviceTrainerTest, TrainsWhatDoesNotFitTheDeviceBudget) {
 
 // The engine keeps the values between units in device memory, in host memory or on storage. In
 // vertical order, each unit processes all micro-batches before the next unit begins. If the head is
-// not tied, the order does not change the bits, either.
+// not tied, both orders give the same bits.
 TEST_P(DeviceTrainerTest, ActivationsElsewhereChangeNoBit) {
   for (const DType precision : {DType::kBf16, DType::kFp32}) {
     TrainConfig keeping = config(precision);

@@ -6,7 +6,7 @@
 // keeps 16 R W floats and a few numbers per row. The scratch memory adds 6 R W floats, and the head
 // adds R * vocabulary floats. If matrix products take bf16 factors, the scratch memory also has two
 // arrays. Each of these arrays has 4 R W bf16 values. The object is plain memory. The owner must
-// order all accesses.
+// put all accesses in the right order.
 #pragma once
 
 #include <cstdint>
@@ -61,13 +61,14 @@ struct Activations {
   float* logits = nullptr;      // [R, vocabulary], later overwritten by the logits' gradient
   float* row_losses = nullptr;  // [R]
 
-  // The gradient that flows down the residual stream, [R, W]. The pointer is null with checkpoints.
+  // The gradient that flows down the residual stream, [R, W]. If there are checkpoints, the pointer
+  // is null.
   float* d_residual = nullptr;
   float* d_narrow = nullptr;  // [R, W]
   float* d_wide = nullptr;    // [R, 4 W]
   std::span<float> attention_scratch;
-  // The factors of the current product, [R, 4 W] in bf16. The pointers are null without bf16
-  // factors.
+  // The factors of the current product, [R, 4 W] in bf16. If the factors are not bf16, the pointers
+  // are null.
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
   // Each of these arrays has the shape [R, W]. The arrays lie in memory that an evaluation does not

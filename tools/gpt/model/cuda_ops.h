@@ -1,5 +1,5 @@
-// The functions make DeviceOps for a GPU. The kernels are those of this project (device_bodies.h).
-// Matrix products use cuBLASLt if the library can be opened.
+// The functions make DeviceOps for a GPU. The kernels are this project's own kernels
+// (device_bodies.h). Matrix products use cuBLASLt if the library can be opened.
 // Thread rule: as for DeviceOps.
 #pragma once
 

@@ -262,7 +262,7 @@ struct CrossEntropyBody {
       most = most < logit ? logit : most;
     }
     most = team.max(most);
-    // The sum leaves out the target. Without the target in the sum, p - 1 is computed without
+    // The sum leaves out the target. Because the sum lacks the target, p - 1 is computed without
     // cancellation, even if the target is nearly certain.
     float others = 0;
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())

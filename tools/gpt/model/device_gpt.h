@@ -88,7 +88,7 @@ class DeviceGpt {
   // Does the same as GptCompute::set_loss_scale().
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch. Copies batch * sequence tokens and the same number of
+  // Begins a pass over one micro-batch. The call copies batch * sequence tokens and as many
   // targets.
   // Requires: `tokens` and `targets` each have batch * sequence elements.
   // Fails with kInput if a token is beyond the vocabulary.
@@ -116,7 +116,7 @@ class DeviceGpt {
   // Returns the losses of all keep_loss() calls since the last take_losses() or drop_losses(), in
   // the order of the calls. Waits for `stream`, which must be the stream of keep_loss().
   std::vector<double> take_losses(StreamId stream) { return losses_.take(stream); }
-  // Forgets the losses of a pass that has been given up.
+  // Discards the losses that keep_loss() has kept, for example after a failed pass.
   void drop_losses() { losses_.drop(); }
 
  private:

@@ -1,8 +1,8 @@
 // Copies the tokens and targets of a micro-batch to the device, through page-locked memory. For the
-// backward pass, the class also copies a list of the positions in the batch, sorted by token. The
-// positions of one token are in the order of the batch.
+// backward pass, the class also copies a list of the positions in the batch, sorted by token. If
+// several positions have the same token, these positions are in ascending order.
 //
-// Thread rule: one thread at a time. Copies are enqueued on the caller's stream.
+// Thread rule: one thread at a time. Each copy is enqueued on the caller's stream.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ class DeviceInputs {
   const std::uint32_t* targets(std::uint32_t micro_batch) const {
     return place_of(micro_batch) + rows_;
   }
-  // order() lists the positions of the batch, sorted by the token at each position. For each token,
-  // begin() has the index in order() at which the positions of the token begin.
+  // order() lists the positions of the batch, sorted by the token at each position. For a token t,
+  // begin()[t] is the index in order() at which the positions of t start.
   const std::uint32_t* order(std::uint32_t micro_batch) const {
     return place_of(micro_batch) + 2 * rows_;
   }

@@ -1,7 +1,7 @@
 // Copies the losses of micro-batches from the device. Each loss has a place of its own in
 // page-locked memory, so that the compute stream needs no host function after the copy.
 //
-// Thread rule: one thread at a time. Copies are enqueued on the caller's stream.
+// Thread rule: one thread at a time. Each copy is enqueued on the caller's stream.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class DeviceLosses {
   // drop(), in the order of the calls.
   // If earlier work on the device has failed, the call throws the error of this work.
   std::vector<double> take(StreamId stream);
-  // Forgets the losses. Copies that are under way continue.
+  // Forgets the losses. A copy that is under way continues.
   void drop();
 
  private:

@@ -1,8 +1,8 @@
 // The arithmetic of GPT-2 on device memory. Each operation is enqueued on a stream. DeviceGpt uses
 // only these operations. One implementation runs on a GPU (cuda_ops.h). Tests run the same bodies
-// on the host device. Matrices are row-major, one row per token. "T" is the type of parameters and
-// activations, and "G" is the type of gradients at rest. Both types are fixed when the operations
-// are made.
+// on the host device. Matrices are row-major, with one row per token. "T" is the type of parameters
+// and activations, and "G" is the type of the parameters' gradients. Both types are fixed when the
+// operations are made.
 //
 // Thread rule: one thread at a time. Every call enqueues its work and returns. Later work on the
 // same stream may reuse the memory that a call names.
@@ -20,9 +20,9 @@
 
 namespace sluice::gpt {
 
-// result = a * b in the sense of `form`, plus addend, plus bias. The product is computed `batch`
-// times. After each product, the address of each matrix advances by the matrix's batch stride. `a`
-// and `b` have the type T.
+// The result is the product of a and b, plus addend, plus bias. `form` says whether a or b is
+// transposed. The product is computed `batch` times. After each product, the address of each matrix
+// advances by the matrix's batch stride. `a` and `b` have the type T.
 struct Product {
   Form form = Form::kAB;
   std::uint64_t m = 0;  // rows of the result

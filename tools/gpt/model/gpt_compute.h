@@ -55,9 +55,9 @@ struct Boundaries {
   float* input_gradient = nullptr;         // backward: for all uses but the first forward use
 };
 
-// Returns one size in bytes for each boundary. The size is the largest size of the value that
-// crosses the boundary. `shape` is the largest shape of a batch, and `type` is the type of the
-// values' elements.
+// Returns one size in bytes for each boundary. Each size is the largest size that the value at the
+// boundary can have. `shape` is the largest shape of a batch, and `type` is the type of the values'
+// elements.
 std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape,
                                           DType type = DType::kFp32);
 
@@ -76,19 +76,20 @@ class GptCompute {
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
 
-  // The work of all matrix products so far.
+  // The number of multiply-adds in all matrix products so far, for each library.
   MatrixWork matrix_work() const { return products_.work(); }
 
   // The number of uses of units per pass, which is the length of forward_order and of
   // backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
-  // From the next pass on, the gradients are those of loss() * scale. The initial scale is 1.
+  // From the next pass on, backward() computes the gradients of loss() * scale. The initial scale
+  // is 1.
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch. Copies batch * sequence tokens and the same number of
-  // targets, sequence by sequence. targets[t] is the token that follows tokens[t]. The pass keeps
-  // the values that backward() needs.
+  // Begins a pass over one micro-batch. The call copies batch * sequence tokens and as many
+  // targets, one sequence after another. targets[t] is the token that follows tokens[t]. The pass
+  // keeps the values that backward() needs.
   // Requires: `tokens` and `targets` each have batch * sequence elements, and `micro_batch` is
   // below GptComputeOptions::micro_batches.
   // Fails with kInput if a token is beyond the vocabulary.

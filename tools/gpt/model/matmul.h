@@ -1,11 +1,11 @@
 // This class computes products of row-major matrices by OpenBLAS or oneDNN (matmul_choice.h). Only
 // matmul.cc includes the headers of Eigen and BLAS. A product is cut into output tiles. The extents
 // of the tiles depend only on the shape of the result. Each tile is one task. A task makes one
-// single-threaded call of the library, over the whole inner extent. The number of threads therefore
-// does not change the bits of the result. The bits depend on the library, and on the kernel that
-// the library chooses for the processor.
-// Thread rule: one call of multiply() at a time. Any thread may call multiply_serial(), on disjoint
-// results.
+// single-threaded call of the library for the tile. The inner extent is never split. The number of
+// threads therefore does not change the bits of the result. The bits depend on the library, and on
+// the kernel that the library chooses for the processor.
+// Thread rule: only one call of multiply() may run at a time. Several threads may call
+// multiply_serial() at the same time if their results do not overlap.
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,7 @@ enum class Form : std::uint8_t {
   kAtB,  // A [k, m] transposed * B [k, n]
 };
 
-// The product is added to these values. A null pointer means zero.
+// The values to which the product is added. A null pointer means zero.
 struct Addend {
   const float* bias = nullptr;    // [n], added to every row
   const float* matrix = nullptr;  // [m, n] with the stride of the result; may be the result itself

@@ -46,7 +46,7 @@ struct MatrixKernels {
   std::string factors;  // "fp32", "bf16"
 };
 MatrixKernels matrix_kernels(const MatmulChoice& choice);
-// "oneDNN 2.6.3, kernels amx, factors bf16"
+// Returns a text such as "oneDNN 2.6.3, kernels amx, factors bf16".
 std::string describe(const MatrixKernels& kernels);
 
 // A table in the source code chooses the library for fp32 products. Returns the name of the row

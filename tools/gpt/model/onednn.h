@@ -36,8 +36,9 @@ class OneDnn {
   const std::string& version() const { return version_; }  // "2.6.3"
   // Returns the strongest family for which the library has kernels on this processor.
   KernelFamily family() const;
-  // From this call on, oneDNN may use kernels up to `family`. Returns false if another family is
-  // fixed already. The first call of limit() or family(), or the first product, fixes the family.
+  // The call limits oneDNN to the kernels of `family` and of weaker families. Returns false if
+  // another family is fixed already. The first call of limit() or family(), or the first product,
+  // fixes the family.
   // Requires: why_not() is empty.
   bool limit(KernelFamily family);
 

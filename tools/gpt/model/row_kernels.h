@@ -9,7 +9,7 @@
 
 namespace sluice::gpt {
 
-// The backward pass of a layer norm needs these numbers for each row.
+// The numbers per row that the backward pass of a layer norm needs.
 struct RowMoments {
   float mean;
   float inverse_deviation;  // 1 / sqrt(variance + 1e-5)
@@ -40,7 +40,7 @@ float softmax_row(float* scores, float scale, std::uint64_t count);
 
 // Overwrites the scores s with the probabilities p = exp(scale * s - log_sum). On entry, `gradient`
 // is the gradient with respect to p. The function overwrites `gradient` with the gradient with
-// respect to s, which is p * (gradient - delta) * scale.
+// respect to s: p * (gradient - delta) * scale.
 void softmax_backward_row(float* scores, float* gradient, float scale, float log_sum, float delta,
                           std::uint64_t count);
 

@@ -14,8 +14,8 @@ struct SamplingOptions {
 };
 
 // Returns the token at `position` of a generation. The token is drawn from softmax(logits /
-// temperature) over the top_k largest logits. Among equal logits, the smaller token comes first.
-// The random number depends only on (seed, position).
+// temperature) over the top_k largest logits. If two logits are equal, the token with the smaller
+// number ranks higher. The random number depends only on (seed, position).
 // Requires: logits are not empty and have no NaN, and temperature >= 0.
 std::uint32_t sample_token(std::span<const float> logits, const SamplingOptions& options,
                            std::uint64_t position);

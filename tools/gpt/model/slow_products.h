@@ -1,5 +1,5 @@
-// Collects notes for the user. Each note names the shape of a matrix product. The fast library has
-// no algorithm for this shape, so the plain kernel computes the product.
+// Collects notes for the user. Each note names the shape of a matrix product. The plain kernel
+// computes the product, because the fast library has no algorithm for the product's shape.
 // Thread rule: one thread at a time.
 #pragma once
 

@@ -1,7 +1,7 @@
-// Provides the parameters and gradients of one unit as fp32. The engine may store both in another
-// element type. Tensors of bf16 and fp16 are converted in scratch memory. The scratch memory has
-// room for the largest unit. Tensors of fp32 are used in place. If products take bf16, bf16
-// matrices are used in place, too.
+// Provides the parameters and gradients of one unit as fp32. The engine may store parameters and
+// gradients as bf16 or fp16. Tensors of bf16 and fp16 are converted in scratch memory. The scratch
+// memory has room for the largest unit. Tensors of fp32 are used in place. If matrix products may
+// have bf16 factors, matrices of bf16 are used in place, too.
 // Thread rule: the object is not thread-safe, and it holds one unit at a time.
 #pragma once
 
@@ -51,17 +51,18 @@ class UnitTensors {
   void load(std::uint32_t unit, ParameterPointers parameters);
   // Requires: if there are bf16 factors, the tensor is a vector.
   const float* parameter(std::uint32_t tensor) const { return parameters_[tensor]; }
-  // The matrix in the type that products take.
+  // Returns a matrix in the element type that matrix products need.
   const void* factor(std::uint32_t tensor) const {
     return bf16_factors_ ? factors_[tensor] : parameters_[tensor];
   }
 
   // Makes gradient(i) valid until store_gradients(). store_gradients() then writes the gradients to
-  // `gradients`. Between the two calls, the caller must write every element.
+  // `gradients`. Between open_gradients() and store_gradients(), the caller must write every
+  // element of the gradients.
   void open_gradients(std::uint32_t unit, GradientPointers gradients);
   float* gradient(std::uint32_t tensor) const { return gradients_[tensor]; }
-  // Returns the place for a gradient that is a single product. If possible, this place is the
-  // gradient's final place.
+  // Returns the place to which the caller writes a gradient that is one matrix product. If
+  // possible, this place is the gradient's final place.
   GradientTarget product_gradient(std::uint32_t tensor);
   void store_gradients(GradientPointers gradients);
 

@@ -49,8 +49,8 @@ std::string token_file_beside(const std::string& text_file, Tokenizer& tokenizer
 // Whether `file` begins with the header of a token file. If the file cannot be read, the result is
 // false.
 bool has_token_header(const std::string& file);
-// Whether `file` is a token file, and its header names a tokenizer other than `tokenizer`. Files
-// from llm.c do not name a tokenizer.
+// Returns true if `file` is a token file whose header names a tokenizer other than `tokenizer`.
+// Files from llm.c do not name a tokenizer.
 bool is_of_other_tokenizer(const std::string& file, const Tokenizer& tokenizer);
 
 }  // namespace sluice

@@ -32,9 +32,9 @@ class Tokenizer {
   // tokens before it splits the text into words.
   std::size_t added_bytes_max() const { return added_bytes_max_; }
 
-  // Whether a cut of `text` at `cut_bytes` leaves the tokens unchanged. The result is false if
-  // `cut_bytes` is inside an added token. The result is also false if `cut_bytes` is the end of an
-  // added token and the tokenizer adds a space after this token.
+  // Returns true if the tokens of `text` stay the same when `text` is cut at `cut_bytes`. The
+  // result is false if `cut_bytes` is inside an added token. The result is also false if
+  // `cut_bytes` is the end of an added token and the tokenizer adds a space after this token.
   // Requires: after the cut, `text` contains the next added_bytes_max() bytes, or all bytes up to
   // the end of the whole text.
   bool can_cut(std::string_view text, std::size_t cut_bytes) const;
@@ -51,7 +51,8 @@ class Tokenizer {
   std::string_view bytes_of(TokenId token) const;
 
  private:
-  // A part of a text. The part begins and ends at an added token, or at an end of the text.
+  // A part of a text. A part begins after an added token or at the start of the text. A part ends
+  // before an added token or at the end of the text.
   struct Part {
     std::string_view text;
     std::uint64_t offset_bytes = 0;

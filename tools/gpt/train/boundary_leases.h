@@ -1,6 +1,6 @@
 // The leases that one use of a unit holds on the activations at the unit's boundaries. A trainer
 // needs such leases if the engine keeps the activations between units.
-// Thread rule: only the thread of the step.
+// Thread rule: only the thread that runs the step may use the object.
 #pragma once
 
 #include <cstddef>

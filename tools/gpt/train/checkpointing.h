@@ -61,12 +61,14 @@ class Checkpointing {
   // state contains this name. A run that continues with other kernels reports the change. Must be
   // called before resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
-  // Lines of text for the user. For example, a line names a skipped checkpoint and the reason.
+  // Lines of text for the user. For example, a line says which checkpoint was skipped, and for what
+  // reason.
   const std::vector<std::string>& notes() const { return notes_; }
 
   // All changes of kernels since the run first began. Must be called after resume().
   const std::vector<SettingChange>& kernel_changes() const { return kernel_changes_; }
-  // All other accepted changes of settings and of the text. Must be called after resume().
+  // All accepted changes of settings and of the text, except changes of kernels. Must be called
+  // after resume().
   const std::vector<SettingChange>& setting_changes() const { return setting_changes_; }
 
   // Whether the run may continue from a saved state.
@@ -92,8 +94,8 @@ class Checkpointing {
   // fails, the call prints the failure. The run then continues, and later tries to save the next
   // checkpoint.
   void step_ended(Engine& engine, std::uint64_t steps);
-  // Must be called at the end of the run. Waits for a save under way, and then saves the state,
-  // unless this state has been saved already.
+  // Must be called at the end of the run. The call waits until a running save has ended. The call
+  // then saves the state if the state has not been saved yet.
   // Fails with the errors of Engine::save().
   void run_ended(Engine& engine, std::uint64_t steps);
   // The checkpoints that this run has saved.

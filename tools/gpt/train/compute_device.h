@@ -47,8 +47,8 @@ class ComputeDevice {
   // A text such as "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)" or "the host (no
   // usable GPU: ...)".
   const std::string& description() const { return description_; }
-  // With run.device "auto", a run may compute on the host although the machine has a GPU. The text
-  // then gives the reason and a remedy. In all other cases, the text is empty.
+  // With run.device "auto", a run may compute on the host although the machine has a GPU. If "auto"
+  // leaves a GPU unused, the text gives the reason and a remedy. Otherwise, the text is empty.
   const std::string& unused_gpu() const { return unused_gpu_; }
 
   // The library and kernels of the matrix products. On a GPU, the name of the GPU takes the place

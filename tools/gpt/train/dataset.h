@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// One micro-batch. A micro-batch has sequences x context tokens. The target of a token is the token
-// that follows.
+// One micro-batch. A micro-batch has sequences x context tokens. The target of a token is the next
+// token of the text.
 struct TokenBatch {
   std::vector<std::uint32_t> tokens;
   std::vector<std::uint32_t> targets;

@@ -1,6 +1,6 @@
 // This class trains the GPT on a GPU through the engine's public API. Each use of a unit has one
-// lease. The kernels of all uses are enqueued on one stream of the device. Meanwhile, the engine
-// moves other units.
+// lease. The kernels of all uses are enqueued on one stream of the device. While kernels run for
+// one unit, the engine moves other units.
 //
 // Thread rule: one thread at a time. The engine, its device, the model and the dataset must outlive
 // the trainer.

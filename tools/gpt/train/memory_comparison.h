@@ -1,7 +1,7 @@
 // Before a run begins, `sluice train --compare-memory` trains a few steps with the run's config.
 // All state of this training is in memory. The cost of offloading is measured against the step time
-// of this training. T_min and T_bound cannot replace this step time, because T_min and T_bound are
-// computed from rates of the run itself. In the run, transfers and updates slow down computation.
+// of this training. The comparison does not use T_min and T_bound, because both limits are computed
+// from rates of the run itself. In the run, transfers and updates slow down computation.
 //
 // Thread rule: one thread.
 #pragma once
@@ -22,8 +22,8 @@ struct MemoryComparison {
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
 
-  // Returns true if a run had the same losses, bit for bit, in all steps that both trainings made.
-  // The run must have begun with the same state.
+  // Returns true if this training and a run had the same losses, bit for bit. Only the steps that
+  // exist in both trainings are compared. The run must have begun with the same state.
   bool has_losses(std::span<const double> losses_of_run) const;
 };
 

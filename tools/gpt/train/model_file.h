@@ -1,9 +1,9 @@
 // A GPT saved as safetensors. The file has the fp32 master weights under GPT-2's names, and the
 // model's shape in the metadata. Published GPT-2 models lack this metadata. The shape of a
-// published model is read from the config.json in the model's folder, or from the shapes of the
-// tensors (64 elements per head). A folder may have several files and an index. Hugging Face and
-// `sluice train --checkpoint` write such folders. Names may have a prefix, such as "transformer.",
-// and elements may be fp32, bf16 or fp16.
+// published model is read from the config.json in the model's folder. If there is no config.json,
+// the shape follows from the tensors, with 64 elements per head. A folder may have several files
+// and an index. Hugging Face and `sluice train --checkpoint` write such folders. Names may have a
+// prefix, such as "transformer.", and elements may be fp32, bf16 or fp16.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,8 @@ class ModelFile {
 
   const std::string& path() const { return file_.path(); }
   const gpt::GptConfig& config() const { return config_; }
-  // Does the same as SafetensorsReader::read(). However, `tensor` is the name that this project
-  // gives to the tensor.
+  // Does the same as SafetensorsReader::read(). `tensor` is this project's name for the tensor, not
+  // the name in the file.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
   // Fails with kInput if the file's shape differs from `config`. The message names the first

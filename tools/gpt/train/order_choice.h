@@ -2,7 +2,7 @@
 // functions compute the traffic of each order, and choose an order if `batch.order` is "auto".
 // Horizontal order fetches the parameters again for every micro-batch, and vertical order does not.
 // In return, vertical order keeps the activations between units for all micro-batches at the same
-// time. These activations need room and traffic. The functions are pure.
+// time. The kept activations need memory and cause traffic. The functions are pure.
 #pragma once
 
 #include <array>

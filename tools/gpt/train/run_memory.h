@@ -25,8 +25,8 @@ std::uint64_t kept_activation_bytes(const TrainConfig& config, bool device_is_ho
 // same budgets. A single rank takes only the free memory into account.
 HostMemory share_of_host(bool device_is_host, std::uint64_t activation_bytes, std::uint32_t ranks);
 
-// Fills in the budgets that are "auto". A GPU's budget stays "auto". The engine then uses the
-// memory that is free on the GPU when the engine is made.
+// Fills in the budgets that are "auto". A GPU's budget stays "auto". With "auto", the engine uses
+// the GPU memory that is free when the engine is made.
 // Fails with kOutOfMemory if the application leaves no memory for the budgets.
 void settle_budgets(Config::Memory& memory, const HostMemory& host);
 

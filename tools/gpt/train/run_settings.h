@@ -12,7 +12,8 @@
 
 namespace sluice {
 
-// Returns the settings that a saved state keeps. The names are those of the config file.
+// Returns the settings that a saved state keeps. The names of the settings are the keys of the
+// config file.
 std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks);
 // Returns the value that replaces a missing value of `key` in an old checkpoint. A checkpoint lacks
 // `key` if the checkpoint is older than the introduction of the key.

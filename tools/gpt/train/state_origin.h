@@ -1,9 +1,9 @@
-// A training's state may come from a checkpoint of Sluice, from a universal checkpoint of
-// DeepSpeed, from a model's weights alone, or from a durable store. A file of weights alone has the
-// format that Hugging Face writes. The name of a store is "store:NAME", and the store lies on the
-// storage paths of the config.
+// The state of a training comes from a checkpoint of Sluice, a universal checkpoint of DeepSpeed,
+// the weights of a model, or a durable store. The weights are in the format that Hugging Face
+// writes. The name of a store is "store:NAME", and the store lies on the storage paths of the
+// config.
 //
-// Thread rule: any thread may call the functions, which read the file system.
+// Thread rule: any thread may call the functions. The functions read the file system.
 #pragma once
 
 #include <string>
@@ -15,9 +15,9 @@ namespace sluice {
 
 // Returns the origin that `text` names: a store, a folder, or a file with a model's weights. If
 // `text` is a folder of checkpoints, the origin is the newest checkpoint in the folder.
-// Fails with kInput if the folder contains none of these origins. Fails with kDamaged if `text` is
-// a part of a checkpoint, such as an incomplete copy. A run must not mistake a part of a checkpoint
-// for a model's weights.
+// Fails with kInput if there is no checkpoint and no model's weights at `text`. Fails with kDamaged
+// if `text` is a part of a checkpoint, such as an incomplete copy. A run must not mistake a part of
+// a checkpoint for a model's weights.
 std::string state_origin_in(const std::string& text);
 
 // Opens the result of state_origin_in(). If the origin has only weights, these weights count as the

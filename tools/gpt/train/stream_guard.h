@@ -17,8 +17,7 @@ class StreamGuard {
     try {
       device_.synchronize(stream_.id());
     } catch (...) {
-      // synchronize() reports a failure that is already being thrown, or a consequence of that
-      // failure.
+      // This failure needs no report. The same failure, or its cause, is already being thrown.
     }
   }
 

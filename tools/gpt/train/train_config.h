@@ -53,8 +53,8 @@ std::uint32_t micro_batches_at_once(const TrainConfig& config);
 gpt::Checkpoints checkpoints_of(const TrainConfig& config);
 
 // Returns the description of the model for the engine. If the engine keeps the values that cross
-// from unit to unit, the model also describes these values. On the host, these values are fp32. On
-// a GPU, these values have the type of the parameters.
+// from unit to unit, the model also describes these values. On the host, values between units are
+// fp32. On a GPU, values between units have the type of the parameters.
 ModelSpec training_model(const TrainConfig& config, bool is_on_host = true);
 
 }  // namespace sluice

@@ -30,7 +30,8 @@ void share_host_among(std::uint32_t ranks, TrainConfig& config);
 class TrainRanks {
  public:
   // Fails with the errors of RankWorld. If other ranks do not arrive, the constructor prints the
-  // failure and ends the process, because MPI still waits for the missing ranks.
+  // failure and ends the process. The process cannot go on, because MPI still waits for the missing
+  // ranks.
   explicit TrainRanks(const TrainConfig& config);
 
   bool are_several() const { return world_->are_several(); }
@@ -48,8 +49,8 @@ class TrainRanks {
   // Fails with the errors of RankWorld::join().
   std::unique_ptr<Collectives> join(ComputeDevice& device);
 
-  // Closes the connections between the ranks when all ranks have called leave(). No other call of
-  // this object may follow.
+  // Closes the connections between the ranks when all ranks have called leave(). After leave(), no
+  // other function of this object may be called.
   // Fails with kRanks if another rank does not come.
   void leave() { world_->leave(); }
 

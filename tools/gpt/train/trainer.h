@@ -27,8 +27,8 @@ struct TrainedStep {
 
 // These functions tell an evaluation that its result is no longer wanted, for example after Ctrl-C.
 struct StopRequest {
-  // Whether this rank has been asked to stop. After the first answer of true, all later answers are
-  // true. Any thread may call this function.
+  // Whether this rank has been asked to stop. If the function has returned true once, all later
+  // calls return true, too. Any thread may call this function.
   std::function<bool()> is_asked = [] { return false; };
   // Whether any rank has been asked to stop. If there are several ranks, all ranks call this
   // function at the same points, on the trainer's thread. All ranks then get the same answer.
@@ -46,8 +46,8 @@ class Trainer {
   // backward over its micro-batches, and then updates the parameters.
   virtual TrainedStep train_step(std::uint64_t step) = 0;
 
-  // Sets the options that the next steps pass to finish(). An example is the text that a durable
-  // store keeps for the run.
+  // Sets the options that the next steps pass to finish(). For example, the options contain the
+  // text that a durable store keeps for the run.
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
   // Returns the mean cross-entropy of `batches` in nats per token. The batches go through the model
@@ -55,7 +55,7 @@ class Trainer {
   // unit computes all batches of the group. The result does not depend on the size of the groups.
   double evaluate(std::span<const TokenBatch> batches) { return *evaluate_until({}, batches); }
   // Does the same as evaluate(), but returns nothing if `stop` ends the evaluation. After a request
-  // to stop, the evaluation takes at most about as long as one use of a unit.
+  // to stop, the evaluation ends within about the time that one use of a unit takes.
   virtual std::optional<double> evaluate_until(const StopRequest& stop,
                                                std::span<const TokenBatch> batches) = 0;
 
@@ -90,8 +90,9 @@ class Trainer {
   };
   // A function that enqueues one use of a unit for every batch of `group`. `use` is the index of
   // the use in the forward order. After the last use, the function also enqueues the addition of
-  // each batch's loss to `loss`, in the order of the batches. The function may leave this addition
-  // to Evaluation::settle. If StopRequest::is_asked() returns true, the function may skip work.
+  // each batch's loss to `loss`, in the order of the batches. The function need not add the losses
+  // if Evaluation::settle adds the losses. If StopRequest::is_asked() returns true, the function
+  // may skip work.
   using ForwardGroup = std::function<void(const Lease& lease, std::uint32_t use,
                                           std::span<const TokenBatch> group, double& loss)>;
   static std::optional<double> mean_loss(const Evaluation& evaluation, const StopRequest& stop,
