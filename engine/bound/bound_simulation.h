@@ -10,8 +10,9 @@
 // and additions before Adam.
 // The next step begins when the norm of the previous step is known and the last use of the previous
 // step has been computed. Under `serial`, the next step begins when all blocks of the previous step
-// are at home. Announced uses have fetches and window places of their own. The fetches of announced
-// uses go first. Such a fetch begins when computation has reached the announcement.
+// are at home. A use that a step announces is fetched apart from the other uses, and has a place of
+// its own in the window. The fetches of announced uses go first. Such a fetch begins when
+// computation has reached the announcement.
 // Under optimizer.untouched "skip", units that the backward pass does not use are not updated.
 // A use of a unit waits until all blocks of the unit have been updated. Parameter fetches and lanes
 // share the parameter slots. If a fetch is reading a block or has the block in host memory, a lane

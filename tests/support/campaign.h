@@ -44,8 +44,9 @@ inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
   return seeds;
 }
 
-// Returns a stride that visits each of the numbers 0 .. count - 1 once. The golden ratio keeps the
-// first few numbers far apart for every count. This function is for counts that depend on timing.
+// Returns a stride that visits each of the numbers 0 .. count - 1 once. The stride is about `count`
+// divided by the golden ratio, so the first few numbers lie far apart, whatever `count` is. This
+// function is for counts that depend on timing.
 // With such a count, a fixed stride may be close to a multiple of the count. The first few numbers
 // would then all lie close together.
 inline std::uint64_t even_stride(std::uint64_t count) {
