@@ -50,16 +50,16 @@
 // they got their lanes. For each block, Adam waits for the gradient of the block's unit.
 // `speculative`: the rules of `eager` hold for blocks whose home is storage. All other blocks wait
 // for the norm. No step is redone.
-// With a durable store, a commit is due after every commit_every updates. After such an update,
-// blocks that are at home in memory are also written to storage. These writes come after all other
-// writes. The next update of a block waits for the block's write. The commit begins when every
-// block is on storage. If flushes are short, the commit also waits until the next step has fetched
-// its units (engine/plan/commit_turn.h). Under `serial`, or with several ranks, the commit does not
-// wait for these fetches. A commit makes three flushes, one after the other. Writes of a block's
-// next version wait until the commit has begun. If storage has two copies of each block, these
-// writes wait until the commit has ended. If more than 4 updates lie between two commits, the
-// simulation makes a commit after 4 updates. The cost of these commits is then scaled to the number
-// of commits that really occur.
+// With a durable store, a commit is due when there have been `commit_every` updates since the last
+// one. After such an update, blocks that are at home in memory are also written to storage. These
+// writes come after all other writes. The next update of a block waits for the block's write. The
+// commit begins when every block is on storage. If flushes are short, the commit also waits until
+// the next step has fetched its units (engine/plan/commit_turn.h). Under `serial`, or with several
+// ranks, the commit does not wait for these fetches. A commit makes three flushes, one after the
+// other. Writes of a block's next version wait until the commit has begun. If storage has two
+// copies of each block, these writes wait until the commit has ended. If more than 4 updates lie
+// between two commits, the simulation makes a commit after 4 updates. The cost of these commits is
+// then scaled to the number of commits that really occur.
 #pragma once
 
 #include "engine/bound/step_cost.h"

@@ -27,8 +27,8 @@ class SimulatedPass {
   SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
                 SimulatedSlots& slots, SimulatedCommits& commits);
 
-  // If a lane's block came home at this instant, the call frees the lane's slot. Returns false if
-  // no lane's block came home at this instant.
+  // The call frees the slot of each lane whose block has reached its home at this instant. Returns
+  // false if there is no such lane.
   bool settle();
   // Gives one block its turn, if a block may have its turn now.
   bool pump();
@@ -57,7 +57,7 @@ class SimulatedPass {
   }
 
   // Adds the pass's state at the beginning of step `step` to `state`. Requires: no lane's block
-  // came home at this instant, and no store waits for a commit.
+  // has reached its home at this instant, and no store waits for a commit.
   void add_to(SimulatedState& state, std::uint64_t step) const;
 
  private:

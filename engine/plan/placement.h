@@ -128,9 +128,9 @@ struct Placement {
   bool skips_untouched = false;
   bool is_lazy = false;
 
-  // Whether a step leaves the unit unchanged if the backward pass of the step does not use the
-  // unit. With is_lazy, only units that are completely on storage stay unchanged. If part of a unit
-  // were in memory, a late update would save no traffic.
+  // Returns true if a step leaves an unused unit unchanged. A unit is unused if the backward pass
+  // of the step does not use the unit. With is_lazy, only units that are completely on storage stay
+  // unchanged. If part of a unit were in memory, a late update would save no traffic.
   bool may_stay(const UnitPlace& unit) const {
     if (!is_lazy) return skips_untouched;
     const auto is_on_storage = [&](const std::vector<Tier>& tiers) {

@@ -1,5 +1,5 @@
-// Cases of the device contract for forbidden calls. A forbidden call fails with kInvalidArgument,
-// and the device stays usable.
+// These test cases make calls that the contract of devices forbids. A forbidden call fails with
+// kInvalidArgument, and the device stays usable.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -181,8 +181,8 @@ class DeviceGpt {
   float loss_scale_ = 1;
   std::vector<Batch> batches_;  // one per batch of an evaluation, or per micro-batch of training
   std::uint32_t batch_ = 0;
-  // `arrays_` contains the final norm of the micro-batch `final_norm_of_`. `arrays_` also contains
-  // the gradient of the logits of the micro-batch `logits_of_`.
+  // The numbers of two micro-batches. `arrays_` contains the final norm of the first micro-batch,
+  // and the gradient of the second one's logits.
   std::optional<std::uint32_t> final_norm_of_;
   std::optional<std::uint32_t> logits_of_;
   const std::byte* input_ = nullptr;
